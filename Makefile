@@ -1,0 +1,101 @@
+# energynn: `make help` lists what there is.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help reproduce paper kick-the-tires test test-all lab check bench lock clean env train-env needs
+SHELL := /bin/sh
+
+# The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# The environment is kept while these two files are unchanged, whatever their dates.
+LOCK := $(shell cat pyproject.toml requirements.lock | cksum | tr -d ' ')
+BASE := $(VENV)/base-$(LOCK)
+TRAIN := $(VENV)/train-$(LOCK)
+# `make SITE=1 ...` uses the torch and the MPI that this machine already has.
+EXTRAS := $(if $(SITE),train-site,train),lab,dev
+
+help: ## this list
+	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
+
+reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (20 min)
+	$(BIN)/energynn manifest verify
+	$(BIN)/energynn study run smoke
+	$(BIN)/energynn check runs
+	$(MAKE) --no-print-directory paper
+	$(BIN)/energynn compare
+
+kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)
+	$(BIN)/energynn manifest verify
+	$(BIN)/energynn study run kick-the-tires
+	$(BIN)/energynn check runs
+	$(MAKE) --no-print-directory paper
+
+paper: $(BASE) ## figures, numbers and build/paper.pdf from the records that are there (no torch needed)
+	@$(MAKE) --no-print-directory -j2 build/paper.pdf
+	@echo "open build/paper.pdf; figures are in build/figures/, numbers in build/numbers.json"
+
+test: $(TRAIN) ## tests that take minutes
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes
+	$(MAKE) --no-print-directory test
+	$(BIN)/python -m pytest -m slow
+
+lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+
+check: $(BASE) ## derive every number of every record again and compare
+	$(BIN)/energynn check runs
+
+bench: $(TRAIN) ## what measuring costs and how fast the trainers are, as ratios within one run
+	$(BIN)/python -m tests.bench
+
+lock: ## choose new versions: writes requirements.lock from a fresh environment
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip install --upgrade ".[train,lab,dev]"
+	{ echo "# Exact versions of every package (make lock). pip reads it as constraints: each part installs what it needs."; \
+	  build/lock/bin/pip freeze --exclude energynn; } > requirements.lock
+
+clean: ## delete what was generated; runs/ and the environment stay
+	rm -rf build
+
+env: $(BASE) ## only the environment of the analysis
+train-env: $(TRAIN) ## the whole environment
+
+# ---------------------------------------------------------------------------------------------------- the environment
+
+needs:
+	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 15 minutes after the download of 3 GB."
+	@test -e $(TRAIN) || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
+	  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)'
+	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
+	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
+
+$(BASE):
+	@test -n "$(PYTHON)" || { echo "energynn: no Python 3.11 or newer found; install one or give make PYTHON=..."; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
+	@rm -f $(VENV)/base-* $(VENV)/train-*
+	$(BIN)/python -m pip install $(if $(SITE),,-c requirements.lock) -e .
+	@touch $@
+
+$(TRAIN): | $(BASE)
+	$(BIN)/python -m pip install $(if $(SITE),,-c requirements.lock) -e ".[$(EXTRAS)]"
+	@touch $@
+
+# ---------------------------------------------------------------------------------------------------- the paper
+
+# Every record and every folder of runs, so that a run added, changed or removed makes the figures again.
+RECORDS := $(shell find runs \( -name record.json -o -name '*.csv' -o -name '*.toml' \) 2>/dev/null) $(wildcard runs runs/*/)
+NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-8]*.ipynb)))
+ANALYSIS := $(wildcard energynn/*.py energynn/analysis/*.py energynn/measure/*.py)
+
+build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
+	@mkdir -p build/notebooks
+	@echo "analysis: $<"
+	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $< $@
+
+build/paper.pdf: $(NOTEBOOKS) $(wildcard paper/*)
+	$(BIN)/energynn paper
