@@ -1,0 +1,76 @@
+"""Run a study on this machine: the launch notebook under papermill, one measured run at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn import records
+from energynn.config import REPOSITORY, RunConfig
+
+NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
+
+
+def run_study(runs: list[RunConfig], runs_dir: Path) -> list[str]:
+    """Make every run that has no valid record yet, in order; returns one line for each run that failed.
+
+    A KeyboardInterrupt waits until the run that goes on has written its record.
+    """
+    missing = [config for config in runs if not _is_done(config, runs_dir)]
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
+    failed, begun = [], time.monotonic()
+    for index, config in enumerate(missing):
+        run_dir = runs_dir / config.system / configuration.run_id(config)
+        elapsed = time.monotonic() - begun
+        left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
+        print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({elapsed / 60:.1f} min so far{left})", flush=True)
+        status, last_line = execute(config, runs_dir, run_dir)
+        if status:
+            failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
+            print(f"energynn: {failed[-1]}", flush=True)
+    return failed
+
+
+def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]:
+    """Execute the launch notebook for one run; the executed notebook lies beside the record.
+
+    Returns papermill's exit status and the last line that it wrote.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    parameters = {**configuration.to_dict(config), "runs_dir": str(runs_dir)}
+    command = [
+        sys.executable, "-m", "papermill", str(NOTEBOOK), str(run_dir / "notebook.ipynb"), "--no-progress-bar",
+        "--log-level", "WARNING", "--cwd", str(REPOSITORY), "--parameters_yaml", json.dumps(parameters),
+    ]  # fmt: skip
+    papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+    last_line, in_traceback = "", False
+    try:
+        for line in papermill.stderr:
+            in_traceback = in_traceback or line.startswith("Traceback")
+            if not in_traceback:  # the trainer's progress; of an error the last line says what it is
+                print(line, end="", flush=True)
+            last_line = line.strip() or last_line
+    except BaseException:
+        papermill.terminate()
+        while records.is_running(run_dir):
+            time.sleep(0.1)
+        raise
+    finally:
+        papermill.wait()
+    return papermill.returncode, last_line
+
+
+def _is_done(config: RunConfig, runs_dir: Path) -> bool:
+    record = records.read(runs_dir / config.system / configuration.run_id(config))
+    return bool(record and record["valid"])
+
+
+def _reason(run_dir: Path) -> str:
+    record = records.read(run_dir) or {}
+    if record.get("status", "finished") != "finished":
+        return f"{record['status']}: {record['status_reason']}"
+    return "; ".join(record.get("invalid_reasons", []))

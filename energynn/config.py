@@ -1,0 +1,207 @@
+"""The complete description of one training run: frozen, typed, hashable, stored with the result."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import typing
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DATA_MANIFESTS = REPOSITORY / "data_manifests"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What every workload needs to know; one device is one GPU, or one CPU core where there is no GPU."""
+
+    workload: str
+    dataset: str
+    system: str = "local"
+    devices: int = 1
+    local_batch_size: int
+    global_batch_size: int
+    epochs: int
+    seed: int = 0
+    repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
+    learning_rate: float
+    loader_workers: int = 0
+    threads_per_device: int = 1
+    sampling_period_s: float = 0.1  # our own samples
+    perun_sampling_period_s: float = 0.25  # perun's; the paper used 1 s
+    collective_timeout_s: float = 120.0
+    save_weights: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet50Config(RunConfig):
+    """ResNet50 on images; recipe constants as the paper states them (section 3.2.1)."""
+
+    workload: str = "resnet50"
+    dataset: str = "photographs"
+    image_size: int
+    crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    warmup_epochs: int = 5
+    learning_rate: float = 0.1  # at GBS 256; scaled linearly with the global batch size
+    plateau_factor: float = 0.5
+    plateau_patience: int = 5
+    evaluate_training_set: bool = True  # the study evaluates it after every epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class FourCastNetConfig(RunConfig):
+    """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
+
+    workload: str = "fourcastnet"
+    dataset: str = "era5_ensemble"
+    stage: str = "pretrain"
+    initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
+    learning_rate: float = 5e-4
+    patch_size: int
+    embed_dim: int
+    depth: int
+    num_blocks: int = 8
+    mlp_ratio: float = 4.0
+    sparsity_threshold: float = 0.01
+    hard_thresholding_fraction: float = 1.0
+
+
+CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
+
+# What a laptop core does in about half a minute. Recipes keep their form; only sizes and epochs shrink.
+SMOKE = {
+    "resnet50": dict(local_batch_size=16, epochs=1, image_size=64, warmup_epochs=1),
+    "fourcastnet": dict(local_batch_size=1, epochs=10, patch_size=4, embed_dim=192, depth=4, save_weights=True),
+}
+
+
+def make(workload: str = "resnet50", **parameters) -> RunConfig:
+    """Make the configuration of one run from named parameters, at smoke scale where nothing else is said.
+
+    Parameters that are None count as not given. One of ``local_batch_size`` and ``global_batch_size`` is
+    enough: global batch size = local batch size x devices (paper, section 3).
+
+    Raises ValueError with the remedy for an unknown, ill-typed or impossible parameter.
+    """
+    if workload not in CONFIGS:
+        raise ValueError(f"workload: {workload!r} is not known; choose one of {', '.join(CONFIGS)}")
+    config_class = CONFIGS[workload]
+    types_by_name = typing.get_type_hints(config_class)
+    given = {name: value for name, value in parameters.items() if value is not None}
+    for name, value in given.items():
+        if name not in types_by_name:
+            raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
+        given[name] = _typed(name, value, types_by_name[name])
+    for name in ("dataset", "system", "initial_run"):  # they name folders
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given.get(name, "x")):
+            raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
+    for name, least in LEAST_VALUES.items():
+        if name in given and not given[name] >= least:
+            raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
+
+    values = SMOKE[workload] | given
+    devices = values.get("devices", 1)
+    if "global_batch_size" in given:
+        if given["global_batch_size"] % devices:
+            raise ValueError(
+                f"global_batch_size: {given['global_batch_size']} is not divisible by {devices} devices; "
+                f"choose a multiple of {devices}"
+            )
+        local = given["global_batch_size"] // devices
+        if given.get("local_batch_size", local) != local:
+            raise ValueError(
+                f"local_batch_size: {given['local_batch_size']} x {devices} devices is not the global batch size "
+                f"{given['global_batch_size']}; give one of the two"
+            )
+        values["local_batch_size"] = local
+    values["global_batch_size"] = values["local_batch_size"] * devices
+
+    if workload == "fourcastnet":
+        if values.get("stage", "pretrain") not in ("pretrain", "finetune"):
+            raise ValueError(f"stage: must be pretrain or finetune, got {values['stage']!r}")
+        if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
+            raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
+        values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
+        if values["embed_dim"] % values.get("num_blocks", 8):
+            raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
+    return config_class(**values)
+
+
+LEAST_VALUES = {
+    "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "epochs": 1, "seed": 0, "repeat": 0,
+    "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01, "perun_sampling_period_s": 0.1,
+    "collective_timeout_s": 1, "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1,
+    "warmup_epochs": 0, "plateau_patience": 0, "learning_rate": 0, "momentum": 0, "weight_decay": 0,
+}  # fmt: skip
+
+
+def _typed(name: str, value, kind: type):
+    """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind or (kind is float and value != value):
+        raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
+    return value
+
+
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def from_dict(values: dict) -> RunConfig:
+    """Read a configuration back from a record; every field must be there and none more."""
+    config_class = CONFIGS[values["workload"]]
+    names = {field.name for field in fields(config_class)}
+    if names != set(values):
+        raise ValueError(f"config: fields differ from {config_class.__name__}: {sorted(names ^ set(values))}")
+    return config_class(**values)
+
+
+def to_dict(config: RunConfig) -> dict:
+    """The configuration as plain values, for run.json and record.json."""
+    return dataclasses.asdict(config)
+
+
+def digest(value) -> str:
+    """Hex SHA-256 of a JSON value in its canonical form."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def manifest_digest(dataset: str) -> str:
+    """SHA-256 of a data set's checksum list, so that other data make another run.
+
+    Raises ValueError if there is no manifest of that name.
+    """
+    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+    if not path.is_file():
+        known = sorted(p.parent.name for p in DATA_MANIFESTS.glob("*/SHA256SUMS"))
+        raise ValueError(f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def run_id(config: RunConfig) -> str:
+    """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
+    stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
+    tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset)})[:8]
+    return (
+        f"{config.workload}{stage}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
+        f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"
+    )
+
+
+def from_notebook(namespace: dict) -> dict:
+    """The plain parameters of a papermill notebook: every simple literal that its first cells defined.
+
+    papermill warns of an unknown parameter and goes on; collecting all names lets ``make`` refuse it.
+    """
+    simple = (str, int, float, bool, list, dict, type(None))
+    return {
+        name: value
+        for name, value in namespace.items()
+        if not name.startswith("_") and isinstance(value, simple)
+        and name not in ("In", "Out")
+    }  # fmt: skip

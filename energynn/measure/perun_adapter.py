@@ -1,0 +1,169 @@
+"""The one place that knows perun 1.0: how it is started, how we ride along, and what its files hold.
+
+perun launches the ranks, elects one sampler process per host over MPI, reads its own sensors and writes its own HDF5.
+Our samples come from a thread of our own inside that same process. What perun does differently from what its users
+expect is listed where it is worked around.
+"""
+
+from __future__ import annotations
+
+import configparser
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+PERUN_VERSION = "1.0.0"
+RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
+POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel's, for tests and drills
+
+# ------------------------------------------------------------------------------------------ before the run
+
+
+def write_configuration(path: Path, run_dir: Path, sampling_period_s: float) -> None:
+    """Pin every factor of perun: its defaults differ between versions (emissions 417.8, 230, 274.8 g/kWh)."""
+    ini = configparser.ConfigParser()
+    ini.read_dict({
+        "post-processing": {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0},
+        "monitor": {
+            "sampling_period": sampling_period_s, "queue_timeout": 60, "include_backends": "", "include_sensors": "",
+            "exclude_backends": "", "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_",
+        },
+        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5", "data_out": str(run_dir / "perun")},
+        "benchmarking": {"rounds": 1, "warmup_rounds": 0},
+        "debug": {"log_lvl": "ERROR"},
+    })  # fmt: skip
+    with open(path, "w") as file:
+        ini.write(file)
+
+
+def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
+    """The command that each rank runs: a Python script under perun, with our sampler attached."""
+    hook = Path(__file__).with_name("perun_hook.py")
+    return [
+        sys.executable, "-m", "perun", "-c", str(configuration),
+        "monitor", "--live-callback-files", str(hook), "--", str(script), str(run_dir),
+    ]  # fmt: skip
+
+
+def environment(run_dir: Path) -> dict[str, str]:
+    """The ranks' environment: without PERUN_* variables, which would overrule our configuration file."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PERUN_")}
+    return clean | {RUN_DIR_VARIABLE: str(run_dir)}
+
+
+# ------------------------------------------------------------------------------------------ during the run
+
+
+def attach() -> None:
+    """Run in every rank by perun_hook.py: register our sampler with the sampler process that perun will start."""
+    import perun
+
+    # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
+    multiprocessing.set_start_method("fork", force=True)
+    die_with_parent()
+    if os.environ.get(POWERCAP_VARIABLE):
+        import perun.backend.powercap_rapl as powercap_rapl
+
+        powercap_rapl.RAPL_PATH = os.environ[POWERCAP_VARIABLE] + "/"
+    perun.register_live_callback(_start_sampler, "energynn")
+
+
+def _start_sampler():
+    """Called once in perun's sampler process, before it reports ready: perun starts the ranks only after our first sample."""
+    from perun.backend import powercap_rapl
+
+    from energynn.measure import sensors
+
+    # perun's sampler outlives a killed rank and holds its pipes open; and SIGTERM must not end it before its rank.
+    die_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    run_dir = Path(os.environ[RUN_DIR_VARIABLE])
+    intent = json.loads((run_dir / "run.json").read_text())
+    found = sensors.find(intent["cpu_model"], Path(powercap_rapl.RAPL_PATH))
+    path = run_dir / f"samples-{os.uname().nodename}.jsonl"
+    sampler = sensors.Sampler(path, found, intent["config"]["sampling_period_s"])
+    sampler.start()
+    multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
+    return lambda values: sampler.note({name: _plain(value) for name, value in values.items()})
+
+
+def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
+    """Ask Linux to send this process a signal when its parent ends, however that ends (prctl PR_SET_PDEATHSIG)."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(1, with_signal, 0, 0, 0)
+    if os.getppid() != parent:  # it ended between the two calls
+        os.kill(os.getpid(), with_signal)
+
+
+def _plain(value):
+    return value.item() if hasattr(value, "item") else value
+
+
+# ------------------------------------------------------------------------------------------ after the run
+
+
+def read_hdf5(path: Path) -> dict:
+    """Energies of perun's newest run in a file, integrated anew by perun's own method from the raw data in it.
+
+    perun's method: power of each sensor (a counter as its differences over time) by the trapezoidal rule over
+    all its samples, from the first to the last. Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the
+    components that have sensors, their ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote
+    itself, ``energy_perun_reported_J``. Raises ValueError where the file is no perun file.
+    """
+    import h5py
+
+    energy_J: dict[str, float] = {}
+    time_s, samples = 0.0, 0
+    try:
+        with h5py.File(path, "r") as file:
+            (application,) = file.values()
+            runs = application["nodes"]
+            run = runs[sorted(runs, key=lambda name: runs[name].attrs.get("execution_dt", name))[-1]]
+            reported = run["metrics/ENERGY"].attrs["sum"] if "ENERGY" in run["metrics"] else None
+            for host in _nodes(run["nodes"], depth=2):
+                for component, group in host["nodes"].items():
+                    for sensor in group["nodes"].values() if "nodes" in group else ():
+                        raw = sensor["raw_data"]
+                        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+                        time_s, samples = max(time_s, float(seconds[-1])), max(samples, len(seconds))
+                        watts = _power_as_perun(raw["values"], seconds)
+                        if watts is not None and component in ("cpu", "gpu", "ram"):
+                            energy_J[component] = energy_J.get(component, 0.0) + float(np.trapezoid(watts, seconds))
+    except (OSError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
+    result = {"perun_time_s": time_s, "perun_samples": samples}
+    result |= {f"energy_perun_{component}_J": joules for component, joules in sorted(energy_J.items())}
+    if energy_J:
+        result["energy_perun_total_J"] = sum(energy_J.values())
+    if reported is not None:
+        result["energy_perun_reported_J"] = float(reported)
+    return result
+
+
+def _power_as_perun(dataset, seconds: np.ndarray) -> np.ndarray | None:
+    """Power in W as perun derives it; perun 1.0 stores it, older files hold the counters. None: not an energy sensor."""
+    unit, scale = dataset.attrs["unit"], float(dataset.attrs["mag"])
+    readings = dataset[:]
+    if unit == "W":
+        return readings.astype("float32") * np.float32(scale)
+    if unit != "J":
+        return None
+    steps = np.diff(readings.astype("float64"))
+    steps[steps < 0] += float(dataset.attrs["valid_max"])  # the counter started again
+    watts = steps.astype("float32") / np.diff(seconds) * np.float32(scale)
+    return np.insert(watts, 0, watts[0])
+
+
+def _nodes(group, depth: int):
+    """The hosts of a run: perun nests round and host in ``nodes`` groups."""
+    for child in group.values():
+        if depth == 1:
+            yield child
+        else:
+            yield from _nodes(child["nodes"], depth - 1)

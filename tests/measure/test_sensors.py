@@ -1,0 +1,108 @@
+import json
+import os
+import sys
+import time
+import types
+
+import pytest
+
+from energynn.measure import energy, sensors
+
+MODEL = {"name": "m", "idle_W_per_core": 1.0, "full_W_per_core": 2.0, "source": "a test"}
+
+
+def powercap_tree(root, packages=1):
+    for package in range(packages):
+        for zone, name in ((f"intel-rapl:{package}", f"package-{package}"), (f"intel-rapl:{package}:0", "dram")):
+            folder = root / zone
+            folder.mkdir(parents=True)
+            (folder / "name").write_text(name + "\n")
+            (folder / "energy_uj").write_text("1000000\n")
+            (folder / "max_energy_range_uj").write_text("262143328850\n")
+    return root
+
+
+def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
+    found = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
+    assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.component != "gpu"] == [
+        ("cpu", "0", "energy", "simulated"), ("ram", "0", "energy", "simulated"),
+        ("cpu", "1", "energy", "simulated"), ("ram", "1", "energy", "simulated"),
+    ]  # fmt: skip
+    assert found[0].read() == 1000000 and found[0].wraps_at == 262143328850.0
+
+
+def test_the_cpu_is_estimated_only_where_it_has_no_sensor(tmp_path):
+    (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing") if s.component == "cpu"]
+    assert estimate.provenance == "estimated" and estimate.model["idle_W_per_core"] == 1.0
+    assert all(s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path)) if s.component == "cpu")
+
+
+def test_busy_time_counts_what_this_machine_does(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 20 30 5000 600 7 8 9 0 0\ncpu0 1 1 1 1\n")
+    assert sensors.busy_core_seconds(stat) == pytest.approx((100 + 20 + 30 + 7 + 8) / os.sysconf("SC_CLK_TCK"))
+    before = sensors.busy_core_seconds()
+    end = time.perf_counter() + 0.3
+    while time.perf_counter() < end:
+        pass
+    assert sensors.busy_core_seconds() - before > 0.1
+
+
+def fake_nvml(counter=True):
+    nvml = types.ModuleType("pynvml")
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetCount = lambda: 2
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: index
+    nvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
+    nvml.nvmlDeviceGetName = lambda handle: b"a GPU"
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 250_000
+
+    def energy_counter(handle):
+        if not counter:
+            raise RuntimeError("Not Supported")
+        return 7_000
+
+    nvml.nvmlDeviceGetTotalEnergyConsumption = energy_counter
+    return nvml
+
+
+def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    found = sensors.nvml_sensors()
+    assert [(s.id, s.kind, s.primary) for s in found] == [("gpu_1_energy", "energy", True), ("gpu_1_power", "power", False)]
+    assert found[0].read() * found[0].to_SI == 7.0 and found[1].read() * found[1].to_SI == 250.0
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(counter=False))
+    assert [(s.id, s.primary) for s in sensors.nvml_sensors()] == [("gpu_1_power", True)]
+
+
+def test_the_sampler_writes_as_it_reads(tmp_path):
+    readings = iter(range(10**6))
+
+    def read():
+        value = next(readings)
+        if value == 3:
+            raise OSError("a driver hiccup")
+        return value
+
+    sensor = sensors.Sensor("s", "cpu", "0", "energy", "simulated", read)
+    sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.02)
+    sampler.start()
+    assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2  # header and first sample, before all else
+    time.sleep(0.5)
+    sampler.note({"CPU_0": 5})
+    written = energy.read_samples(tmp_path / "samples.jsonl")
+    assert 15 <= len(written.t_ns) <= 27  # 25 periods, on a machine that does other things too
+    assert written.readings[3, 0] != written.readings[3, 0]  # the failed read is a gap
+    assert written.perun[0]["perun"] == {"CPU_0": 5}
+    sampler.stop()
+    assert json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[-1])["end"] is True
+
+
+def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, capsys):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    sampler = sensors.Sampler("/dev/full", [], 0.1)
+    sampler.sample()
+    sampler.sample()
+    assert capsys.readouterr().err.count("No space left on device") == 1

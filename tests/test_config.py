@@ -1,0 +1,69 @@
+import pytest
+
+from energynn import config
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        (dict(learning_rte=0.1), "learning_rte: not a parameter of resnet50"),
+        (dict(local_batch_size=0), "local_batch_size: must be at least 1"),
+        (dict(local_batch_size=1.5), "local_batch_size: must be a whole number"),
+        (dict(local_batch_size="16"), "local_batch_size: must be a whole number"),
+        (dict(local_batch_size=True), "local_batch_size: must be a whole number"),
+        (dict(devices=2, global_batch_size=3), "3 is not divisible by 2 devices"),
+        (dict(devices=2, global_batch_size=32, local_batch_size=8), "give one of the two"),
+        (dict(learning_rate=float("nan")), "learning_rate: must be a number"),
+        (dict(evaluate_training_set=1), "evaluate_training_set: must be True or False"),
+        (dict(patch_size=4), "patch_size: not a parameter of resnet50"),
+        (dict(dataset="../photographs"), "dataset: "),
+        (dict(system="a/b"), "system: "),
+    ],
+)
+def test_a_bad_parameter_is_named_with_the_remedy(parameters, message):
+    with pytest.raises(ValueError, match=message) as error:
+        config.make("resnet50", **parameters)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_workload_names_the_known_ones():
+    with pytest.raises(ValueError, match="resnet50, fourcastnet"):
+        config.make("alexnet")
+
+
+def test_global_and_local_batch_size_follow_from_each_other():
+    assert config.make("resnet50", devices=4, global_batch_size=64).local_batch_size == 16
+    assert config.make("resnet50", devices=4, local_batch_size=16).global_batch_size == 64
+
+
+def test_none_means_not_given():
+    assert config.make("resnet50", epochs=None) == config.make("resnet50")
+
+
+def test_fine_tuning_needs_the_run_it_starts_from():
+    with pytest.raises(ValueError, match="initial_run"):
+        config.make("fourcastnet", stage="finetune")
+    assert config.make("fourcastnet", stage="finetune", initial_run="a-run").learning_rate == 1e-4
+    assert config.make("fourcastnet").learning_rate == 5e-4
+
+
+def test_a_configuration_survives_its_record():
+    for workload in config.CONFIGS:
+        made = config.make(workload, devices=2)
+        assert config.from_dict(config.to_dict(made)) == made
+    with pytest.raises(ValueError, match="fields differ"):
+        config.from_dict({**config.to_dict(made), "more": 1})
+
+
+def test_run_ids_tell_apart_what_differs():
+    ids = {
+        config.run_id(config.make("resnet50", **change))
+        for change in [{}, dict(repeat=1), dict(seed=1), dict(epochs=7), dict(devices=2), dict(system="other")]
+    }
+    assert len(ids) == 6
+    assert config.run_id(config.make("resnet50")).startswith("resnet50-photographs-n1-lbs16-gbs16-s0-r0-")
+
+
+def test_notebook_parameters_are_all_simple_literals():
+    found = config.from_notebook({"devices": 2, "_hidden": 1, "config": config, "In": [], "typo": "x", "nothing": None})
+    assert found == {"devices": 2, "typo": "x", "nothing": None}
