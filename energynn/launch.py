@@ -1,0 +1,328 @@
+"""Start one measured run, watch over its processes, and see that it ends in a record, however it ends.
+
+Three processes stand between a person and the trainer, so that none of them can take the run's data with it:
+the notebook (or shell) that calls ``run``; the supervisor, ``python -m energynn.launch RUN_DIR``, which starts mpirun,
+relays its lines and writes the record; and mpirun with the ranks, each under perun.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import energynn
+from energynn import config as configuration
+from energynn import manifests, records
+from energynn.cluster import systems
+from energynn.config import RunConfig
+from energynn.measure import energy, perun_adapter
+
+LEAST_FREE_B = 16 * 2**20
+RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
+GRACE_S = 2.0  # between asking the ranks to stop and killing them
+SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
+TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+
+
+def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
+    """Make one run and return its folder; a run whose valid record exists is not made again.
+
+    The trainer's lines are printed as they come. An earlier attempt without a valid record is moved to
+    runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
+    and RuntimeError with the reason if it ended in anything but success.
+    """
+    runs_dir = Path(runs_dir).absolute()
+    run_dir = runs_dir / config.system / configuration.run_id(config)
+    record = records.read(run_dir)
+    if record and record["valid"]:
+        print(f"{run_dir.name}: a valid record exists; not run again", flush=True)
+        return run_dir
+    for warning in preflight(config, runs_dir):
+        print(f"energynn: warning: {warning}", flush=True)
+    begin(config, run_dir)
+
+    terminal = _papermills_terminal()
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "energynn.launch", str(run_dir), str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True,  # a Ctrl-C for the notebook must not reach the ranks before their supervisor
+    )  # fmt: skip
+    try:
+        for line in supervisor.stdout:
+            print(line, end="", flush=True)
+            if terminal:
+                terminal.write(line)
+    except BaseException:  # the cell was interrupted: stop the run, but let its supervisor write the record
+        supervisor.terminate()
+        for line in supervisor.stdout:
+            print(line, end="", flush=True)
+        raise
+    finally:
+        supervisor.wait()
+    record = records.read(run_dir)
+    if record is None:
+        raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
+    if record["status"] != "finished":
+        raise RuntimeError(f"{run_dir.name}: {record['status']}: {record['status_reason']} (see {run_dir / 'log.txt'})")
+    return run_dir
+
+
+def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
+    """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
+    warnings = []
+    free_B = _free_space(runs_dir)
+    if free_B < LEAST_FREE_B:
+        raise ValueError(f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB")
+    systems.load(runs_dir, config.system)
+    manifests.verify(config.dataset)
+    find_mpi()
+    gpus = len(systems.gpus())
+    cores = systems.usable_cores()
+    if gpus and config.devices > gpus:
+        raise ValueError(f"devices: {config.devices} asked for, this machine has {gpus} GPUs")
+    if not gpus and config.devices * config.threads_per_device > cores:
+        warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
+    initial_run = getattr(config, "initial_run", "")
+    if initial_run and not (runs_dir / config.system / initial_run / "weights.pt").is_file():
+        raise ValueError(f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first")
+    with open(runs_dir / config.system / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong") from None
+    return warnings
+
+
+def _free_space(runs_dir: Path) -> int:
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        probe = runs_dir / f".write-probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        return shutil.disk_usage(runs_dir).free
+    except OSError as error:
+        raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
+
+
+def find_mpi() -> tuple[str, str]:
+    """Path of mpirun and its flavour, ``mpich`` or ``openmpi``; the environment's own comes before the site's.
+
+    Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
+    """
+    own = Path(sys.executable).with_name("mpirun")
+    mpirun = str(own) if own.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        raise ValueError("no MPI found: mpirun is not on PATH; `make train-env` installs one, or load your site's module")
+    probe = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True)
+    if probe.returncode:
+        last = (probe.stderr.strip().splitlines() or ["unknown error"])[-1]
+        raise ValueError(f"no MPI library found by mpi4py ({last}); `make train-env` installs one, or load your site's module")
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    return mpirun, "openmpi" if "Open MPI" in version else "mpich"
+
+
+def begin(config: RunConfig, run_dir: Path) -> None:
+    """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten."""
+    if (run_dir / "run.json").exists():
+        if records.is_running(run_dir):
+            raise ValueError(f"{run_dir.name}: this run goes on already")
+        aside = run_dir.parent / "superseded"
+        aside.mkdir(exist_ok=True)
+        attempt = 1 + sum(1 for _ in aside.glob(f"{run_dir.name}.*"))
+        # The folder stays where it is: papermill may be writing its notebook there.
+        (aside / f"{run_dir.name}.{attempt}").mkdir()
+        for path in run_dir.iterdir():
+            if path.name != "notebook.ipynb":
+                path.rename(aside / f"{run_dir.name}.{attempt}" / path.name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    machine = systems.describe_machine()
+    gpus = machine["gpus"]
+    commit, dirty = systems.git_state()
+    records.write_json(run_dir / "run.json", {
+        "run_id": run_dir.name,
+        "workload": config.workload,
+        "system": config.system,
+        "started_at": records.utc_now(),
+        "boot_id": machine["boot_id"],
+        "config": configuration.to_dict(config),
+        "config_digest": configuration.digest(configuration.to_dict(config)),
+        "data_digest": configuration.manifest_digest(config.dataset),
+        "device_kind": "gpu" if gpus else "cpu core",
+        "device_name": gpus[0]["name"] if gpus else machine["cpu"],
+        "devices": config.devices,
+        "cpu_model": systems.load(run_dir.parent.parent, config.system)["cpu_model"],
+        "versions": systems.versions(),
+        "machine": machine,
+        "git_commit": commit,
+        "git_dirty": dirty,
+    })  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- the supervisor
+
+
+def supervise(run_dir: Path, parent: int) -> int:
+    """Start the ranks, relay their lines, and write the record; ends them if the parent process ends or asks to."""
+    stop_reasons: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda n, _frame: stop_reasons.append(f"stopped by {signal.Signals(n).name}"))
+    # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    alive = open(run_dir / "run.json")
+    fcntl.flock(alive, fcntl.LOCK_EX)
+    alone = open(run_dir.parent / ".lock", "w")
+    fcntl.flock(alone, fcntl.LOCK_EX)
+    reserve = run_dir / ".reserve"
+    reserve.write_bytes(b"\0" * RESERVE_B)
+
+    intent = json.loads((run_dir / "run.json").read_text())
+    ranks = subprocess.Popen(
+        mpi_command(run_dir, intent["config"]), env=rank_environment(run_dir, intent["config"]),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
+    )  # fmt: skip
+    relay = threading.Thread(target=_relay, args=(ranks.stdout, run_dir / "log.txt"), daemon=True)
+    relay.start()
+    while ranks.poll() is None and not stop_reasons:
+        if os.getppid() != parent:
+            stop_reasons.append("the process that started the run ended")
+        if _seconds_since_sample(run_dir) > SILENCE_S:
+            stop_reasons.append(f"no sample for {SILENCE_S:.0f} s, the sampler is dead")
+        time.sleep(0.05)
+    _end_everything(ranks)
+    relay.join(timeout=1.0)
+
+    reserve.unlink()
+    status, reason = verdict(run_dir, intent, ranks.returncode, stop_reasons)
+    try:
+        record = records.build(run_dir, status, reason)
+    except OSError as error:
+        print(f"energynn: {run_dir.name}: no record written ({error.strerror}); free some space, then "
+              f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
+        return 1
+    print(summary(record), flush=True)
+    return 0 if status == "finished" else 1
+
+
+def mpi_command(run_dir: Path, config: dict) -> list[str]:
+    """mpirun with one rank per device, each under perun."""
+    mpirun, flavour = find_mpi()
+    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, config["perun_sampling_period_s"])
+    options = ["--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
+    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
+    return [mpirun, *options, "-n", str(config["devices"]), *ranks]
+
+
+def rank_environment(run_dir: Path, config: dict) -> dict[str, str]:
+    """Environment of the ranks: threads as configured, deterministic kernels, Open MPI content with root and few cores."""
+    threads = str(config["threads_per_device"])
+    return perun_adapter.environment(run_dir) | {
+        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
+
+
+def verdict(run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str]) -> tuple[str, str]:
+    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM)."""
+    events = energy.read_events(run_dir)
+    ends = {event["rank"]: event for event in events if event["event"] == "rank_end"}
+    failures = [event for event in ends.values() if event["status"] != "finished"]
+    silent = [str(rank) for rank in range(intent["devices"]) if rank not in ends]
+    if not failures and not silent:
+        return "finished", ""
+    if stop_reasons:
+        return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
+    without_a_word = f"rank {', '.join(silent)} ended without a word, mpirun with status {exit_status}"
+    if failures:
+        first = min(failures, key=lambda event: event["t_wall_ns"])
+        return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
+    return "killed", f"{without_a_word}; {records.how_far(events)}"
+
+
+def summary(record: dict) -> str:
+    """The run in one or two lines."""
+    if record["status"] != "finished":
+        return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
+    energies = ", ".join(
+        f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})"
+        for part in ("gpu", "cpu", "ram") if f"energy_{part}_J" in record
+    )  # fmt: skip
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+    doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
+    return (f"energynn: {record['run_id']}: {record['training_time_s']:.1f} s, {energies or 'no energy'}, "
+            f"{record.get('samples_in_training', 0)} power samples, {metrics}{doubts}")  # fmt: skip
+
+
+def _seconds_since_sample(run_dir: Path) -> float:
+    """Age of the newest sample of the host that has been silent longest; 0 before the first."""
+    return max((time.time() - path.stat().st_mtime for path in run_dir.glob("samples-*.jsonl")), default=0.0)
+
+
+def _relay(lines, log_path: Path) -> None:
+    """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
+    with open(log_path, "w", buffering=1) as log:
+        for line in lines:
+            print(line, end="", flush=True)
+            try:
+                log.write(line)
+            except OSError:
+                continue
+
+
+def _end_everything(ranks: subprocess.Popen) -> None:
+    """End every process below this one: politely, then not."""
+    import psutil
+
+    def alive() -> list:
+        return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+    if ranks.poll() is None:
+        ranks.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+        ranks.poll()
+    for process in alive():
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    ranks.wait()
+
+
+def show_errors_in_one_line() -> None:
+    """In a notebook: show a ValueError or RuntimeError as one line, which papermill then prints last."""
+    from IPython import get_ipython
+
+    def handler(shell, kind, error, _traceback, tb_offset=None):
+        lines = [f"{kind.__name__}: {error}"]
+        shell._showtraceback(kind, error, lines)
+        return lines
+
+    get_ipython().set_custom_exc((ValueError, RuntimeError), handler)
+
+
+def _papermills_terminal():
+    """The terminal of a papermill without --log-output, which would show nothing while a cell runs; else None."""
+    try:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        kernel_keeps = sys.stderr._original_stdstream_copy  # ipykernel's copy of the file descriptor it captured
+    except (OSError, AttributeError):
+        return None
+    if not any(b"papermill" in word for word in parent) or b"--log-output" in parent or kernel_keeps is None:
+        return None
+    return os.fdopen(os.dup(kernel_keeps), "w", buffering=1)
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,0 +1,368 @@
+"""The record of a run: what stands in it, how it is derived from the raw files, and how it is checked."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import hashlib
+import json
+import math
+import os
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn.measure import energy
+from energynn.measure.perun_adapter import read_hdf5
+
+SCHEMA = "energynn-record/1"
+FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
+LEAST_COVERAGE = 0.99
+
+# The data dictionary: name -> (unit, meaning). runs/README.md shows it; `check` refuses any other name.
+FIELDS = {
+    "schema": ("", "version of this format"),
+    "run_id": ("", "name of the run; ends in a digest of workload, data, configuration, system and repeat"),
+    "workload": ("", "resnet50 or fourcastnet"),
+    "system": ("", "machine or cluster partition; described in runs/<system>/system.toml"),
+    "status": ("", "finished, failed (an error), killed (a process died) or interrupted (a person or scheduler)"),
+    "status_reason": ("", "why, in one line; empty if finished"),
+    "valid": ("", "true if figures and fits may use the run"),
+    "invalid_reasons": ("", "why not"),
+    "started_at": ("UTC", "when the launcher wrote run.json"),
+    "ended_at": ("UTC", "when the launcher wrote record.json, or the last sign of life if it was recovered"),
+    "boot_id": ("", "boot of the machine during which the run began"),
+    "config": ("", "every parameter of the run"),
+    "config_digest": ("SHA-256", "of the configuration"),
+    "data_digest": ("SHA-256", "of the data set's checksum list"),
+    "device_kind": ("", "gpu, or 'cpu core' where one core stands for one device"),
+    "device_name": ("", "model of the device"),
+    "devices": ("", "number of devices n, one process each"),
+    "nodes": ("", "number of hosts"),
+    "sockets": ("", "CPU sockets of all hosts; all of them count, used or not (paper, section 3.2.1)"),
+    "dataset_samples": ("samples", "size of the training set"),
+    "samples_trained": ("samples", "that went through forward and backward passes, over all devices and epochs"),
+    "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
+    "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
+    "forward_backward_passes": ("", "passes of one device"),
+    "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation"),
+    "perun_time_s": ("s", "from perun's first to its last sample: start-up, training and end"),
+    "device_hours_training": ("h", "devices x training time"),
+    "device_hours_perun": ("h", "devices x perun's time; the paper's GPU hours"),
+    "energy_gpu_J": ("J", "GPUs that the run used, over the training time"),
+    "energy_cpu_J": ("J", "all CPU sockets of the hosts, over the training time"),
+    "energy_ram_J": ("J", "DRAM of the hosts, over the training time"),
+    "energy_total_J": ("J", "sum of the components that are present"),
+    "energy_gpu_provenance": ("", "measured, estimated or simulated"),
+    "energy_cpu_provenance": ("", "measured, estimated or simulated"),
+    "energy_ram_provenance": ("", "measured, estimated or simulated"),
+    "energy_total_provenance": ("", "the weakest of its components"),
+    "energy_perun_gpu_J": ("J", "perun's method over perun's time, as published values are; absent without a sensor"),
+    "energy_perun_cpu_J": ("J", "the same for the CPUs"),
+    "energy_perun_ram_J": ("J", "the same for the DRAM"),
+    "energy_perun_total_J": ("J", "the same, summed"),
+    "energy_perun_reported_J": ("J", "the total that perun wrote itself"),
+    "perun_samples": ("", "readings of each sensor in perun's file"),
+    "mean_power_gpu_W": ("W", "energy over training time, summed over devices"),
+    "mean_power_cpu_W": ("W", "the same for the CPUs"),
+    "mean_power_ram_W": ("W", "the same for the DRAM"),
+    "mean_power_total_W": ("W", "the same, summed; per device it is the energy per device hour"),
+    "sampling_period_s": ("s", "of our own samples"),
+    "samples_in_training": ("", "instants at which our sensors were read within the training time, of the worst host"),
+    "coverage": ("", "share of the training time within two periods of a successful reading, worst primary sensor"),
+    "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
+    "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
+    "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
+    "history": ("", "one entry per epoch"),
+    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s"),
+    "segments": ("", "one entry per start of the run; a run that was never interrupted has one"),
+    "versions": ("", "Python and packages"),
+    "machine": ("", "host, CPU, cores, memory, GPUs, kernel"),
+    "git_commit": ("", "of this project when the run began"),
+    "git_dirty": ("", "whether files outside runs/ and build/ differed from it"),
+    "files": ("", "name -> bytes, SHA-256 of every raw file beside the record"),
+    "record_sha256": ("SHA-256", "of this record without this field, as canonical JSON"),
+}  # fmt: skip
+ALWAYS = (
+    "schema", "run_id", "workload", "system", "status", "status_reason", "valid", "invalid_reasons", "started_at",
+    "ended_at", "boot_id", "config", "config_digest", "data_digest", "devices", "sensors", "metrics", "history",
+    "phases", "segments", "versions", "machine", "files", "record_sha256",
+)  # fmt: skip
+FROM_INTENT = (
+    "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
+    "device_name", "devices", "versions", "machine", "git_commit", "git_dirty",
+)  # fmt: skip
+STATUSES = ("finished", "failed", "killed", "interrupted")
+
+
+def write_json(path: Path, value) -> None:
+    """Write a JSON file so that a reader sees the old or the new one, never a part (temporary file, fsync, rename)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def derive(run_dir: Path, intent: dict) -> dict:
+    """Everything in a record that follows from the raw files: times, counts, energies, metrics, phases.
+
+    Works on the remains of a dead run too: what cannot be known is absent.
+    """
+    events = energy.read_events(run_dir)
+    of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
+    result: dict = {"history": [_fields(e) for e in of_kind("epoch")], "phases": [_fields(e, True) for e in of_kind("phases")],
+                    "metrics": {}, "segments": [], "sensors": []}  # fmt: skip
+    host_of_rank = {event["rank"]: event["host"] for event in of_kind("rank_start")}
+    if host_of_rank:
+        result["nodes"] = len(set(host_of_rank.values()))
+        result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
+    starts, ends = of_kind("training_start"), of_kind("training_end")
+    samples = [energy.read_samples(path) for path in sorted(run_dir.glob("samples-*.jsonl"))]
+    if samples:
+        result["sampling_period_s"] = samples[0].period_s
+        result["unreadable_lines"] = sum(host.unreadable_lines for host in samples)
+    if ends:
+        last = ends[-1]
+        for name in ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes"):
+            result[name] = last[name]
+        result["metrics"] = ends[0]["metrics"]
+    elif result["history"]:
+        for name in ("samples_trained", "samples_evaluated", "optimizer_steps"):
+            result[name] = result["history"][-1][name]
+    if starts:
+        result["dataset_samples"] = starts[0]["dataset_samples"]
+        # Each host has its own monotonic clock: its ranks' marks bound the window of its own samples.
+        windows = {}
+        for host in sorted(set(host_of_rank.values())):
+            begun = [e["t_mono_ns"] for e in starts if host_of_rank[e["rank"]] == host]
+            ended = [e["t_mono_ns"] for e in ends if host_of_rank[e["rank"]] == host]
+            own = [s for s in samples if s.header["host"] == host]
+            if begun and (ended or (own and len(own[0].t_ns))):
+                windows[host] = (min(begun), max(ended) if ended else int(own[0].t_ns[-1]))
+        if windows:
+            result["training_time_s"] = max(end - start for start, end in windows.values()) / 1e9
+            result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
+            entries, counts = [], []
+            for host in samples:
+                if host.header["host"] in windows:
+                    start_ns, end_ns = windows[host.header["host"]]
+                    entries += energy.energy_of_sensors(host, start_ns, end_ns)
+                    counts.append(int(((host.t_ns >= start_ns) & (host.t_ns <= end_ns)).sum()))
+            result["sensors"] = entries
+            if counts and result["training_time_s"] > 0:
+                result["samples_in_training"] = min(counts)
+                covered = [entry["coverage"] for entry in entries if entry["primary"] and "coverage" in entry]
+                result["coverage"] = min(covered, default=0.0)
+                result |= energy.totals(entries, result["training_time_s"])
+            wall = [e["t_wall_ns"] for e in starts]
+            result["segments"] = [{"start_wall_ns": min(wall), "training_time_s": result["training_time_s"],
+                                   "finished": bool(ends)}]  # fmt: skip
+    for path in sorted(run_dir.glob("perun/*.hdf5")):
+        result |= read_hdf5(path)
+        result["device_hours_perun"] = intent["devices"] * result["perun_time_s"] / energy.SECOND_PER_HOUR
+    return result
+
+
+def _fields(event: dict, with_rank: bool = False) -> dict:
+    return {name: value for name, value in event.items()
+            if name not in ("event", "t_mono_ns", "t_wall_ns") and (with_rank or name != "rank")}  # fmt: skip
+
+
+def reasons_against(record: dict, run_dir: Path) -> list[str]:
+    """Why a run may not be used as evidence; empty for a valid one."""
+    reasons = []
+    if record["status"] != "finished":
+        reasons.append(f"the run is {record['status']}")
+    if "energy_total_J" not in record:
+        reasons.append("no component has an energy")
+    if record.get("samples_in_training", 0) < FEWEST_SAMPLES:
+        reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
+    if record.get("coverage", 0.0) < LEAST_COVERAGE:
+        reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
+    if not any(run_dir.glob("perun/*.hdf5")):
+        reasons.append("perun's HDF5 is missing")
+    lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
+    reasons += [f"metric {name} is not a number" for name in lost]
+    workload = record["config"]["global_batch_size"]
+    if record.get("samples_trained") != record.get("optimizer_steps", -1) * workload:
+        reasons.append("samples_trained is not optimizer_steps x devices x local batch size")
+    return reasons
+
+
+def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) -> dict:
+    """Derive the record of a run whose processes have ended, and write it to record.json."""
+    intent = json.loads((run_dir / "run.json").read_text())
+    record = {"schema": SCHEMA, **{name: intent[name] for name in FROM_INTENT}, "status": status,
+              "status_reason": reason, "ended_at": ended_at or utc_now(), **derive(run_dir, intent)}  # fmt: skip
+    record["invalid_reasons"] = reasons_against(record, run_dir)
+    record["valid"] = not record["invalid_reasons"]
+    record["files"] = hash_files(run_dir)
+    record = {name: record[name] for name in FIELDS if name in record}
+    record["record_sha256"] = configuration.digest(record)
+    write_json(run_dir / "record.json", record)
+    return record
+
+
+def hash_files(run_dir: Path) -> dict:
+    """Size and SHA-256 of a run's raw files; the notebook is a view of the run, not part of it."""
+    return {
+        str(path.relative_to(run_dir)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in sorted(run_dir.rglob("*"))
+        if path.is_file() and path.name not in ("record.json", "notebook.ipynb") and not path.name.startswith(".")
+    }
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def utc_now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# ---------------------------------------------------------------------------------------------- reading and checking
+
+
+def run_dirs(runs_dir: Path) -> list[Path]:
+    """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
+    return sorted({path.parent for name in ("run.json", "record.json") for path in runs_dir.rglob(name)})
+
+
+def read(run_dir: Path) -> dict | None:
+    """The record of a run, or None if it has none or it cannot be read."""
+    try:
+        return json.loads((run_dir / "record.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def is_running(run_dir: Path) -> bool:
+    """Whether a launcher holds this run: it keeps run.json locked as long as it lives."""
+    try:
+        with open(run_dir / "run.json") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def check(runs_dir: Path) -> list[str]:
+    """One line for every fault in the records below a folder: schema, checksums, and every number derived again."""
+    faults = []
+    for folder in run_dirs(runs_dir):
+        name = folder.name
+        if not (folder / "record.json").exists():
+            if not is_running(folder):
+                faults.append(f"{name}: no record.json; the launcher died. `energynn check --recover {runs_dir}` writes one")
+            continue
+        try:
+            faults += [f"{name}: {fault}" for fault in check_record(folder)]
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            faults.append(f"{name}: cannot be checked: {type(error).__name__}: {error}")
+    for sums in sorted(runs_dir.rglob("SHA256SUMS")):
+        for line in sums.read_text().splitlines():
+            digest, _, name = line.partition("  ")
+            path = sums.parent / name
+            if not path.is_file():
+                faults.append(f"{sums.parent.name}: {name}: missing")
+            elif sha256(path) != digest:
+                faults.append(f"{sums.parent.name}: {name}: differs from its SHA-256 in {sums.name}")
+    return faults
+
+
+def check_record(run_dir: Path) -> list[str]:
+    """Faults of one record; empty if it is whole and every number follows from the raw files beside it."""
+    try:
+        record = json.loads((run_dir / "record.json").read_text())
+    except ValueError as error:
+        return [f"record.json is not JSON: {error}"]
+    missing = [name for name in ALWAYS if name not in record]
+    unknown = [name for name in record if name not in FIELDS]
+    if missing or unknown:
+        return [f"record.json: fields missing {missing}, unknown {unknown}"]
+    faults = []
+    if record["record_sha256"] != configuration.digest({k: v for k, v in record.items() if k != "record_sha256"}):
+        faults.append("record.json was changed after it was written (record_sha256 differs)")
+    present = hash_files(run_dir)
+    for name, facts in record["files"].items():
+        if name not in present:
+            faults.append(f"{name}: missing")
+        elif present[name] != facts:
+            faults.append(f"{name}: differs from its SHA-256 in the record")
+    faults += [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]
+    if record["schema"] != SCHEMA:
+        faults.append(f"schema {record['schema']!r} is not {SCHEMA}")
+    if record["status"] not in STATUSES:
+        faults.append(f"status {record['status']!r} is not one of {', '.join(STATUSES)}")
+    intent = json.loads((run_dir / "run.json").read_text())
+    faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
+    if record["config_digest"] != configuration.digest(record["config"]):
+        faults.append("config_digest: not the digest of config")
+    derived = derive(run_dir, intent)
+    derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
+    derived["valid"] = not derived["invalid_reasons"]
+    given = set(FROM_INTENT) | {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
+    for name in FIELDS:
+        if name not in given and not same(record.get(name), derived.get(name)):
+            faults.append(f"{name}: is {shorten(record.get(name))}, the raw files give {shorten(derived.get(name))}")
+    if "energy_total_J" in record and record.get("device_hours_training"):
+        per_device_hour_W = record["energy_total_J"] / energy.SECOND_PER_HOUR / record["device_hours_training"]
+        parts_W = sum(record.get(f"mean_power_{c}_W", 0.0) for c in energy.COMPONENTS) / record["devices"]
+        if not same(per_device_hour_W, parts_W):
+            faults.append(f"energy per device hour {per_device_hour_W} W is not the sum of mean powers {parts_W} W")
+    return faults
+
+
+def same(a, b) -> bool:
+    """Equal up to the rounding of another machine's sums."""
+    if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
+        if isinstance(a, dict) and isinstance(b, dict):
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list) and isinstance(b, list):
+            return len(a) == len(b) and all(map(same, a, b))
+        return a == b
+    return math.isclose(a, b, rel_tol=1e-9)
+
+
+def shorten(value) -> str:
+    text = "absent" if value is None else json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _is_finite(value) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def recover(runs_dir: Path) -> list[str]:
+    """Write records for runs whose launcher died; returns one line for each. Runs that still go on are left alone."""
+    lines = []
+    for folder in run_dirs(runs_dir):
+        if (folder / "record.json").exists() or is_running(folder):
+            continue
+        events = energy.read_events(folder)
+        wall = [event["t_wall_ns"] for event in events]
+        for path in folder.glob("samples-*.jsonl"):
+            wall += [int(t) for t in energy.read_samples(path).wall_ns[-1:]]
+        last = datetime.datetime.fromtimestamp(max(wall) / 1e9, datetime.UTC).isoformat() if wall else None
+        reason = "the launcher died before it could write a record; " + how_far(events)
+        record = build(folder, "killed", reason, ended_at=last or utc_now())
+        lines.append(f"{folder.name}: recovered as {record['status']}: {reason}")
+    return lines
+
+
+def how_far(events: list[dict]) -> str:
+    """In words, what the ranks had reached."""
+    epochs = [event for event in events if event["event"] == "epoch"]
+    if epochs:
+        return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
+    if any(event["event"] == "training_start" for event in events):
+        return "it was in its first epoch"
+    return "the training had not begun"

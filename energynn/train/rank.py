@@ -1,0 +1,48 @@
+"""One rank's life: find the trainer of the workload, run it, and say how it ended, whatever happens."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn.train.phases import Events
+
+
+def run(run_dir: str | Path) -> None:
+    """Train as run.json asks. Ends the whole MPI world if this rank cannot go on, so that none waits for ever."""
+    run_dir = Path(run_dir)
+    signal.signal(signal.SIGTERM, _stop)
+    status, reason = "finished", ""
+    rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
+    try:
+        config = configuration.from_dict(json.loads((run_dir / "run.json").read_text())["config"])
+        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
+    except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
+        status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, ValueError):  # a user's mistake explains itself; anything else needs its place
+            traceback.print_exc()
+    try:
+        Events(run_dir, rank).mark("rank_end", status=status, reason=reason)
+    except OSError as error:
+        print(f"energynn: rank {rank}: cannot write its end: {error}", file=sys.stderr, flush=True)
+        status = "failed"
+    if status == "failed":
+        print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
+        _end_the_world()
+
+
+def _stop(number: int, _frame) -> None:
+    raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
+
+
+def _end_the_world() -> None:
+    """Abort all ranks; perun's own data are lost by this, the samples on disk are not."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(1)
