@@ -1,0 +1,163 @@
+"""Numbers for the manuscript: each with value, unit, digits, source and provenance; none is typed there."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
+PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
+
+
+class Numbers:
+    """The numbers of one notebook; ``save`` writes build/numbers/<notebook>.json."""
+
+    def __init__(self, notebook: str, build_dir: str | Path = "build"):
+        self.notebook = notebook
+        self.path = Path(build_dir) / "numbers" / f"{notebook}.json"
+        self.entries: dict[str, dict] = {}
+
+    def add(
+        self, name: str, value: float | int | str | None, unit: str = "", digits: int = 3, source: str = "",
+        provenance: str = "exact", reason: str = "", decimals: int | None = None,
+    ) -> None:  # fmt: skip
+        """Add a number (``digits`` significant ones are printed, or so many ``decimals``; an int whole) or a text.
+
+        None and NaN become "not available" with ``reason``. For a number that is read from records or published rows,
+        ``source`` names them.
+
+        Raises ValueError for a name that is taken or not made of letters, digits and _, an unknown provenance, or an
+        infinite value.
+        """
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise ValueError(f"{name!r}: a number's name is letters, digits and _, and begins with a letter")
+        if name in self.entries:
+            raise ValueError(f"{name}: there is a number of that name already; choose another")
+        if provenance not in PROVENANCES:
+            raise ValueError(f"{name}: provenance {provenance!r} is not one of {', '.join(PROVENANCES)}")
+        if hasattr(value, "item"):
+            value = value.item()  # numpy's scalars
+        if isinstance(value, float) and math.isnan(value):
+            value = None
+        if isinstance(value, float) and math.isinf(value):
+            raise ValueError(f"{name}: is infinite; give None and a reason")
+        entry = {"value": value, "unit": unit, "digits": digits, "text": text(value, digits, decimals)}
+        entry |= {"source": source, "provenance": provenance, "notebook": self.notebook}
+        if value is None:
+            entry |= {"reason": reason or "the value could not be computed"}
+        self.entries[name] = entry
+
+    def save(self) -> Path:
+        """Write the file atomically, in the order of names."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _write(self.path, json.dumps(self.entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+        return self.path
+
+
+def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
+    """A value as it is printed: floats with ``digits`` significant digits, or ``decimals``; never as a power of ten.
+
+    >>> text(0.26583), text(0.27, 3), text(1034.2), text(18), text(None)
+    ('0.266', '0.270', '1034', '18', 'not available')
+    """
+    if value is None:
+        return "not available"
+    if isinstance(value, str | int):
+        return str(value)
+    if decimals is None:
+        if value == 0:
+            return "0"
+        rounded = float(f"{value:.{digits - 1}e}")  # 9.996 has one digit before the point, its text "10.0" two
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def merge(build_dir: str | Path = "build") -> dict[str, dict]:
+    """Join the numbers of all notebooks into numbers.json, and numbers.tex for people who write LaTeX.
+
+    Raises ValueError if two notebooks give one name.
+    """
+    build_dir = Path(build_dir)
+    merged: dict[str, dict] = {}
+    for path in sorted((build_dir / "numbers").glob("*.json")):
+        for name, entry in json.loads(path.read_text()).items():
+            if name in merged:
+                raise ValueError(f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one")
+            merged[name] = entry
+    merged = dict(sorted(merged.items()))
+    _write(build_dir / "numbers.json", json.dumps(merged, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(build_dir / "numbers.tex", _tex(merged))
+    return merged
+
+
+def _tex(merged: dict[str, dict]) -> str:
+    lines = [
+        r"% Generated. \input{numbers.tex}, then \energynn{name} prints a value, \energynnunit{name} its unit.",
+        r"\def\energynn#1{\ifcsname energynn@#1\endcsname\csname energynn@#1\endcsname"
+        r"\else\errmessage{energynn: no number #1}\fi}",
+        r"\def\energynnunit#1{\csname energynnunit@#1\endcsname}",
+    ]
+    for name, entry in merged.items():
+        lines.append(rf"\expandafter\def\csname energynn@{name}\endcsname{{{_escaped(entry['text'])}}}")
+        lines.append(rf"\expandafter\def\csname energynnunit@{name}\endcsname{{{_escaped(entry['unit'])}}}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(words: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {character: "\\" + character for character in "&%$#_{}"}
+    special |= {"\N{MINUS SIGN}": "$-$", "\N{SUPERSCRIPT TWO}": r"\textsuperscript{2}", "\N{GREEK CAPITAL LETTER OMEGA}": "Ohm"}
+    return "".join(special.get(character, character) for character in words)
+
+
+def colophon(build_dir: str | Path = "build") -> None:
+    """Write what made the paper as numbers of their own: git commit and its date, machine, versions.
+
+    The day of the build is left out: two builds of one commit on one machine are to give the same numbers.
+    """
+    numbers = Numbers("colophon", build_dir)
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--", ".", ":!runs", ":!build")
+    numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
+    numbers.add("git_date", _git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit")
+    numbers.add("git_state", "with uncommitted changes" if changed else "without uncommitted changes", source="git status")
+    numbers.add("build_cpu", _cpu_name(), source="/proc/cpuinfo, platform")
+    numbers.add("build_cores", os.cpu_count(), source="os.cpu_count")
+    numbers.add("build_system", f"{platform.system()} {platform.machine()}", source="platform")
+    numbers.add("build_python", platform.python_version(), source="platform")
+    for package in PACKAGES:
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            version = None
+        name = "version_" + package.replace("-", "_")
+        numbers.add(name, version, source="importlib.metadata", reason="not installed as a package")
+    numbers.save()
+
+
+def _git(*arguments: str) -> str:
+    """What git prints; nothing outside of a repository, without git, or before the first commit."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent.parent)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.is_file() else None
+    return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(content)
+    os.replace(temporary, path)

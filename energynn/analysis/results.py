@@ -1,0 +1,208 @@
+"""All run records as one xarray.Dataset with dimension ``run``; the only place where units are converted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from energynn import config as run_config
+from energynn import records
+from energynn.measure import energy
+
+COMPONENTS = ("gpu", "cpu", "ram", "total")
+
+# Quantities of a record that become variables; units and meanings stand in the data dictionary, records.FIELDS.
+# An absent one becomes NaN, never 0.
+QUANTITIES = (
+    "nodes", "sockets", "dataset_samples", "samples_trained", "samples_evaluated", "optimizer_steps",
+    "forward_backward_passes", "training_time_s", "perun_time_s", "device_hours_training", "device_hours_perun",
+    *(f"energy_{c}_J" for c in COMPONENTS), *(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J",
+    *(f"mean_power_{c}_W" for c in COMPONENTS), "perun_samples", "sampling_period_s", "samples_in_training", "coverage",
+)  # fmt: skip
+METRICS = ("top1_error", "validation_loss")  # always there; others, with lead times in their names, where records have them
+TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provenance" for c in COMPONENTS))
+# What of the configuration can be selected by; the rest stands in the record and enters ``recipe``.
+CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
+LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe", "run_dir")
+REQUIRED = ("run_id", "workload", "system", "devices", "training_time_s", "device_hours_training", "config", "valid")
+CPU_MODEL = ("idle_W_per_core", "full_W_per_core", "cores")
+
+
+def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
+    """Load the records of all systems under ``runs_dir`` into one Dataset with dimension ``run``.
+
+    Coordinates say what was run (run_id, workload, stage, system, device_kind, devices, local_batch_size ...);
+    ``recipe`` is equal for runs that differ in devices, batch sizes and repeat only. Data variables are the quantities
+    of the record with ``units`` in their attributes, provenances as texts, final metrics under their own names, and the
+    derived kWh, h and kW. NaN: absent from the record. Records that were left out stand with the reason in
+    ``attrs["excluded"]``. No records at all give an empty Dataset with the same variables.
+    """
+    rows, excluded, seen = [], [], {}
+    for path in sorted(Path(runs_dir).glob("*/*/record.json")):
+        try:
+            row = _row(json.loads(path.read_text()), path)
+            if only_valid and not row.pop("valid"):
+                raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
+            if row["run_id"] in seen:
+                raise ValueError(f"run_id is the same as of {seen[row['run_id']]}")
+        except ValueError as reason:
+            excluded.append(f"{path.parent}: {reason}")
+            continue
+        seen[row["run_id"]] = path.parent
+        rows.append(row)
+    return _dataset(pd.DataFrame(rows), excluded)
+
+
+def _row(record: dict, path: Path) -> dict:
+    """Flatten one record; ValueError says in one line why it cannot be used."""
+    if record.get("schema") != records.SCHEMA:
+        raise ValueError(f"schema is {record.get('schema')!r}, not {records.SCHEMA!r}")
+    missing = [name for name in REQUIRED if name not in record]
+    missing += [f"config.{name}" for name in CONFIG_NUMBERS if name not in record.get("config", {})]
+    if missing:
+        raise ValueError(f"fields are missing: {', '.join(missing)}")
+    configuration = record["config"]
+    row = {name: record.get(name, "") for name in (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")}
+    row |= {name: configuration[name] for name in CONFIG_NUMBERS}
+    row |= {"stage": configuration.get("stage", ""), "dataset": configuration.get("dataset", "")}
+    row |= {"recipe": _recipe(record), "run_dir": str(path.parent)}
+    row |= {"valid": bool(record["valid"]), "invalid_reasons": "; ".join(record.get("invalid_reasons", []))}
+    row |= {name: _number(name, record[name]) for name in QUANTITIES if name in record}
+    row |= {name: _number(name, value) for name, value in record.get("metrics", {}).items()}
+    machine = record.get("machine", {})
+    row |= {"machine_cpu": machine.get("cpu", ""), "machine_hostname": machine.get("hostname", "")}
+    model = next((sensor["model"] for sensor in record.get("sensors", []) if sensor.get("model")), {})
+    row |= {"cpu_model": model.get("name", "")}
+    row |= {f"cpu_model_{name}": model[name] for name in CPU_MODEL if name in model}
+    return row
+
+
+def _number(name: str, value) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is not a finite number: {value!r}")
+    if value < 0 and name in QUANTITIES:
+        raise ValueError(f"{name} is negative: {value!r}")
+    return float(value)
+
+
+def _recipe(record: dict) -> str:
+    """Short digest of all that is equal in a scaling series: configuration and data, not devices, batch size, repeat."""
+    varied = ("devices", "local_batch_size", "global_batch_size", "repeat", "initial_run")
+    kept = {name: value for name, value in record["config"].items() if name not in varied}
+    return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
+
+
+def _dataset(rows: pd.DataFrame, excluded: list[str]) -> xr.Dataset:
+    known = {*QUANTITIES, *TEXTS, *LABELS, *CONFIG_NUMBERS, "valid", "invalid_reasons", "machine_cpu", "machine_hostname"}
+    model = {f"cpu_model_{name}" for name in CPU_MODEL}
+    metrics = sorted({*METRICS, *rows.columns} - known - model - {"cpu_model"})
+
+    def texts(name: str) -> tuple:
+        return ("run", np.array(rows[name] if name in rows else [], dtype=object))
+
+    def numbers(name: str, unit: str, long_name: str) -> tuple:
+        values = rows[name].to_numpy(float) if name in rows else np.full(len(rows), np.nan)
+        return ("run", values, {"units": unit, "long_name": long_name})
+
+    coordinates = {name: texts(name) for name in LABELS}
+    coordinates |= {name: ("run", np.array(rows[name] if name in rows else [], dtype=int)) for name in CONFIG_NUMBERS}
+    variables = {name: texts(name) for name in (*TEXTS, "machine_cpu", "machine_hostname", "cpu_model")}
+    variables |= {name: numbers(name, records.FIELDS[name][0] or "1", records.FIELDS[name][1]) for name in QUANTITIES}
+    variables |= {name: numbers(name, metric_unit(name), f"final value of {name}") for name in metrics}
+    variables |= {name: numbers(name, "1" if name.endswith("cores") else "W", "CPU model") for name in sorted(model)}
+    return _with_derived(xr.Dataset(variables, coordinates, {"excluded": excluded}))
+
+
+def _with_derived(runs: xr.Dataset) -> xr.Dataset:
+    """Add energies in kWh, times in h, and energy per device hour in kW."""
+    for method in ("energy", "energy_perun"):
+        for component in COMPONENTS:
+            joules = runs[f"{method}_{component}_J"]
+            kWh = (joules / energy.JOULE_PER_KWH).assign_attrs(joules.attrs, units="kWh")
+            runs[f"{method}_{component}_kWh"] = kWh
+    hours = runs["training_time_s"] / energy.SECOND_PER_HOUR
+    runs["training_time_h"] = hours.assign_attrs(units="h", long_name="duration of the training")
+    for name, method, window in (("", "energy", "training"), ("_perun", "energy_perun", "perun")):
+        power = runs[f"{method}_total_kWh"] / runs[f"device_hours_{window}"]
+        runs[f"energy{name}_per_device_hour_kW"] = power.assign_attrs(units="kW", long_name="total energy per device hour")
+    return runs
+
+
+def metric_unit(name: str) -> str:
+    """Unit of a final metric, which stands at the end of its name; errors and losses have none."""
+    for ending, unit in (("_m2_s2", "m2 s-2"), ("_m", "m"), ("_s", "s"), ("_K", "K")):
+        if name.endswith(ending):
+            return unit
+    return "1"
+
+
+def lead_time_h(metric: str) -> int:
+    """Lead time in hours that stands in a forecast metric's name, as in ``z500_rmse_12h_m``."""
+    return int(re.search(r"_(\d+)h", metric).group(1))
+
+
+def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the runs of one table of ``load`` into scaling series: one row per series and run.
+
+    Runs belong to one series if they share recipe, system and device, and either the local or the global batch size,
+    on at least two device counts; one run can be in several (n = 1 usually is). Adds the columns ``series``, the label,
+    and ``base_devices``, the smallest device count of the series, to which speed-up relates.
+    """
+    alike = ["workload", "stage", "dataset", "system", "device_name", "recipe"]
+    parts = []
+    for constant, label in (("local_batch_size", "constant LBS"), ("global_batch_size", "constant GBS")):
+        for key, rows in table.groupby([*alike, constant]):
+            if rows["devices"].nunique() > 1:
+                parts.append(rows.assign(series=f"{label} = {key[-1]}", base_devices=rows["devices"].min()))
+    if not parts:
+        return table.iloc[:0].assign(series="", base_devices=0)
+    selected = pd.concat(parts, ignore_index=True)
+    # Two series of one name: say in what they differ.
+    for _, rows in selected.groupby(["workload", "stage", "series"]):
+        for field in ("system", "device_name", "dataset", "epochs", "seed", "recipe"):
+            if rows["recipe" if field == "recipe" else alike].drop_duplicates().shape[0] > 1 and rows[field].nunique() > 1:
+                selected.loc[rows.index, "series"] += ", " + field + " " + rows[field].astype(str)
+                break
+    return selected
+
+
+def over_repeats(table: pd.DataFrame, by: list[str], quantity: str) -> pd.DataFrame:
+    """Mean over repeats of one quantity: columns ``by``, mean, std (ddof 1), n, and low, high = mean -+ std.
+
+    With a single run std is NaN and low = high = mean: there is no error bar, which is not an error of zero.
+    """
+    groups = table.dropna(subset=quantity).groupby(by, sort=False)[quantity]
+    summary = groups.agg(["mean", "std", "count"]).rename(columns={"count": "n"}).reset_index()
+    spread = summary["std"].fillna(0.0)
+    return summary.assign(low=summary["mean"] - spread, high=summary["mean"] + spread)
+
+
+def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
+    """Power of every sensor during the training, from the raw samples of the runs given.
+
+    Returns ``power_W`` (run, device, time): the mean over steps of ``period_s``, time in s from the start of the
+    training to the middle of the step, NaN where a run has no such sensor or had ended; ``run_id`` (run).
+    """
+    ends_s = runs["training_time_s"].values
+    traces = [energy.power_trace(Path(run_dir), period_s) for run_dir in runs["run_dir"].values]
+    devices = sorted({device for trace in traces for device in trace})
+    steps = int(np.ceil(max(ends_s, default=0.0) / period_s))
+    power_W = np.full((len(traces), len(devices), steps), np.nan)
+    for i, (trace, end_s) in enumerate(zip(traces, ends_s, strict=True)):
+        for device, (t_s, watts) in trace.items():
+            inside = (t_s > 0) & (t_s < end_s)
+            power_W[i, devices.index(device), np.floor(t_s[inside] / period_s).astype(int)] = watts[inside]
+    return xr.Dataset(
+        {"power_W": (("run", "device", "time"), power_W, {"units": "W", "long_name": "mean power of a time step"})},
+        {
+            "run_id": ("run", runs["run_id"].values),
+            "device": np.array(devices, dtype=object),
+            "time": ("time", (np.arange(steps) + 0.5) * period_s, {"units": "s"}),
+        },
+    )

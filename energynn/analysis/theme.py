@@ -1,0 +1,102 @@
+"""Look of all figures: sizes for print, colours that colour-blind readers tell apart, provenance by shape and fill."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import altair as alt
+import pandas as pd
+
+# Widths of a column and of a page of the ACM format in px; 1 px becomes 1 pt in the PDF.
+COLUMN_px = 240
+PAGE_px = 504
+FONT = "Liberation Sans"  # the converter carries it: no system font is needed
+
+# Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+GREY = "#6b6b6b"
+
+# provenance -> shape, drawn in the colour of its series; hollow and filled shapes differ even in grey and small. A path is
+# in units of the symbol's radius; its inner outline runs backwards, which leaves a hole.
+PROVENANCE = {
+    "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0ZM0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
+    "measured": "circle",
+    "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
+    "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
+}
+
+@alt.theme.register("energynn", enable=False)
+def _theme() -> alt.theme.ThemeConfig:
+    text = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 7, "titleFontSize": 7.5, "titleFontWeight": "normal"}
+    return {
+        "background": "white",
+        "config": {
+            "font": FONT,
+            "view": {"continuousWidth": 180, "continuousHeight": 130, "stroke": None},
+            "axis": {
+                **text, "gridColor": "#e6e6e6", "gridWidth": 0.5, "domainColor": "#333333", "domainWidth": 0.7,
+                "tickColor": "#333333", "tickWidth": 0.7, "tickSize": 3, "labelPadding": 2, "titlePadding": 4,
+                "labelLimit": 200, "titleLimit": 400,
+            },
+            # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
+            "axisY": {"labelFlush": True},
+            "axisX": {"labelFlush": False},
+            "legend": {
+                **text, "symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8,
+                "labelLimit": 400, "titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom",
+            },
+            "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 6},
+            "header": text,
+            "range": {"category": COLOURS},
+            "point": {"size": 40, "opacity": 1, "strokeWidth": 0},
+            "line": {"strokeWidth": 1.2},
+            "rule": {"strokeWidth": 0.8},
+            "text": {"font": FONT, "fontSize": 7},
+            "concat": {"spacing": 14},
+        },
+    }  # fmt: skip
+
+
+def enable() -> None:
+    """Use this look for all charts, and show them in notebooks as SVG, which needs no network and no plug-in."""
+    alt.theme.enable("energynn")
+    alt.renderers.enable("svg")
+    alt.data_transformers.disable_max_rows()
+
+
+def provenance(table: pd.DataFrame, field: str = "provenance", title: str | None = "energy is") -> alt.Shape:
+    """The channel ``shape`` for the provenances in a table's column; the legend has those that are present.
+
+    For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs, estimated hollow
+    triangles, simulated crosses.
+    """
+    present = [name for name in PROVENANCE if name in set(table[field])]
+    scale = alt.Scale(domain=present, range=[PROVENANCE[name] for name in present])
+    return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title))
+
+
+def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.Chart:
+    """A figure that says why there is nothing to see; no invented point."""
+    words = pd.DataFrame({"message": [message]})
+    text = alt.Chart(words, width=width, height=height).mark_text(fontSize=8, color=GREY, lineBreak="\n")
+    return text.encode(alt.Text("message:N"))
+
+
+def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
+    """Write the chart as SVG, PNG (4 pixels per px) and PDF to ``build_dir``/figures, and return the SVG's path.
+
+    The same data give the same SVG, byte for byte.
+    Raises ValueError if the figure is wider than a page.
+    """
+    folder = Path(build_dir) / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.svg"
+    with alt.theme.enable("energynn"):
+        chart.save(path)
+        chart.save(path.with_suffix(".png"), scale_factor=4)
+        chart.save(path.with_suffix(".pdf"))
+    width = float(re.search(r'width="([\d.]+)"', path.read_text()).group(1))
+    if width > PAGE_px:
+        raise ValueError(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower")
+    return path

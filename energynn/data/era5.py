@@ -1,0 +1,131 @@
+"""ERA5 states for FourCastNet: the embedded ensemble, how it was packed, and how it is split and normalized."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from scipy.io import netcdf_file
+
+GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
+CHANNELS = ("t850", "z850", "z500", "t500")  # those of FourCastNet's twenty that the embedded file has, in its order
+Z500 = CHANNELS.index("z500")
+LEAD_H = 12  # hours between two states of the embedded file
+CF_ATTRIBUTES = {
+    "t": {"long_name": "Temperature", "standard_name": "air_temperature", "units": "K"},
+    "z": {"long_name": "Geopotential", "standard_name": "geopotential", "units": "m2 s-2"},
+}
+ATTRIBUTION = (
+    "Generated using Copernicus Climate Change Service information 2017. Contains modified Copernicus Climate Change "
+    "Service information; neither the European Commission nor ECMWF is responsible for any use that may be made of it."
+)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Normalized states of one split, and what is needed to leave the normalization again.
+
+    sequences: (samples, steps + 1, channels, latitude, longitude) float32; mean, std: (channels,) in K and m2/s2;
+    latitude_weights: (latitude,), mean 1.
+    """
+
+    sequences: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    latitude_weights: np.ndarray
+
+
+def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
+    """Training and test sequences of ``steps`` (1 or 2) consecutive 12 h steps from the embedded ensemble.
+
+    Four times t0..t3, 12 h apart, ten members each. Members are near copies of each other, so the split is by time:
+    t0, t1, t2 train (20 samples of one step, 10 of two), and the test (10 samples) predicts t3, which no training
+    sample contains. The last latitude row, a pole, is dropped as in FourCastNet (721 -> 720, here 61 -> 60). Mean
+    and standard deviation come from t0, t1, t2 alone. Raises ValueError if a value is missing.
+    """
+    states, latitude = read_states(path)
+    states, latitude = states[..., :-1, :], latitude[:-1]
+    last = states.shape[1] - 1
+    training = states[:, :last]
+    mean = training.mean(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
+    std = training.std(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
+    normalized = (states - mean[:, None, None]) / std[:, None, None]
+    train = np.concatenate([normalized[:, start : start + steps + 1] for start in range(last - steps)])
+    test = normalized[:, last - steps :]
+    weights = latitude_weights(latitude)
+    return Split(train, mean, std, weights), Split(test, mean, std, weights)
+
+
+def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """States (member, time, channel, latitude, longitude) float32 in K and m2/s2, and the latitudes in degrees.
+
+    ``xarray.open_dataset(path, engine="scipy")`` reads the same file; here scipy alone does, because xarray would
+    bring pandas into the trainers. Raises ValueError if a value is missing.
+    """
+    with netcdf_file(path, mmap=False, maskandscale=True) as file:
+        states = np.stack([file.variables[name][:] for name in CHANNELS], axis=2).astype(np.float32)
+        latitude = np.array(file.variables["latitude"][:], dtype=np.float64)
+    if np.isnan(states).any():
+        member, time, channel = np.argwhere(np.isnan(states))[0][:3]
+        raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at time {time}, member {member}; restore it from git")
+    return states, latitude
+
+
+def latitude_weights(latitude_deg: np.ndarray) -> np.ndarray:
+    """Weights H cos(latitude) / sum cos(latitude) of H grid rows, as FourCastNet's metric has them."""
+    cosine = np.cos(np.deg2rad(latitude_deg)).clip(min=0.0)
+    return (len(latitude_deg) * cosine / cosine.sum()).astype(np.float32)
+
+
+def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
+    """Pack tests/sample-data/era5-levels-members.nc of cfgrib's source distribution into the embedded file.
+
+    NetCDF-3 with 16-bit integers, scale and offset per channel: wrong by at most 0.09 m2/s2 in z500, where float16
+    would be wrong by 16 m2/s2. The target is written whole or not at all, the same bytes each time. Returns the
+    largest error of each channel in its own unit.
+    """
+    errors = {}
+    temporary = target.with_suffix(".part")
+    with h5py.File(source) as original, netcdf_file(temporary, "w") as packed:
+        packed.Conventions = "CF-1.7"
+        packed.title = "ERA5 ensemble, 3 degrees, four times 12 h apart"
+        packed.institution = "European Centre for Medium-Range Weather Forecasts"
+        packed.source = "cfgrib 0.9.15.1, source distribution, tests/sample-data/era5-levels-members.nc"
+        packed.attribution = ATTRIBUTION
+        levels_hPa = original["isobaricInhPa"][:].tolist()
+        hours = original["time"][:] // 3600  # the source counts seconds since 1970
+        coordinates = {
+            "member": ("i4", original["number"][:], {"long_name": "ensemble member", "units": "1"}),
+            "time": ("i4", hours, {"standard_name": "time", "units": "hours since 1970-01-01 00:00:00",
+                                   "calendar": "proleptic_gregorian"}),
+            "latitude": ("f4", original["latitude"][:], {"standard_name": "latitude", "units": "degrees_north"}),
+            "longitude": ("f4", original["longitude"][:], {"standard_name": "longitude", "units": "degrees_east"}),
+        }  # fmt: skip
+        for name, (kind, values, attributes) in coordinates.items():
+            packed.createDimension(name, len(values))
+            _write(packed, name, kind, (name,), values, attributes)
+        for name in CHANNELS:
+            level_hPa = int(name[1:])
+            variable = original[name[0]]
+            values = variable[:, :, levels_hPa.index(level_hPa)].astype(np.float64)
+            values *= variable.attrs["scale_factor"][0]  # the source keeps tenths, although as 64-bit reals
+            assert np.isfinite(values).all(), f"{source}: {name} has missing values"
+            low, high = values.min(), values.max()
+            scale, offset = (high - low) / 65000, (high + low) / 2
+            integers = np.rint((values - offset) / scale).astype(np.int16)
+            errors[name] = float(np.abs(integers * scale + offset - values).max())
+            _write(packed, name, "i2", tuple(coordinates), integers, CF_ATTRIBUTES[name[0]] | {
+                "pressure_hPa": level_hPa, "scale_factor": scale, "add_offset": offset, "max_packing_error": errors[name],
+            })  # fmt: skip
+    os.replace(temporary, target)
+    return errors
+
+
+def _write(file: netcdf_file, name: str, kind: str, dimensions: tuple, values: np.ndarray, attributes: dict) -> None:
+    variable = file.createVariable(name, kind, dimensions)
+    variable[:] = values
+    for attribute, value in attributes.items():
+        setattr(variable, attribute, value)

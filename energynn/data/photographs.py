@@ -1,0 +1,84 @@
+"""Small real images for ImageNet's loader path: crops of photographs that scikit-image and scikit-learn ship.
+
+An easy task: colours alone tell most photographs apart, and validation crops come from the same ten pictures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+CROP_PIXELS = 64
+CROPS = {"train": 100, "val": 25}  # per class
+TRAIN_SHARE = 0.75  # training crops lie in the left three quarters of a photograph, validation crops in the rest
+SEED = 0
+JPEG_QUALITY = 90
+# class -> (package that ships it, file inside of the package, licence)
+PHOTOGRAPHS = {
+    "astronaut": ("skimage", "data/astronaut.png", "public domain (NASA)"),
+    "cat": ("skimage", "data/chelsea.png", "CC0, Stefan van der Walt"),
+    "coffee": ("skimage", "data/coffee.png", "CC0, Rachel Michetti"),
+    "flower": ("sklearn", "datasets/images/flower.jpg", "CC BY 2.0, flickr user vultilion"),
+    "galaxies": ("skimage", "data/hubble_deep_field.jpg", "public domain (NASA)"),
+    "motorcycle": ("skimage", "data/motorcycle_left.png", "not stated by scikit-image; Middlebury 2014 stereo data"),
+    "retina": ("skimage", "data/retina.jpg", "CC0, Häggström, wikimedia"),
+    "rocket": ("skimage", "data/rocket.jpg", "public domain (SpaceX)"),
+    "temple": ("sklearn", "datasets/images/china.jpg", "CC BY 2.0, flickr user danielbuechele"),
+    "tissue": ("skimage", "data/ihc.png", "no known copyright restrictions"),
+}
+
+
+def source_path(package: str, file: str) -> Path:
+    """Where an installed package keeps a file, found without importing the package.
+
+    Raises ValueError if the package is not installed or does not ship the file.
+    """
+    spec = importlib.util.find_spec(package)
+    path = Path(spec.origin).parent / file if spec and spec.origin else None
+    if path is None or not path.is_file():
+        raise ValueError(f"photographs: {package} with {file} is not installed; `make train-env` installs it")
+    return path
+
+
+def made_with() -> str:
+    """Versions of what decodes the photographs and encodes the crops; others may give other bytes."""
+    from PIL import features
+
+    return f"Pillow {features.version('pil')}, libjpeg-turbo {features.version('libjpeg_turbo') or 'absent'}"
+
+
+def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None) -> None:
+    """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
+
+    The folder appears at once and whole, also if two processes make it at the same time; before it does, ``check``
+    is called with it and may raise.
+    """
+    import numpy as np
+    from PIL import Image
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        temporary.chmod(0o755)  # mkdtemp makes folders for their owner alone
+        for index, (name, (package, file, _licence)) in enumerate(PHOTOGRAPHS.items()):
+            photograph = Image.open(source_path(package, file)).convert("RGB")
+            generator = np.random.default_rng([SEED, index])
+            border = int(TRAIN_SHARE * photograph.width)
+            for split, (left, right) in {"train": (0, border), "val": (border, photograph.width)}.items():
+                folder = temporary / split / name
+                folder.mkdir(parents=True)
+                for crop in range(CROPS[split]):
+                    x = int(generator.integers(left, right - CROP_PIXELS + 1))
+                    y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
+                    box = (x, y, x + CROP_PIXELS, y + CROP_PIXELS)
+                    photograph.crop(box).save(folder / f"{crop:03d}.jpg", quality=JPEG_QUALITY)
+        check(temporary)
+        temporary.rename(target)
+    except OSError:  # another process was faster; its crops are the same
+        if not target.is_dir():
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

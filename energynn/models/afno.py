@@ -1,0 +1,164 @@
+"""AFNO, the network of FourCastNet: patches are mixed in Fourier space, channels by a small network per patch.
+
+Shapes: N batch, C channels, H W grid, h w patches, E embedding, B blocks, S = E / B channels of a block, m modes.
+Names of parameters and numerics are those of the published FourCastNet (Pathak et al. 2022, github.com/NVlabs/
+FourCastNet, networks/afnonet.py), so that its weights load; the code is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class AFNO(nn.Module):
+    """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
+
+    A difference to the published network: it has a final LayerNorm that it never uses; ours has not, so that
+    DistributedDataParallel finds every parameter used. Raises ValueError if patches do not fit the grid or blocks
+    do not fit the embedding.
+    """
+
+    def __init__(
+        self,
+        img_size: tuple[int, int] = (720, 1440),
+        patch_size: int | tuple[int, int] = 8,
+        in_chans: int = 20,
+        out_chans: int = 20,
+        embed_dim: int = 768,
+        depth: int = 12,
+        mlp_ratio: float = 4.0,
+        num_blocks: int = 8,
+        sparsity_threshold: float = 0.01,
+        hard_thresholding_fraction: float = 1.0,
+    ):
+        super().__init__()
+        patch_height, patch_width = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
+        height, width = img_size
+        if height % patch_height or width % patch_width:
+            raise ValueError(
+                f"patch_size: patches of {patch_height} x {patch_width} do not fit a grid of {height} x {width}; "
+                "choose a divisor of both"
+            )
+        if embed_dim % num_blocks:
+            raise ValueError(f"num_blocks: {num_blocks} blocks do not divide embed_dim {embed_dim}; choose a divisor")
+        self.img_size, self.patch_size = (height, width), (patch_height, patch_width)
+        self.patches = (height // patch_height, width // patch_width)
+        self.patch_embed = PatchEmbedding(in_chans, embed_dim, self.patch_size)
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction) for _ in range(depth)
+        )
+        self.head = nn.Linear(embed_dim, out_chans * patch_height * patch_width, bias=False)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-2:] != self.img_size:
+            raise ValueError(f"state has a grid of {tuple(x.shape[-2:])}, the network was made for {self.img_size}")
+        (h, w), (p1, p2) = self.patches, self.patch_size
+        x = self.patch_embed(x) + self.pos_embed  # N, h w, E
+        x = x.unflatten(1, (h, w))
+        for block in self.blocks:
+            x = block(x)
+        x = self.head(x)  # N, h, w, p1 p2 C
+        x = x.reshape(len(x), h, w, p1, p2, -1).permute(0, 5, 1, 3, 2, 4)  # N, C, h, p1, w, p2
+        return x.reshape(len(x), -1, h * p1, w * p2)
+
+    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
+        """As of torch, but a published checkpoint's unused final LayerNorm is left out."""
+        used = {name: value for name, value in state_dict.items() if name not in ("norm.weight", "norm.bias")}
+        return super().load_state_dict(used, strict, assign)
+
+
+class PatchEmbedding(nn.Module):
+    def __init__(self, in_chans: int, embed_dim: int, patch_size: tuple[int, int]):
+        super().__init__()
+        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, x: Tensor) -> Tensor:  # N, C, H, W -> N, h w, E
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Filter between patches, then a two-layer network within each, both with a skip connection ("double skip")."""
+
+    def __init__(
+        self, embed_dim: int, mlp_ratio: float, num_blocks: int,
+        sparsity_threshold: float, hard_thresholding_fraction: float,
+    ):  # fmt: skip
+        super().__init__()
+        self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.filter = FourierFilter(embed_dim, num_blocks, sparsity_threshold, hard_thresholding_fraction)
+        self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
+        self.mlp = MLP(embed_dim, int(embed_dim * mlp_ratio))
+
+    def forward(self, x: Tensor) -> Tensor:  # N, h, w, E
+        x = x + self.filter(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class MLP(nn.Module):
+    def __init__(self, embed_dim: int, hidden_dim: int):
+        super().__init__()
+        self.fc1 = nn.Linear(embed_dim, hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class FourierFilter(nn.Module):
+    """Two complex layers, block-diagonal over channels, applied to each Fourier mode of the patch grid.
+
+    Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
+    computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
+    with a fraction below 1 the rows kept are centred on row h // 2 + 1, near the highest frequency, not the lowest;
+    and the filter's input is added to its output.
+    """
+
+    def __init__(self, embed_dim: int, num_blocks: int, sparsity_threshold: float, hard_thresholding_fraction: float):
+        super().__init__()
+        self.sparsity_threshold = sparsity_threshold
+        self.hard_thresholding_fraction = hard_thresholding_fraction
+        size = embed_dim // num_blocks
+        # The first index is the real and the imaginary part.
+        self.w1 = nn.Parameter(0.02 * torch.randn(2, num_blocks, size, size))
+        self.b1 = nn.Parameter(0.02 * torch.randn(2, num_blocks, size))
+        self.w2 = nn.Parameter(0.02 * torch.randn(2, num_blocks, size, size))
+        self.b2 = nn.Parameter(0.02 * torch.randn(2, num_blocks, size))
+
+    def forward(self, x: Tensor) -> Tensor:  # N, h, w, E
+        n, h, w, channels = x.shape
+        blocks = self.w1.shape[1]
+        with torch.autocast(x.device.type, enabled=False):  # the transform is one of float32, whatever surrounds it
+            spectrum = torch.fft.rfft2(x.float(), dim=(1, 2), norm="ortho")
+            total = h // 2 + 1
+            kept = int(total * self.hard_thresholding_fraction)
+            rows, columns = slice(total - kept, total + kept), slice(0, kept)
+            modes = spectrum[:, rows, columns]  # N, rows, columns, E
+
+            # Real matrices of twice the size instead of complex ones: one product per layer. (B, m, 2 S)
+            z = modes.reshape(-1, blocks, channels // blocks).transpose(0, 1)
+            z = torch.cat((z.real, z.imag), dim=-1)
+            z = F.relu(_complex_layer(z, self.w1, self.b1))
+            z = F.softshrink(_complex_layer(z, self.w2, self.b2), self.sparsity_threshold)
+            z = torch.complex(*z.chunk(2, dim=-1)).transpose(0, 1).reshape(modes.shape)
+
+            filtered = torch.zeros_like(spectrum)
+            filtered[:, rows, columns] = z
+            return torch.fft.irfft2(filtered, s=(h, w), dim=(1, 2), norm="ortho").to(x.dtype) + x
+
+
+def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """(real, imaginary) times weight plus bias; z (B, m, 2 S), weight (2, B, S, S), bias (2, B, S)."""
+    real, imaginary = weight
+    matrix = torch.cat((torch.cat((real, imaginary), dim=-1), torch.cat((-imaginary, real), dim=-1)), dim=-2)
+    return torch.baddbmm(torch.cat((bias[0], bias[1]), dim=-1).unsqueeze(1), z, matrix)

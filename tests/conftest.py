@@ -1,0 +1,66 @@
+"""A finished run on disk, written by hand: simulated sensors, closed-form power, so every number in it is known."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+
+from energynn import config, records
+
+T0_NS = 5_000_000_000_000
+POWER_W = 120.0
+TRAINING_S = 20.0
+
+
+def write_perun_hdf5(path, watts, seconds):
+    """The part of perun's tree that carries energies (perun 1.0: power as values, the counter as alt_values)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        run = file.create_group("energynn/nodes/run")
+        run.attrs["execution_dt"] = "2026-01-01T00:00:00"
+        run.create_group("metrics/ENERGY").attrs["sum"] = watts * seconds
+        raw = run.create_group("nodes/0/nodes/host/nodes/cpu/nodes/cpu_0/raw_data")
+        t = raw.create_dataset("timesteps", data=np.linspace(0, seconds, 81, dtype="float32"))
+        v = raw.create_dataset("values", data=np.full(81, watts, dtype="float32"))
+        t.attrs.update({"mag": 1.0, "unit": "s"})
+        v.attrs.update({"mag": 1.0, "unit": "W", "valid_max": 1e9})
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """A valid two-device run of resnet50; the caller breaks it as needed and calls records.build."""
+    made = config.make("resnet50", devices=2, local_batch_size=16)
+    folder = tmp_path / "runs" / "local" / config.run_id(made)
+    folder.mkdir(parents=True)
+    values = config.to_dict(made)
+    records.write_json(folder / "run.json", {
+        "run_id": folder.name, "workload": "resnet50", "system": "local", "started_at": "2026-01-01T00:00:00Z",
+        "boot_id": "b", "config": values, "config_digest": config.digest(values), "data_digest": "d",
+        "device_kind": "cpu core", "device_name": "a core", "devices": 2, "versions": {}, "git_commit": "",
+        "git_dirty": False, "machine": {"sockets": 1}, "cpu_model": {},
+    })  # fmt: skip
+    sensor = {"id": "cpu_0", "component": "cpu", "device": "0", "kind": "energy", "provenance": "simulated",
+              "to_SI": 1e-6, "wraps_at": 262143328850.0, "primary": True, "model": None, "notes": {}}  # fmt: skip
+    lines = [{"header": "energynn-samples/1", "host": "host", "period_s": 0.1, "sensors": [sensor]}]
+    for step in range(int((TRAINING_S + 2) * 10)):
+        t = step / 10 - 1
+        lines.append({"t": T0_NS + int(t * 1e9), "w": int(t * 1e9), "v": [int(POWER_W * (t + 1) * 1e6) + 10**9]})
+    (folder / "samples-host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for rank in range(2):
+        counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
+        events = [
+            (-0.5, "rank_start", dict(rank=rank, world_size=2, host="host", pid=1, device="cpu")),
+            (0.0, "training_start", dict(dataset_samples=1000)),
+            (TRAINING_S - 0.1, "epoch", dict(epoch=1, epochs=1, training_loss=2.0, **counts)),
+            (TRAINING_S, "training_end", dict(**counts, forward_backward_passes=10, metrics={"top1_error": 0.25})),
+            (TRAINING_S, "phases", dict(forward_s=8.0, backward_s=10.0)),
+            (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
+        ]
+        text = "".join(
+            json.dumps({"t_mono_ns": T0_NS + int(t * 1e9), "t_wall_ns": int(t * 1e9), "event": name, **fields}) + "\n"
+            for t, name, fields in events if rank == 0 or name != "epoch"
+        )  # fmt: skip
+        (folder / f"events-rank{rank}.jsonl").write_text(text)
+    write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)
+    return folder

@@ -1,0 +1,277 @@
+"""Real runs: two ranks under mpirun and perun, started by papermill, and what happens when something is killed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from energynn import config, launch, records
+from energynn.config import REPOSITORY
+from energynn.measure import energy, perun_adapter
+from energynn.measure.sensors import Sensor
+
+TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=8, sampling_period_s=0.02)
+ENDLESS = TINY | dict(epochs=10_000, devices=2)
+
+
+def papermill(runs_dir, parameters, out=None, **options):
+    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY),
+               str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(out or Path(runs_dir).parent / "out.ipynb"),
+               "--parameters_yaml", json.dumps({**parameters, "runs_dir": str(runs_dir)})]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+
+
+def python_run(runs_dir, parameters, **options):
+    program = f"from energynn import config, launch; launch.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            cwd=REPOSITORY, **options)  # fmt: skip
+
+
+def only_run(runs_dir):
+    (run_dir,) = (path.parent for path in Path(runs_dir).glob("local/*/run.json"))
+    return run_dir
+
+
+def wait_until(condition, timeout_s=60, what=""):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
+        time.sleep(0.1)
+
+
+def training_has_begun(runs_dir):
+    texts = [path.read_text() for path in Path(runs_dir).glob("local/*/events-rank*.jsonl")]
+    return len(texts) == 2 and all("training_start" in text for text in texts)
+
+
+def processes_of(runs_dir):
+    """Everything that carries the run's folder in its command line or environment, except this test."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+        except psutil.Error:
+            continue
+        if str(runs_dir) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def victim(runs_dir, who, started):
+    """The process to kill: the papermill, kernel, supervisor, mpirun, a rank, or perun's sampler."""
+    if who == "papermill":
+        return psutil.Process(started.pid)
+    everything = processes_of(runs_dir)
+    supervisor = next(p for p in everything if "energynn.launch" in p.cmdline())
+    mpirun = next(p for p in supervisor.children() if "mpirun" in p.name() or "mpiexec" in " ".join(p.cmdline()))
+    by_event = {
+        event["rank"]: psutil.Process(event["pid"])
+        for event in energy.read_events(only_run(runs_dir)) if event["event"] == "rank_start"
+    }  # fmt: skip
+    header = (next(only_run(runs_dir).glob("samples-*.jsonl"))).read_text().splitlines()[0]
+    return {
+        "kernel": supervisor.parent, "supervisor": lambda: supervisor, "mpirun": lambda: mpirun,
+        "rank 0": lambda: by_event[0], "rank 1": lambda: by_event[1],
+        "sampler": lambda: psutil.Process(json.loads(header)["pid"]),
+    }[who]()  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who, number, status, words", [
+    ("papermill", signal.SIGKILL, "interrupted", "the process that started the run ended"),
+    ("papermill", signal.SIGTERM, "interrupted", "the process that started the run ended"),
+    ("kernel", signal.SIGKILL, "interrupted", "the process that started the run ended"),
+    ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
+    ("rank 0", signal.SIGKILL, ("killed", "failed"), "rank"),
+    ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
+    ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
+    ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
+])  # fmt: skip
+def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_path, who, number, status, words):
+    runs_dir = tmp_path / "runs"
+    start = papermill if who in ("papermill", "kernel") else python_run
+    started = start(runs_dir, ENDLESS)
+    wait_until(lambda: training_has_begun(runs_dir), what="for the training to begin")
+    time.sleep(1.5)
+    killed_at = time.time_ns()
+    victim(runs_dir, who, started).send_signal(number)
+    wait_until(lambda: not processes_of(runs_dir), timeout_s=5, what=f"for {processes_of(runs_dir)} to end")
+    started.communicate(timeout=20)
+    assert started.returncode != 0
+    run_dir = only_run(runs_dir)
+    records.recover(runs_dir)
+    record = records.read(run_dir)
+    assert record["status"] in status and words in record["status_reason"]
+    assert not record["valid"] and records.check(runs_dir) == []
+    samples = energy.read_samples(next(run_dir.glob("samples-*.jsonl")))
+    assert samples.wall_ns[-1] > killed_at - 0.3e9, "samples were lost"
+    assert record["energy_cpu_J"] > 0
+
+
+@pytest.mark.slow
+def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
+    runs_dir = tmp_path / "runs"
+    started = python_run(runs_dir, ENDLESS)
+    wait_until(lambda: training_has_begun(runs_dir))
+    victim(runs_dir, "sampler", started).kill()
+    output = started.communicate(timeout=launch.SILENCE_S + 20)[0]
+    assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
+    assert not processes_of(runs_dir)
+
+
+@pytest.mark.slow
+def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
+    runs_dir = tmp_path / "runs"
+    started = papermill(runs_dir, TINY | dict(devices=2))
+    output, live = "", False
+    for line in started.stdout:
+        output += line
+        live = live or ("epoch" in line and started.poll() is None and not (tmp_path / "out.ipynb").read_text().count("epoch 1"))
+    assert started.wait() == 0, output
+    run_dir = only_run(runs_dir)
+    record = records.read(run_dir)
+    assert record["valid"] and record["devices"] == 2 and record["samples_in_training"] >= 60
+    assert list(run_dir.glob("perun/*.hdf5")) and records.check(runs_dir) == []
+    assert "epoch 1/8" in output, "the trainer's progress was not to be seen"
+    before = (run_dir / "record.json").stat().st_mtime_ns
+    again = papermill(runs_dir, TINY | dict(devices=2))
+    assert again.wait() == 0 and (run_dir / "record.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("parameters, words", [
+    (dict(lerning_rate=0.1), "ValueError: lerning_rate: not a parameter"),
+    (dict(local_batch_size=0), "ValueError: local_batch_size: must be at least 1"),
+    (dict(local_batch_size="many"), "ValueError: local_batch_size: must be a whole number"),
+])  # fmt: skip
+def test_papermill_refuses_bad_parameters_in_one_line(tmp_path, parameters, words):
+    started = papermill(tmp_path / "runs", parameters)
+    output = started.communicate()[0].strip().splitlines()
+    assert started.returncode != 0
+    assert output[-1].startswith(words)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
+    made = config.make("fourcastnet")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write"):
+        launch.preflight(made, tmp_path / "file" / "runs")
+    with pytest.raises(ValueError, match="make that run first"):
+        launch.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
+    with pytest.raises(ValueError, match="no manifest"):
+        launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
+    many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
+    assert "64 devices" in many[0]
+    monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)
+    with pytest.raises(ValueError, match="MiB free"):
+        launch.preflight(made, tmp_path)
+
+
+def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="no MPI found: mpirun is not on PATH"):
+        launch.find_mpi()
+    (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2; exit 1\n")
+    for name in ("mpirun", "python"):
+        (tmp_path / name).chmod(0o755)
+    with pytest.raises(ValueError, match="no MPI library found by mpi4py .*cannot load MPI library"):
+        launch.find_mpi()
+
+
+def test_one_measured_run_at_a_time(tmp_path):
+    import fcntl
+
+    made = config.make("fourcastnet")
+    launch.preflight(made, tmp_path)
+    with open(tmp_path / "local" / ".lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="one at a time"):
+            launch.preflight(made, tmp_path)
+
+
+def powercap_writer(root, watts, seconds):
+    """A process that moves a fake RAPL counter at constant power, every 5 ms, through a wrap-around."""
+    zone = root / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text("package-0\n")
+    (zone / "max_energy_range_uj").write_text("262143328850\n")
+    (zone / "energy_uj").write_text("262100000000\n")
+    program = textwrap.dedent(f"""
+        import os, time
+        begun = time.monotonic()
+        while (elapsed := time.monotonic() - begun) < {seconds}:
+            value = int(262100000000 + {watts} * 1e6 * elapsed) % 262143328850
+            file = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY)
+            os.pwrite(file, b"%012d\\n" % value, 0)
+            os.close(file)
+            time.sleep(0.005)
+    """)
+    return subprocess.Popen([sys.executable, "-c", program])
+
+
+@pytest.mark.slow
+def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
+    import h5py
+
+    watts = 200.0
+    runs_dir = tmp_path / "runs"
+    writer = powercap_writer(tmp_path / "powercap", watts, 60)
+    try:
+        started = python_run(runs_dir, TINY | dict(devices=2, epochs=40), env=os.environ | {
+            perun_adapter.POWERCAP_VARIABLE: str(tmp_path / "powercap")})  # fmt: skip
+        output = started.communicate(timeout=120)[0]
+    finally:
+        writer.kill()
+        writer.wait()
+    assert started.returncode == 0, output
+    run_dir = only_run(runs_dir)
+    record = records.read(run_dir)
+    assert record["energy_cpu_provenance"] == record["energy_total_provenance"] == "simulated"
+    assert record["energy_cpu_J"] == pytest.approx(watts * record["training_time_s"], rel=0.01)
+    assert record["energy_perun_total_J"] == pytest.approx(record["energy_perun_reported_J"], rel=1e-4)
+    assert record["energy_perun_cpu_J"] == pytest.approx(watts * record["perun_time_s"], rel=0.1)
+    # The very same readings, one by one: what perun stored is what our file noted as perun took it.
+    noted = [line["perun"] for line in energy.read_samples(next(run_dir.glob("samples-*.jsonl"))).perun]
+    (name,) = [key for key in noted[0] if key.endswith("cpu_0_package-0")]
+    with h5py.File(next(run_dir.glob("perun/*.hdf5"))) as file:
+        found = []
+        file.visititems(lambda path, item: found.append(item[:]) if path.endswith("package-0/raw_data/alt_values") else None)
+    assert np.array_equal(found[0], [values[name] for values in noted]) and len(noted) > 10
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line_and_a_record(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)],
+                                                       capture_output=True).returncode:  # fmt: skip
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        started = python_run(disk / "runs", ENDLESS)
+        wait_until(lambda: training_has_begun(disk / "runs"))
+        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(b"\0" * 4096)
+        output = started.communicate(timeout=60)[0]
+        assert started.returncode != 0 and "No space left on device" in output
+        record = records.read(only_run(disk / "runs"))
+        assert record["status"] == "failed" and "No space left on device" in record["status_reason"]
+        assert not processes_of(disk / "runs")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_sensor_descriptions_fit_into_json():
+    sensor = Sensor("s", "cpu", "0", "energy", "simulated", lambda: 0)
+    assert "read" not in json.loads(json.dumps(sensor.describe()))

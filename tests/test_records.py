@@ -1,0 +1,118 @@
+import fcntl
+import json
+
+import pytest
+
+from energynn import cli, config, records
+from energynn.config import REPOSITORY
+
+
+def rewrite(run_dir, **changes):
+    """Change a record and make its own digest right again, as somebody who knows how would."""
+    record = json.loads((run_dir / "record.json").read_text()) | changes
+    record.pop("record_sha256")
+    record["record_sha256"] = config.digest(record)
+    (run_dir / "record.json").write_text(json.dumps(record))
+
+
+def test_every_number_of_a_record_is_the_known_one(run_dir):
+    record = records.build(run_dir, "finished", "")
+    assert record["valid"], record["invalid_reasons"]
+    assert record["training_time_s"] == pytest.approx(20.0)
+    assert record["energy_cpu_J"] == pytest.approx(2400.0, rel=1e-6)
+    assert record["energy_total_provenance"] == record["energy_cpu_provenance"] == "simulated"
+    assert record["device_hours_training"] == pytest.approx(2 * 20 / 3600)
+    assert record["mean_power_total_W"] == pytest.approx(120.0)
+    assert record["energy_perun_total_J"] == pytest.approx(120.0 * 21, rel=1e-6)
+    assert record["perun_time_s"] == pytest.approx(21.0) and record["perun_samples"] == 81
+    assert record["samples_in_training"] == 201 and record["coverage"] == pytest.approx(1.0)
+    assert record["metrics"] == {"top1_error": 0.25} and len(record["phases"]) == 2
+    assert "energy_gpu_J" not in record and "energy_ram_J" not in record
+    assert set(record) <= set(records.FIELDS)
+    assert records.check(run_dir.parent.parent) == []
+
+
+@pytest.mark.parametrize("field, value", [
+    ("energy_total_J", 2000.0), ("training_time_s", 19.0), ("samples_trained", 640), ("valid", False),
+    ("metrics", {"top1_error": 0.2}), ("energy_cpu_provenance", "measured"), ("energy_perun_total_J", 1.0),
+    ("device_hours_training", 1.0), ("coverage", 0.995), ("energy_gpu_J", 5.0), ("status", "excellent"),
+    ("started_at", "2027-01-01T00:00:00Z"), ("more", 1),
+])  # fmt: skip
+def test_a_number_changed_by_somebody_who_mends_the_digest_is_found(run_dir, field, value):
+    records.build(run_dir, "finished", "")
+    rewrite(run_dir, **{field: value})
+    faults = records.check(run_dir.parent.parent)
+    assert any(field in fault for fault in faults), faults
+
+
+def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(run_dir, capsys):
+    runs = run_dir.parent.parent
+    records.build(run_dir, "finished", "")
+    assert cli.main(["check", str(runs)]) == 0
+    text = (run_dir / "record.json").read_text()
+    (run_dir / "record.json").write_text(text.replace('"status_reason": ""', '"status_reason": "x"'))
+    assert cli.main(["check", str(runs)]) == 1
+    assert "record.json was changed" in capsys.readouterr().out
+    (run_dir / "record.json").write_text(text)
+    trace = run_dir / "samples-host.jsonl"
+    trace.write_text(trace.read_text().replace('"v": [1120000000]', '"v": [1120000009]'))
+    (run_dir / "events-rank1.jsonl").unlink()
+    (run_dir / "stray.txt").write_text("x")
+    faults = records.check(runs)
+    for expected in ("samples-host.jsonl: differs", "events-rank1.jsonl: missing", "stray.txt: not in the record"):
+        assert sum(expected in fault for fault in faults) == 1, faults
+    assert all("\n" not in fault for fault in faults)
+
+
+def test_what_makes_a_run_no_evidence(run_dir):
+    trace = run_dir / "samples-host.jsonl"
+    lines = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join(lines[:100] + lines[150:]))  # five seconds without a sample
+    record = records.build(run_dir, "finished", "")
+    assert not record["valid"] and "cover" in record["invalid_reasons"][0]
+    trace.write_text("".join(lines[:1] + lines[1::5]))
+    record = records.build(run_dir, "finished", "")
+    assert any("power samples" in reason for reason in record["invalid_reasons"])
+    trace.write_text("".join(lines))
+    (run_dir / "perun" / "energynn.hdf5").unlink()
+    assert records.build(run_dir, "finished", "")["invalid_reasons"] == ["perun's HDF5 is missing"]
+
+
+def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
+    runs = run_dir.parent.parent
+    for rank in range(2):
+        events = run_dir / f"events-rank{rank}.jsonl"
+        events.write_text("".join(line for line in events.read_text().splitlines(keepends=True) if "_end" not in line))
+    (run_dir / "samples-host.jsonl").write_text((run_dir / "samples-host.jsonl").read_text()[:-20])
+    assert cli.main(["check", str(runs)]) == 1
+    assert "no record.json" in capsys.readouterr().out
+    assert cli.main(["check", "--recover", str(runs)]) == 0
+    record = records.read(run_dir)
+    assert record["status"] == "killed" and "1 of 1 epochs were done" in record["status_reason"]
+    assert record["energy_cpu_J"] > 2400 and not record["valid"] and record["unreadable_lines"] == 1
+
+
+def test_a_run_that_goes_on_is_left_alone(run_dir):
+    with open(run_dir / "run.json") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert records.is_running(run_dir)
+        assert records.check(run_dir.parent.parent) == [] and records.recover(run_dir.parent.parent) == []
+    assert not records.is_running(run_dir)
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "record.json"
+    records.write_json(path, {"a": 1})
+    with pytest.raises(ValueError):
+        records.write_json(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_data_dictionary_is_complete():
+    text = (REPOSITORY / "runs" / "README.md").read_text()
+    for name, (unit, meaning) in records.FIELDS.items():
+        assert f"| `{name}` | {unit} | {meaning} |" in text, f"runs/README.md does not explain {name} as records.FIELDS does"
+
+
+def test_the_committed_records_are_whole():
+    assert records.check(REPOSITORY / "runs" / "published") == []
