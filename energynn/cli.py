@@ -92,6 +92,7 @@ def _manifest(options) -> int:
 def _paper(options) -> int:
     from energynn.analysis import numbers, paper
 
+    numbers.colophon(options.build_dir)
     numbers.merge(options.build_dir)
     print(f"wrote {paper.compile(options.build_dir)}")
     return 0

@@ -11,6 +11,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from energynn.config import REPOSITORY
+
 PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
 PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
 
@@ -56,7 +58,7 @@ class Numbers:
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _write(self.path, json.dumps(self.entries, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+        _write_json(self.path, dict(sorted(self.entries.items())))
         return self.path
 
 
@@ -91,7 +93,7 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
                 raise ValueError(f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one")
             merged[name] = entry
     merged = dict(sorted(merged.items()))
-    _write(build_dir / "numbers.json", json.dumps(merged, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _write_json(build_dir / "numbers.json", merged)
     _write(build_dir / "numbers.tex", _tex(merged))
     return merged
 
@@ -112,7 +114,7 @@ def _tex(merged: dict[str, dict]) -> str:
 def _escaped(words: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     special |= {character: "\\" + character for character in "&%$#_{}"}
-    special |= {"\N{MINUS SIGN}": "$-$", "\N{SUPERSCRIPT TWO}": r"\textsuperscript{2}", "\N{GREEK CAPITAL LETTER OMEGA}": "Ohm"}
+    special |= {"\N{MINUS SIGN}": "$-$"}
     return "".join(special.get(character, character) for character in words)
 
 
@@ -126,7 +128,8 @@ def colophon(build_dir: str | Path = "build") -> None:
     changed = _git("status", "--porcelain", "--", ".", ":!runs", ":!build")
     numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
     numbers.add("git_date", _git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit")
-    numbers.add("git_state", "with uncommitted changes" if changed else "without uncommitted changes", source="git status")
+    state = "with uncommitted changes" if changed else "without uncommitted changes"
+    numbers.add("git_state", state, source="git status")
     numbers.add("build_cpu", _cpu_name(), source="/proc/cpuinfo, platform")
     numbers.add("build_cores", os.cpu_count(), source="os.cpu_count")
     numbers.add("build_system", f"{platform.system()} {platform.machine()}", source="platform")
@@ -144,7 +147,7 @@ def colophon(build_dir: str | Path = "build") -> None:
 def _git(*arguments: str) -> str:
     """What git prints; nothing outside of a repository, without git, or before the first commit."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent.parent.parent)
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=REPOSITORY)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -154,6 +157,10 @@ def _cpu_name() -> str:
     path = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.is_file() else None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def _write_json(path: Path, entries: dict) -> None:
+    _write(path, json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _write(path: Path, content: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import typst
 
-PAPER = Path(__file__).resolve().parent.parent.parent / "paper"
+from energynn.config import REPOSITORY
+
+PAPER = REPOSITORY / "paper"
 
 
 def compile(build_dir: str | Path = "build") -> Path:
@@ -25,7 +27,7 @@ def compile(build_dir: str | Path = "build") -> Path:
     missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
     missing += [name for name in figures(manuscript) if not (build_dir / "figures" / f"{name}.pdf").is_file()]
     if missing:
-        raise ValueError(f"the manuscript names what {build_dir} has not: {', '.join(missing)}; run the notebooks first")
+        raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")
     # Root "/" because the build folder may lie anywhere; the template gets its place as an input.
     typst.compile(
         PAPER / "energynn.typ", output=build_dir / "paper.pdf", root="/", ignore_system_fonts=True,

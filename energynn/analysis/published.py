@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 
-PUBLISHED = Path(__file__).resolve().parent.parent.parent / "runs" / "published"
+from energynn.config import REPOSITORY
+
+PUBLISHED = REPOSITORY / "runs" / "published"
 MEASUREMENTS = ("resnet50_scaled_dataset", "fourcastnet_table1", "fourcastnet_text")
 
 
@@ -17,8 +17,9 @@ def read(name: str) -> pd.DataFrame:
     """
     path = PUBLISHED / f"{name}.csv"
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; there are {', '.join(sorted(p.stem for p in PUBLISHED.glob('*.csv')))}")
-    return pd.read_csv(path, keep_default_na=True)
+        known = sorted(path.stem for path in PUBLISHED.glob("*.csv"))
+        raise ValueError(f"{name}: not a published table; choose one of {', '.join(known)}")
+    return pd.read_csv(path)
 
 
 def measurements() -> pd.DataFrame:

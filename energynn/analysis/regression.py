@@ -9,7 +9,7 @@ import pandas as pd
 import statsmodels.formula.api as smf
 from statsmodels.regression.linear_model import RegressionResultsWrapper
 
-# Below this many degrees of freedom the robust HC3 covariance rests on too few residuals to be better than the classical.
+# With fewer degrees of freedom the robust HC3 covariance rests on too few residuals to be better than the classical.
 HC3_LEAST_DEGREES_OF_FREEDOM = 5
 
 
@@ -17,8 +17,8 @@ HC3_LEAST_DEGREES_OF_FREEDOM = 5
 class Fit:
     """One fitted linear model.
 
-    parameters: one row per term with value, standard_error, low, high (two-sided interval at ``level``, t distribution);
-    covariance: which standard errors these are, "HC3" (robust) or "classical". The table has both for comparison.
+    parameters: one row per term with value, standard_error, low, high (two-sided interval at ``level``, t
+    distribution); covariance: which standard errors these are, "HC3" (robust) or "classical".
     """
 
     formula: str
@@ -115,9 +115,7 @@ def fit(
     parameters = pd.DataFrame(
         {"value": results.params, "standard_error": results.bse, "low": interval[0], "high": interval[1]}
     )
-    return Fit(
-        formula=formula, data=data, results=results, covariance=covariance, level=level, parameters=parameters
-    )
+    return Fit(formula=formula, data=data, results=results, covariance=covariance, level=level, parameters=parameters)
 
 
 def describe(fits: dict[str, Fit]) -> pd.DataFrame:

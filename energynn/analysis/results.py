@@ -25,7 +25,7 @@ QUANTITIES = (
     *(f"energy_{c}_J" for c in COMPONENTS), *(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J",
     *(f"mean_power_{c}_W" for c in COMPONENTS), "perun_samples", "sampling_period_s", "samples_in_training", "coverage",
 )  # fmt: skip
-METRICS = ("top1_error", "validation_loss")  # always there; others, with lead times in their names, where records have them
+METRICS = ("top1_error", "validation_loss")  # always there; others, named with lead times, where records have them
 TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provenance" for c in COMPONENTS))
 # What of the configuration can be selected by; the rest stands in the record and enters ``recipe``.
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
@@ -68,7 +68,8 @@ def _row(record: dict, path: Path) -> dict:
     if missing:
         raise ValueError(f"fields are missing: {', '.join(missing)}")
     configuration = record["config"]
-    row = {name: record.get(name, "") for name in (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")}
+    names = (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")
+    row = {name: record.get(name, "") for name in names}
     row |= {name: configuration[name] for name in CONFIG_NUMBERS}
     row |= {"stage": configuration.get("stage", ""), "dataset": configuration.get("dataset", "")}
     row |= {"recipe": _recipe(record), "run_dir": str(path.parent)}
@@ -92,16 +93,17 @@ def _number(name: str, value) -> float:
 
 
 def _recipe(record: dict) -> str:
-    """Short digest of all that is equal in a scaling series: configuration and data, not devices, batch size, repeat."""
+    """Short digest of what is equal in a scaling series: configuration and data without devices, batch size, repeat."""
     varied = ("devices", "local_batch_size", "global_batch_size", "repeat", "initial_run")
     kept = {name: value for name, value in record["config"].items() if name not in varied}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
 
 
 def _dataset(rows: pd.DataFrame, excluded: list[str]) -> xr.Dataset:
-    known = {*QUANTITIES, *TEXTS, *LABELS, *CONFIG_NUMBERS, "valid", "invalid_reasons", "machine_cpu", "machine_hostname"}
     model = {f"cpu_model_{name}" for name in CPU_MODEL}
-    metrics = sorted({*METRICS, *rows.columns} - known - model - {"cpu_model"})
+    others = {"valid", "invalid_reasons", "machine_cpu", "machine_hostname", "cpu_model"}
+    known = {*QUANTITIES, *TEXTS, *LABELS, *CONFIG_NUMBERS, *model, *others}
+    metrics = sorted({*METRICS, *rows.columns} - known)
 
     def texts(name: str) -> tuple:
         return ("run", np.array(rows[name] if name in rows else [], dtype=object))
@@ -130,7 +132,8 @@ def _with_derived(runs: xr.Dataset) -> xr.Dataset:
     runs["training_time_h"] = hours.assign_attrs(units="h", long_name="duration of the training")
     for name, method, window in (("", "energy", "training"), ("_perun", "energy_perun", "perun")):
         power = runs[f"{method}_total_kWh"] / runs[f"device_hours_{window}"]
-        runs[f"energy{name}_per_device_hour_kW"] = power.assign_attrs(units="kW", long_name="total energy per device hour")
+        power = power.assign_attrs(units="kW", long_name="total energy per device hour")
+        runs[f"energy{name}_per_device_hour_kW"] = power
     return runs
 
 
@@ -163,12 +166,12 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     if not parts:
         return table.iloc[:0].assign(series="", base_devices=0)
     selected = pd.concat(parts, ignore_index=True)
-    # Two series of one name: say in what they differ.
-    for _, rows in selected.groupby(["workload", "stage", "series"]):
-        for field in ("system", "device_name", "dataset", "epochs", "seed", "recipe"):
-            if rows["recipe" if field == "recipe" else alike].drop_duplicates().shape[0] > 1 and rows[field].nunique() > 1:
-                selected.loc[rows.index, "series"] += ", " + field + " " + rows[field].astype(str)
-                break
+    # Several series of one name: say in what they differ.
+    for fields in (("system", "device_name", "dataset", "epochs", "seed"), ("recipe",)):
+        for _, rows in selected.groupby(["workload", "stage", "series"]):
+            for field in fields:
+                if rows[field].nunique() > 1:
+                    selected.loc[rows.index, "series"] += f", {field} " + rows[field].astype(str)
     return selected
 
 

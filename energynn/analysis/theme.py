@@ -17,14 +17,15 @@ FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 GREY = "#6b6b6b"
 
-# provenance -> shape, drawn in the colour of its series; hollow and filled shapes differ even in grey and small. A path is
-# in units of the symbol's radius; its inner outline runs backwards, which leaves a hole.
+# provenance -> shape, drawn in the colour of its series; hollow and filled shapes differ even in grey and small. A path
+# is in units of the symbol's radius; its inner outline runs backwards, which leaves a hole.
 PROVENANCE = {
     "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0ZM0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
     "measured": "circle",
     "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
     "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
+
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
@@ -46,7 +47,8 @@ def _theme() -> alt.theme.ThemeConfig:
                 **text, "symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8,
                 "labelLimit": 400, "titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom",
             },
-            "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 6},
+            "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group",
+                      "offset": 6},
             "header": text,
             "range": {"category": COLOURS},
             "point": {"size": 40, "opacity": 1, "strokeWidth": 0},

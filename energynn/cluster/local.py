@@ -51,7 +51,8 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
     try:
         for line in papermill.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
-            if not in_traceback:  # the trainer's progress; of an error the last line says what it is
+            # The trainer's progress; of an error the last line says what it is, of the kernel's start nothing matters.
+            if not in_traceback and not line.startswith("[IPKernelApp]"):
                 print(line, end="", flush=True)
             last_line = line.strip() or last_line
     except BaseException:

@@ -1,0 +1,98 @@
+"""Notebooks are well-formed; the analysis ones run without and with own runs, and the paper compiles from either."""
+
+import ast
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from energynn.analysis import numbers, paper
+from energynn.config import REPOSITORY
+
+ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+ANALYSIS = ["10_energy_against_gpu_hours", "20_resnet50_scaling", "30_fourcastnet_scaling", "40_measurement"]
+MINE = [path for path in ALL if path.stem in ("00_start_here", *ANALYSIS)]
+
+
+@pytest.mark.parametrize("path", MINE, ids=lambda path: path.stem)
+def test_notebook_is_plain(path):
+    notebook = json.loads(path.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    cells = notebook["cells"]
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    for cell in code:
+        assert cell["outputs"] == [] and cell["execution_count"] is None, cell["id"]
+        assert len(cell["source"]) <= 30, cell["id"]
+        assert max(len(line.rstrip("\n")) for line in cell["source"]) <= 120, cell["id"]
+        for node in ast.walk(ast.parse("".join(cell["source"]))):
+            assert not isinstance(node, ast.ClassDef), cell["id"]
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno <= 15, cell["id"]
+    parameters = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    assert len(parameters) == 1
+    for statement in ast.parse("".join(parameters[0]["source"])).body:
+        ast.literal_eval(statement.value)
+
+
+@pytest.fixture(scope="module", params=["without own runs", "with own runs"])
+def built(request, synthetic, tmp_path_factory):
+    """Build folder after all analysis notebooks ran, two at a time."""
+    folder = tmp_path_factory.mktemp("build")
+    if request.param == "with own runs":
+        synthetic.write_study(folder / "runs")
+    for pair in (ANALYSIS[:2], ANALYSIS[2:]):
+        processes = [_execute(name, folder) for name in pair]
+        for name, process in zip(pair, processes, strict=True):
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, f"{name}:\n{output}"
+    numbers.colophon(folder)
+    return request.param, folder, numbers.merge(folder)
+
+
+def _execute(name, folder):
+    parameters = ["-p", "runs_dir", str(folder / "runs"), "-p", "build_dir", str(folder)]
+    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(folder / f"{name}.ipynb")]
+    return subprocess.Popen(
+        [*command, *parameters, "--no-progress-bar"], cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
+    case, folder, merged = built
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    for name in paper.figures((paper.PAPER / "energynn.typ").read_text()):
+        assert {f"{name}.svg", f"{name}.png", f"{name}.pdf"} <= figures
+    pdf = paper.compile(folder)
+    assert pdf.read_bytes().startswith(b"%PDF")
+    # The slope of all published ResNet50 rows, computed here once more by its closed form.
+    with open(REPOSITORY / "runs/published/resnet50_scaled_dataset.csv") as file:
+        rows = list(csv.DictReader(file))
+    rows = [row for row in rows if not (row["series"] == "R6" and row["same_run_as"] == "R4")]
+    hours, energies = ([float(row[name]) for row in rows] for name in ("gpu_hours", "energy_total_kWh"))
+    slope = sum(h * e for h, e in zip(hours, energies, strict=True)) / sum(h * h for h in hours)
+    assert merged["slope_ResNet50"]["value"] == pytest.approx(slope, rel=1e-9)
+    assert merged["slope_ResNet50"]["provenance"] == "published"
+    own_runs = 9 if case == "with own runs" else 0
+    assert merged["own_runs"]["value"] == own_runs
+    assert merged["own_runs_measured"]["value"] == 0
+    if own_runs:
+        assert merged["own_energy"]["provenance"] == "simulated"
+        assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(60.6 / 45.0, rel=1e-6)
+        assert merged["fourcastnet_finetune_lead"]["value"] == 24
+    else:
+        assert merged["own_energy"]["value"] is None and merged["own_energy"]["reason"]
+        assert "no own" in (folder / "figures" / "resnet50_scaling.svg").read_text()
+
+
+def test_estimates_are_named_in_the_figure(built):
+    case, folder, _ = built
+    svg = (folder / "figures" / "energy_against_gpu_hours.svg").read_text()
+    assert ("is no evidence" in svg) == (case == "with own runs")
+    assert "published" in svg

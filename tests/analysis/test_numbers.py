@@ -1,0 +1,91 @@
+"""Numbers have names, units and provenance; none is NaN, none stands twice."""
+
+import json
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from energynn.analysis import numbers
+
+
+def test_numbers_are_merged_in_order(tmp_path):
+    for notebook, name in (("20_b", "slope"), ("10_a", "width")):
+        book = numbers.Numbers(notebook, tmp_path)
+        book.add(name, np.float64(0.26583), "kW", 3, "runs/published", "published")
+        book.save()
+    merged = numbers.merge(tmp_path)
+    assert list(merged) == ["slope", "width"]
+    assert merged == json.loads((tmp_path / "numbers.json").read_text())
+    expected = {"value": 0.26583, "unit": "kW", "digits": 3, "text": "0.266", "provenance": "published"}
+    assert merged["slope"] == expected | {"source": "runs/published", "notebook": "20_b"}
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (0.27, 3, "0.270"), (1034.2, 3, "1034"), (99.96, 3, "100"), (18, 3, "18"), (-0.4832, 2, "\N{MINUS SIGN}0.48"),
+    (0.0, 3, "0"), (1e-7, 2, "0.00000010"), ("abc", 3, "abc"), (np.int64(7), 3, "7"),
+])  # fmt: skip
+def test_text_has_significant_digits(tmp_path, value, digits, text):
+    book = numbers.Numbers("n", tmp_path)
+    book.add("name", value, digits=digits)
+    assert book.entries["name"]["text"] == text
+
+
+def test_decimals_can_be_asked_for():
+    assert numbers.text(0.0216, 3, decimals=3) == "0.022"
+
+
+def test_nan_is_not_available_with_a_reason(tmp_path):
+    book = numbers.Numbers("n", tmp_path)
+    book.add("error", float("nan"), "m", reason="there are no own runs")
+    book.add("other", None)
+    entry = json.loads(book.save().read_text())["error"]
+    assert (entry["value"], entry["text"], entry["reason"]) == (None, "not available", "there are no own runs")
+    assert book.entries["other"]["reason"]
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("taken", 1), "already"), (("a-b", 1), "letters"), (("x", 1, "", 3, "", "guessed"), "provenance"),
+    (("x", float("inf")), "infinite"),
+])  # fmt: skip
+def test_rules(tmp_path, arguments, message):
+    book = numbers.Numbers("n", tmp_path)
+    book.add("taken", 1)
+    with pytest.raises(ValueError, match=message):
+        book.add(*arguments)
+
+
+def test_one_name_in_two_notebooks_is_an_error(tmp_path):
+    for notebook in ("a", "b"):
+        book = numbers.Numbers(notebook, tmp_path)
+        book.add("slope", 1)
+        book.save()
+    with pytest.raises(ValueError, match="slope: in both a and b"):
+        numbers.merge(tmp_path)
+
+
+def test_tex_prints_values_and_units(tmp_path):
+    book = numbers.Numbers("n", tmp_path)
+    book.add("share_4", 12.5, "%", 3)
+    book.add("cpu", "A_B & C#1", "")
+    book.save()
+    numbers.merge(tmp_path)
+    tex = (tmp_path / "numbers.tex").read_text()
+    assert r"\csname energynn@share_4\endcsname{12.5}" in tex
+    assert r"\csname energynnunit@share_4\endcsname{\%}" in tex
+    assert r"{A\_B \& C\#1}" in tex
+    if shutil.which("pdftex"):
+        (tmp_path / "t.tex").write_text(r"\input numbers.tex \energynn{share_4}\energynnunit{share_4}\bye")
+        subprocess.run(["pdftex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_colophon_names_commit_and_versions(tmp_path):
+    numbers.colophon(tmp_path)
+    merged = numbers.merge(tmp_path)
+    assert merged["version_typst"]["value"] and merged["build_cores"]["value"] >= 1
+    assert "git_commit" in merged
+    again = (tmp_path / "numbers.json").read_bytes()
+    numbers.colophon(tmp_path)
+    numbers.merge(tmp_path)
+    assert (tmp_path / "numbers.json").read_bytes() == again

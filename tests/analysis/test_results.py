@@ -1,0 +1,123 @@
+"""Records become one Dataset; what cannot be used is left out with its reason."""
+
+import json
+
+import numpy as np
+import pytest
+
+from energynn import config
+from energynn.analysis import results
+
+
+def test_loads_all_runs_with_units(synthetic_runs):
+    runs = results.load(synthetic_runs)
+    assert runs.sizes["run"] == 9
+    assert set(runs["workload"].values) == {"resnet50", "fourcastnet"}
+    assert set(runs["energy_total_provenance"].values) == {"simulated"}
+    assert runs["energy_total_J"].attrs["units"] == "J"
+    assert runs["energy_total_kWh"].attrs["units"] == "kWh"
+    assert runs["z500_rmse_12h_m"].attrs["units"] == "m"
+    assert runs["z500_rmse_12h_m2_s2"].attrs["units"] == "m2 s-2"
+    np.testing.assert_allclose(runs["energy_total_kWh"] * 3.6e6, runs["energy_total_J"])
+    assert np.isnan(runs["energy_gpu_J"]).all()  # absent, not zero
+    assert runs.attrs["excluded"] == []
+
+
+def test_energy_per_device_hour_is_the_power_per_device(synthetic, synthetic_runs):
+    runs = results.load(synthetic_runs).where(lambda runs: runs["workload"] == "fourcastnet", drop=True)
+    expected = [synthetic.POWER_W[n] / n / 1000 for n in runs["devices"].values]
+    np.testing.assert_allclose(runs["energy_per_device_hour_kW"], expected)
+
+
+def test_no_records_give_the_same_variables(tmp_path, synthetic_runs):
+    empty, full = results.load(tmp_path / "nothing"), results.load(synthetic_runs)
+    assert empty.sizes["run"] == 0
+    assert set(full.variables) - set(empty.variables) == {name for name in full.variables if name.startswith("z500")}
+    assert results.scaling_series(empty.to_dataframe()).empty
+    assert results.power_traces(empty)["power_W"].shape == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"valid": False, "invalid_reasons": ["the run is killed"]}, "the run is killed"),
+        ({"training_time_s": None}, "fields are missing: training_time_s"),
+        ({"energy_total_J": float("nan")}, "energy_total_J is not a finite number"),
+        ({"energy_total_J": -1.0}, "energy_total_J is negative"),
+        ({"energy_total_J": "12 kWh"}, "energy_total_J is not a finite number"),
+        ({"schema": "other/1"}, "schema"),
+    ],
+)
+def test_a_bad_record_is_left_out_with_its_reason(synthetic, synthetic_runs, changes, reason):
+    synthetic.write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
+    runs = results.load(synthetic_runs)
+    assert runs.sizes["run"] == 9
+    assert len(runs.attrs["excluded"]) == 1 and reason in runs.attrs["excluded"][0]
+
+
+def test_invalid_runs_can_be_asked_for(synthetic, tmp_path):
+    synthetic.write_run(tmp_path, config.make("resnet50"), valid=False, invalid_reasons=["5 power samples, 60 needed"])
+    assert results.load(tmp_path).sizes["run"] == 0
+    assert results.load(tmp_path, only_valid=False).sizes["run"] == 1
+
+
+def test_damaged_and_doubled_records_are_left_out(synthetic_runs):
+    first = sorted(synthetic_runs.glob("*/*/record.json"))[0]
+    copy = synthetic_runs / "other" / first.parent.name
+    copy.mkdir(parents=True)
+    (copy / "record.json").write_text(first.read_text())
+    broken = synthetic_runs / "other" / "broken"
+    broken.mkdir()
+    (broken / "record.json").write_text(first.read_text()[:100])
+    runs = results.load(synthetic_runs)
+    assert runs.sizes["run"] == 9
+    assert len(runs.attrs["excluded"]) == 2
+
+
+def test_series_are_selections_of_runs(synthetic_runs):
+    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    series = results.scaling_series(table[table["workload"] == "resnet50"])
+    assert set(series["series"]) == {"constant LBS = 16", "constant GBS = 16"}
+    assert (series["base_devices"] == 1).all()
+    one_device = series[series["devices"] == 1]
+    assert one_device["run_id"].nunique() == 3 and len(one_device) == 6  # the runs on one device belong to both
+    constant = series[series["series"] == "constant GBS = 16"]
+    assert set(constant["global_batch_size"]) == {16}
+
+
+def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
+    for devices in (1, 2):
+        synthetic.write_run(synthetic_runs, config.make("resnet50", devices=devices, local_batch_size=16, seed=1))
+    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
+    assert {"constant LBS = 16, seed 0", "constant LBS = 16, seed 1"} <= names
+
+
+def test_spread_over_repeats_has_ddof_one(synthetic_runs):
+    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    own = results.scaling_series(table[table["workload"] == "resnet50"])
+    over = results.over_repeats(own, ["series", "devices"], "training_time_s").set_index(["series", "devices"])
+    repeated, single = over.loc[("constant LBS = 16", 1)], over.loc[("constant LBS = 16", 2)]
+    assert repeated["n"] == 3
+    assert repeated["mean"] == pytest.approx(60 * 1.01)
+    assert repeated["std"] == pytest.approx(0.6)  # 60, 60.6, 61.2 s
+    assert np.isnan(single["std"]) and single["low"] == single["mean"] == single["high"]
+
+
+def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
+    runs = results.load(synthetic_runs)
+    traces = results.power_traces(runs, period_s=0.5)
+    assert traces["power_W"].dims == ("run", "device", "time")
+    assert list(traces["device"].values) == ["cpu_estimate"]
+    for i, devices in enumerate(runs["devices"].values):
+        power = traces["power_W"].isel(run=i, device=0).dropna("time")
+        assert float(power.max()) == pytest.approx(synthetic.POWER_W[devices], rel=1e-6)
+        assert float(power.min()) == pytest.approx(5.0, abs=0.1)
+        assert float(power["time"].max()) <= float(runs["training_time_s"][i])
+
+
+def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
+    base = json.loads((synthetic.write_run(tmp_path, config.make("resnet50")) / "record.json").read_text())
+    same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
+    other = base | {"config": base["config"] | {"epochs": 9}}
+    assert results._recipe(base) == results._recipe(same) != results._recipe(other)
