@@ -1,0 +1,117 @@
+"""`make bench`: what measuring costs, and how much of the machine's speed a training step uses; ratios within one run."""
+
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from energynn import records
+from energynn.cluster import systems
+from energynn.config import REPOSITORY
+from energynn.measure import sensors
+from energynn.models.afno import AFNO
+
+PAIRS = 7
+STEPS = 25
+
+
+def sample_until_told(folder: str, period_s: float, stop) -> None:
+    """The sampler in a process of its own, as perun has it."""
+    found = sensors.find(systems.CPU_MODEL)
+    sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
+    sampler.start()
+    stop.wait()
+    sampler.stop()
+
+
+def training_step() -> tuple:
+    """A step of the AFNO at smoke size, and its floating-point operations."""
+    torch.manual_seed(0)
+    model = AFNO((60, 120), 4, 4, 4, embed_dim=192, depth=4)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = torch.randn(1, 4, 60, 120)
+
+    def step():
+        optimizer.zero_grad()
+        (model(state) - state).square().mean().backward()
+        optimizer.step()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return step, counter.get_total_flops()
+
+
+def seconds_of(function, times: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        function()
+    return time.perf_counter() - begun
+
+
+def measuring_costs() -> dict:
+    """Time of a training loop with our sampler at 10 Hz beside it, over the time without; interleaved pairs."""
+    step, _ = training_step()
+    seconds_of(step, 3)
+    context = multiprocessing.get_context("spawn")
+    ratios, measured = [], []
+    for pair in range(PAIRS):
+        times = {}
+        for on in (pair % 2 == 0, pair % 2 == 1):  # each comes first as often
+            with tempfile.TemporaryDirectory() as folder:
+                stop = context.Event()
+                child = context.Process(target=sample_until_told, args=(folder, 0.1, stop)) if on else None
+                if child:
+                    child.start()
+                    while not (Path(folder) / "samples.jsonl").exists():
+                        time.sleep(0.05)
+                times[on] = seconds_of(step, STEPS)
+                if child:
+                    stop.set()
+                    child.join()
+        ratios.append(times[True] / times[False])
+        measured.append(times[True])
+        print(f"  measuring, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
+    return entry("time of training with measurement", statistics.median(measured), "s", "the same loop without", statistics.median(ratios))
+
+
+def share_of_matrix_products() -> dict:
+    """Rate of an AFNO training step over the rate of a large matrix product, both on one thread."""
+    step, flops = training_step()
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    seconds_of(step, 3)
+    seconds_of(lambda: a @ b, 3)
+    ratios, rates = [], []
+    for pair in range(PAIRS):
+        product_rate = 10 * 2 * 1024**3 / seconds_of(lambda: a @ b, 10)
+        rates.append(STEPS * flops / seconds_of(step, STEPS))
+        ratios.append(rates[-1] / product_rate)
+        print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
+    return entry("rate of an AFNO training step", statistics.median(rates) / 1e9, "GFLOP/s", "1024 x 1024 matrix product",
+                 statistics.median(ratios))  # fmt: skip
+
+
+def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
+    return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": PAIRS,
+            "machine": systems.describe_machine()["cpu"]}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"about a minute: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
+    entries = [measuring_costs(), share_of_matrix_products()]
+    path = REPOSITORY / "build" / "bench.json"
+    path.parent.mkdir(exist_ok=True)
+    records.write_json(path, entries)
+    for line in entries:
+        print(f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}")
+    print(f"wrote {path.relative_to(REPOSITORY)}, {json.dumps(entries[0]['machine'])}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""The shape of the project: who may import whom, how large it is, clean notebooks, a README whose commands exist."""
+
+import ast
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from energynn import cli
+from energynn.config import REPOSITORY
+
+PACKAGE = REPOSITORY / "energynn"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+TRAINING = ("train", "models", "data")
+ANALYSIS_LIBRARIES = {"pandas", "altair", "statsmodels"}
+TRAINING_LIBRARIES = {"torch", "torchvision", "perun", "mpi4py"}
+
+
+def imports(path: Path, at_top_only: bool = False) -> set[str]:
+    """Full names of what a module imports; relative imports do not occur."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if at_top_only else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def tops(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_import_directions(path):
+    names = imports(path)
+    if part(path) in TRAINING:
+        assert not tops(names) & ANALYSIS_LIBRARIES
+        assert not any(name.startswith(("energynn.analysis", "energynn.cli")) for name in names)
+    else:  # what trains is imported by the trainers, and found by name in train/rank.py
+        assert not tops(names) & {"torch", "torchvision"}
+        assert not any(name.startswith(("energynn.train", "energynn.models")) for name in names)
+    if part(path) == "analysis":
+        assert not tops(names) & TRAINING_LIBRARIES
+    if part(path) == "cli.py":
+        assert not any(name.startswith("energynn") for name in imports(path, at_top_only=True)), "cli imports lazily"
+    if "perun" in tops(names):
+        assert path.name in ("perun_adapter.py",), "one adapter knows perun"
+
+
+def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
+    """In a process of its own: the whole analysis, the launcher and the command line, without torch."""
+    names = [
+        "energynn." + str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
+        for path in MODULES if part(path) not in TRAINING and path.name not in ("__init__.py", "perun_hook.py")
+    ]  # fmt: skip
+    program = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
+    program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_package_stays_small():
+    lines = {path: len(path.read_text().splitlines()) for path in MODULES}
+    assert sum(lines.values()) <= 6000
+    trainers = {path: n for path, n in lines.items() if part(path) == "train"}
+    assert max(trainers.values()) <= 400
+    assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_thin_and_clean(path):
+    notebook = json.loads(path.read_text())
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+    parameters = 0
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            continue
+        assert not cell["outputs"] and cell["execution_count"] is None, "strip it: nbstripout notebooks/*.ipynb"
+        assert set(cell["metadata"]) <= {"tags"}
+        assert len(source.splitlines()) <= 30, f"a cell of more than 30 lines: {source[:60]}"
+        tree = ast.parse(source)
+        assert not [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        if "parameters" in cell["metadata"].get("tags", []):
+            parameters += 1
+            assert all(isinstance(node, ast.Assign) for node in tree.body)
+            for node in tree.body:
+                ast.literal_eval(node.value)
+    assert parameters == 1
+
+
+def test_nothing_imports_a_notebook():
+    for path in [*MODULES, *sorted((REPOSITORY / "tests").rglob("*.py"))]:
+        assert not {"nbformat.read", "import_ipynb", "importnb"} & imports(path) or "test_notebooks" in path.name
+
+
+def test_readme_opens_with_the_two_commands_and_names_what_exists():
+    text = (REPOSITORY / "README.md").read_text()
+    blocks = re.findall(r"(?:^    .+\n)+", text, flags=re.MULTILINE)
+    assert [line.strip() for line in blocks[0].splitlines()] == ["make reproduce", "make test"]
+    assert text.index(blocks[0]) < 40
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
+    for target in re.findall(r"`make (?:SITE=1 )?([a-z-]+)`", text):
+        assert target in targets, f"README names make {target}"
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+        assert (REPOSITORY / link).exists(), f"README links {link}"
+    for notebook in re.findall(r"notebooks/(\w+)\.ipynb", text):
+        assert (REPOSITORY / "notebooks" / f"{notebook}.ipynb").exists()
+
+
+def test_make_help_lists_the_targets():
+    done = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=REPOSITORY)
+    for target in ("reproduce", "paper", "kick-the-tires", "test", "test-all", "lab", "check", "bench", "lock", "clean"):
+        assert f"make {target} " in done.stdout
+
+
+def test_ci_calls_the_tests_that_contain_the_readmes():
+    assert "make test-all" in (REPOSITORY / ".ci" / "run").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert re.search(r"test-all:.*\n\t\$\(MAKE\) --no-print-directory test\n", makefile)
+
+
+def test_the_lock_has_exact_versions_only():
+    lines = [line for line in (REPOSITORY / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) > 100 and all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.+-]+", line) for line in lines)
+
+
+def test_a_mistake_on_the_command_line_is_one_line_and_exit_status_2(capsys):
+    assert cli.main(["study", "run", "no-such-study"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("energynn: study: 'no-such-study' is not known") and error.count("\n") == 1
+    assert cli.main(["check", "/no/such/folder"]) == 2
