@@ -30,6 +30,7 @@ LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
 SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
+LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 
@@ -190,7 +191,8 @@ def supervise(run_dir: Path, parent: int) -> int:
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
     )  # fmt: skip
-    relay = threading.Thread(target=_relay, args=(ranks.stdout, run_dir / "log.txt"), daemon=True)
+    last_words: list[str] = []
+    relay = threading.Thread(target=_relay, args=(ranks.stdout, run_dir / "log.txt", last_words), daemon=True)
     relay.start()
     while ranks.poll() is None and not stop_reasons:
         if os.getppid() != parent:
@@ -202,7 +204,7 @@ def supervise(run_dir: Path, parent: int) -> int:
     relay.join(timeout=1.0)
 
     reserve.unlink()
-    status, reason = verdict(run_dir, intent, ranks.returncode, stop_reasons)
+    status, reason = verdict(run_dir, intent, ranks.returncode, stop_reasons, last_words)
     try:
         record = records.build(run_dir, status, reason)
     except OSError as error:
@@ -232,8 +234,13 @@ def rank_environment(run_dir: Path, config: dict) -> dict[str, str]:
     }  # fmt: skip
 
 
-def verdict(run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str]) -> tuple[str, str]:
-    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM)."""
+def verdict(
+    run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
+) -> tuple[str, str]:
+    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM).
+
+    ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
+    """
     events = energy.read_events(run_dir)
     ends = {event["rank"]: event for event in events if event["event"] == "rank_end"}
     failures = [event for event in ends.values() if event["status"] != "finished"]
@@ -246,6 +253,8 @@ def verdict(run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[st
     if failures:
         first = min(failures, key=lambda event: event["t_wall_ns"])
         return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
+    if last_words:
+        return "failed", last_words[-1]
     return "killed", f"{without_a_word}; {records.how_far(events)}"
 
 
@@ -268,11 +277,13 @@ def _seconds_since_sample(run_dir: Path) -> float:
     return max((time.time() - path.stat().st_mtime for path in run_dir.glob("samples-*.jsonl")), default=0.0)
 
 
-def _relay(lines, log_path: Path) -> None:
+def _relay(lines, log_path: Path, last_words: list[str]) -> None:
     """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
     with open(log_path, "w", buffering=1) as log:
         for line in lines:
             print(line, end="", flush=True)
+            if line.startswith(LAST_WORDS):
+                last_words.append(line.removeprefix("energynn: ").strip())
             try:
                 log.write(line)
             except OSError:

@@ -23,11 +23,13 @@ TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_p
 ENDLESS = TINY | dict(epochs=10_000, devices=2)
 
 
-def papermill(runs_dir, parameters, out=None, **options):
+def papermill(runs_dir, parameters):
     command = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY),
-               str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(out or Path(runs_dir).parent / "out.ipynb"),
+               str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(Path(runs_dir).parent / "out.ipynb"),
                "--parameters_yaml", json.dumps({**parameters, "runs_dir": str(runs_dir)})]  # fmt: skip
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    # ipykernel captures no file descriptors if it sees pytest's variable; a person's kernel does.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
 def python_run(runs_dir, parameters, **options):
@@ -135,13 +137,13 @@ def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     output, live = "", False
     for line in started.stdout:
         output += line
-        live = live or ("epoch" in line and started.poll() is None and not (tmp_path / "out.ipynb").read_text().count("epoch 1"))
+        live = live or ("s left" in line and not list(runs_dir.glob("local/*/record.json")))
     assert started.wait() == 0, output
+    assert live, "the trainer's progress was not to be seen while it trained"
     run_dir = only_run(runs_dir)
     record = records.read(run_dir)
     assert record["valid"] and record["devices"] == 2 and record["samples_in_training"] >= 60
     assert list(run_dir.glob("perun/*.hdf5")) and records.check(runs_dir) == []
-    assert "fourcastnet pretrain: epoch" in output, "the trainer's progress was not to be seen"
     before = (run_dir / "record.json").stat().st_mtime_ns
     again = papermill(runs_dir, TINY | dict(devices=2))
     assert again.wait() == 0 and (run_dir / "record.json").stat().st_mtime_ns == before

@@ -1,0 +1,119 @@
+"""The AFNO against a reference in float64 that is written from the formulas, with NumPy's transforms."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import erf
+
+from energynn.models.afno import AFNO
+
+SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
+
+
+def reference_filter(x, p, name, kept_fraction, threshold):
+    """Mode by mode and block by block; x (N, h, w, E) float64, complex arithmetic spelled out."""
+    n, h, w, channels = x.shape
+    w1, b1, w2, b2 = (p[f"{name}.{key}"][0] + 1j * p[f"{name}.{key}"][1] for key in ("w1", "b1", "w2", "b2"))
+    size = w1.shape[-1]
+    spectrum = np.fft.rfft2(x, axes=(1, 2), norm="ortho")
+    result = np.zeros_like(spectrum)
+    total = h // 2 + 1
+    kept = int(total * kept_fraction)
+    for row in range(h):
+        for column in range(w // 2 + 1):
+            if not (total - kept <= row < total + kept and column < kept):
+                continue
+            for block, start in enumerate(range(0, channels, size)):
+                part = slice(start, start + size)
+                hidden = spectrum[:, row, column, part] @ w1[block] + b1[block]
+                hidden = np.maximum(hidden.real, 0) + 1j * np.maximum(hidden.imag, 0)
+                output = hidden @ w2[block] + b2[block]
+                for axis in (output.real, output.imag):
+                    axis[...] = np.sign(axis) * np.maximum(np.abs(axis) - threshold, 0)
+                result[:, row, column, part] = output
+    return np.fft.irfft2(result, s=(h, w), axes=(1, 2), norm="ortho") + x
+
+
+def layer_norm(x, p, name):
+    normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    return normalized * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def reference_network(state, p, patch, depth, fraction, threshold):
+    n, c, height, width = state.shape
+    h, w = height // patch, width // patch
+    patches = state.reshape(n, c, h, patch, w, patch).transpose(0, 2, 4, 1, 3, 5).reshape(n, h, w, -1)
+    weight = p["patch_embed.proj.weight"]
+    x = patches @ weight.reshape(len(weight), -1).T + p["patch_embed.proj.bias"]
+    x = x + p["pos_embed"].reshape(1, h, w, -1)
+    for i in range(depth):
+        block = f"blocks.{i}"
+        x = x + reference_filter(layer_norm(x, p, f"{block}.norm1"), p, f"{block}.filter", fraction, threshold)
+        y = layer_norm(x, p, f"{block}.norm2") @ p[f"{block}.mlp.fc1.weight"].T + p[f"{block}.mlp.fc1.bias"]
+        y = 0.5 * y * (1 + erf(y / np.sqrt(2)))
+        x = x + y @ p[f"{block}.mlp.fc2.weight"].T + p[f"{block}.mlp.fc2.bias"]
+    x = x @ p["head.weight"].T
+    result = np.empty((n, x.shape[-1] // patch**2, height, width))
+    for a in range(patch):
+        for b in range(patch):
+            for channel in range(result.shape[1]):
+                result[:, channel, a::patch, b::patch] = x[..., (a * patch + b) * result.shape[1] + channel]
+    return result
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6, 0.1])
+@pytest.mark.parametrize("grid, patch", [((16, 16), 4), ((12, 40), 4), ((24, 8), 2), ((6, 14), 2)])
+def test_network_is_the_formula(grid, patch, fraction):
+    torch.manual_seed(1)
+    model = AFNO(grid, patch, hard_thresholding_fraction=fraction, sparsity_threshold=0.05, **SMALL)
+    with torch.no_grad():
+        for parameter in model.parameters():  # large enough that each part of the formula matters
+            parameter += 0.2 * torch.randn_like(parameter)
+    state = torch.randn(2, 3, *grid)
+    parameters = {name: value.double().numpy() for name, value in model.state_dict().items()}
+    expected = reference_network(state.double().numpy(), parameters, patch, SMALL["depth"], fraction, 0.05)
+    result = model(state).detach().double().numpy()
+    assert result.shape == (2, 2, *grid)
+    assert np.abs(result - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_full_size_has_the_published_parameters():
+    with torch.device("meta"):
+        model = AFNO((720, 1440), 8, 20, 20, 768, 12, 4.0, 8, 0.01, 1.0)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert count == 74_690_304
+    assert count + 2 * 768 == 74_691_840  # published, with the LayerNorm that it never uses
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    block = {
+        "norm1.weight": (768,), "norm1.bias": (768,), "filter.w1": (2, 8, 96, 96), "filter.b1": (2, 8, 96),
+        "filter.w2": (2, 8, 96, 96), "filter.b2": (2, 8, 96), "norm2.weight": (768,), "norm2.bias": (768,),
+        "mlp.fc1.weight": (3072, 768), "mlp.fc1.bias": (3072,), "mlp.fc2.weight": (768, 3072), "mlp.fc2.bias": (768,),
+    }  # fmt: skip
+    assert shapes == {
+        "pos_embed": (1, 16200, 768), "patch_embed.proj.weight": (768, 20, 8, 8), "patch_embed.proj.bias": (768,),
+        "head.weight": (1280, 768), **{f"blocks.{i}.{name}": shape for i in range(12) for name, shape in block.items()},
+    }  # fmt: skip
+
+
+def test_published_state_dict_loads():
+    model = AFNO((8, 16), 4, **SMALL)
+    published = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(published | {"norm.weight": torch.ones(16), "norm.bias": torch.zeros(16)})
+    assert all(torch.equal(value, published[name]) for name, value in model.state_dict().items())
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        model.load_state_dict(published | {"other.weight": torch.ones(1)})
+
+
+def test_every_parameter_is_used():
+    model = AFNO((8, 16), 4, **SMALL)
+    model(torch.randn(1, 3, 8, 16)).square().mean().backward()
+    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(ValueError, match="patch_size.*61 x 120"):
+        AFNO((61, 120), 4, **SMALL)
+    with pytest.raises(ValueError, match="num_blocks"):
+        AFNO((8, 16), 4, 3, 3, embed_dim=18, depth=1, num_blocks=4)
+    with pytest.raises(ValueError, match="grid"):
+        AFNO((8, 16), 4, **SMALL)(torch.randn(1, 3, 8, 8))
