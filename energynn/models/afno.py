@@ -120,7 +120,7 @@ class FourierFilter(nn.Module):
 
     Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
     computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
-    with a fraction below 1 the rows kept are centred on row h // 2 + 1, near the highest frequency, not the lowest;
+    with a fraction below 1 the rows kept surround row h // 2, the highest frequency, not the lowest;
     and the filter's input is added to its output.
     """
 

@@ -1,0 +1,204 @@
+"""Who this process is among the ranks of a run, and how they find each other: mpirun, torchrun, srun, or alone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from energynn.config import RunConfig
+
+MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and Slurm's pmi2, PMIx, Open MPI
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among ``size`` equal ones; each has one device."""
+
+    rank: int
+    size: int
+    local_rank: int  # among the ranks of this host
+    device: torch.device
+    host: str
+
+    def describe(self) -> dict:
+        """The fields of the event ``rank_start``."""
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        return {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid(), "device": device}
+
+
+def join(config: RunConfig) -> World:
+    """Find the other ranks, connect to them, and set device, threads and seeds as the configuration says.
+
+    Connects also if this process is the only one, so that one rank and many take the same path. Raises ValueError
+    if the number of ranks is not ``config.devices``, or if this host has fewer GPUs than ranks.
+    """
+    timeout = datetime.timedelta(seconds=config.collective_timeout_s)
+    rank, size, local_rank, make_store = _find()
+    if size != config.devices:
+        raise ValueError(
+            f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} ranks "
+            "(mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
+        )
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    torch.set_num_threads(config.threads_per_device)
+    be_deterministic(config.seed)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=make_store(timeout), rank=rank, world_size=size, timeout=timeout,
+    )  # fmt: skip
+    world = World(rank, size, local_rank, device, socket.gethostname())
+    if device.type == "cpu":
+        _pin(world, config)
+    return world
+
+
+def leave() -> None:
+    """Disconnect from the other ranks."""
+    dist.destroy_process_group()
+
+
+def be_deterministic(seed: int) -> None:
+    """Seed every generator and choose deterministic algorithms where there are any, as the study did for cuDNN."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
+    random.seed(seed)
+    torch.manual_seed(seed)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging that costs time
+
+
+def total(values: list[float], world: World) -> list[float]:
+    """Sums over all ranks, in float64."""
+    tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
+    dist.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def barrier(world: World) -> None:
+    """Wait until every rank is here and its device has nothing left to do."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    total([0.0], world)  # all ranks have to arrive, and reading the sum waits for it
+
+
+def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:
+    """Run forward and backward once so that nothing is set up inside of the measured region, and leave no trace.
+
+    Parameters are not changed (no optimizer step), buffers and random generators are put back.
+    """
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    random_state = torch.random.get_rng_state()
+    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    compute_loss().backward()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    torch.random.set_rng_state(random_state)
+    if cuda_state is not None:
+        torch.cuda.set_rng_state(cuda_state)
+
+
+# ------------------------------------------------------------------------------------------------- finding the others
+
+
+def _find() -> tuple[int, int, int, Callable]:
+    """Rank, size, local rank, and how to make the store through which the ranks find each other."""
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return _found_by_torchrun()
+    if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
+        return _found_by_mpi()
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ:
+        return _found_by_srun()
+    return 0, 1, 0, lambda timeout: dist.HashStore()
+
+
+def _found_by_torchrun() -> tuple[int, int, int, Callable]:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return rank, size, int(os.environ["LOCAL_RANK"]), lambda timeout: _environment_store(rank, size, timeout)
+
+
+def _environment_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
+    store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
+    return store
+
+
+def _found_by_mpi() -> tuple[int, int, int, Callable]:
+    """Rank 0 opens a port that the system chooses, and MPI tells the others; no port has to be free beforehand."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    hosts = world.allgather(socket.gethostname())
+
+    def make_store(timeout: datetime.timedelta) -> dist.Store:
+        store = None
+        if world.rank == 0:
+            # The server listens on every interface; the address is only how rank 0 reaches itself.
+            store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
+        address = _own_address(alone=len(set(hosts)) == 1)
+        address, port = world.bcast((address, store.port) if store else None)
+        return store or dist.TCPStore(address, port, world.size, False, timeout)
+
+    return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
+
+
+def _mpi_world_size() -> int:
+    """Size of MPI's world if something, perun for example, has started MPI already, else 1."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi.COMM_WORLD.size if mpi and mpi.Is_initialized() and not mpi.Is_finalized() else 1
+
+
+def _found_by_srun() -> tuple[int, int, int, Callable]:
+    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    address = os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
+    # No one can be told a port that the system chose; jobs on one node get different ones by their number.
+    port = int(os.environ.get("MASTER_PORT") or 20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)
+    local_rank = int(os.environ.get("SLURM_LOCALID", 0))
+    return rank, size, local_rank, lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout)
+
+
+def _own_address(alone: bool) -> str:
+    """An address of this host under which other hosts reach it; the loopback where there are none."""
+    if alone:
+        return "127.0.0.1"
+    if os.environ.get("MASTER_ADDR"):
+        return os.environ["MASTER_ADDR"]
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+        if not address.startswith("127."):
+            return address
+    except OSError:
+        pass  # the host's own name need not resolve
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; asks which address a packet to outside would carry
+            return probe.getsockname()[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+def _pin(world: World, config: RunConfig) -> None:
+    """Give each rank cores of its own, if this process may use enough of them; loader workers stay with their rank."""
+    hosts: list[str] = [""] * world.size
+    dist.all_gather_object(hosts, world.host)
+    cores_per_rank = config.threads_per_device + config.loader_workers
+    if not hasattr(os, "sched_getaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) >= cores_per_rank * hosts.count(world.host):
+        first = cores_per_rank * world.local_rank
+        os.sched_setaffinity(0, cores[first : first + cores_per_rank])

@@ -1,0 +1,188 @@
+"""FourCastNet on ERA5 states, data-parallel: pre-training on one step, fine-tuning on two autoregressive steps.
+
+The recipe is that of the paper, section 3.3.1; where it is silent, that of the published code (Pathak et al. 2022,
+github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and data come from the configuration.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from energynn import manifests
+from energynn.config import FourCastNetConfig
+from energynn.data import era5
+from energynn.models.afno import AFNO
+from energynn.train import checkpoint, distributed
+from energynn.train.distributed import World
+from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
+
+STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (section 3.3.1)
+CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
+
+
+def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
+    """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
+
+    Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Writes the events
+    of this rank to ``run_dir``, and the weights if ``config.save_weights``. Raises ValueError for damaged data,
+    missing or other weights, a data set smaller than one global batch, and a loss that is not finite.
+    """
+    run_dir = Path(run_dir)
+    world = distributed.join(config)
+    events = Events(run_dir, world.rank)
+    events.mark("rank_start", **world.describe())
+
+    quiet = (lambda line: None) if world.rank else print
+    folder = manifests.verify(config.dataset, progress=quiet)
+    training, test = era5.load_ensemble(folder / f"{config.dataset}.nc", STEPS[config.stage])
+    sequences = TensorDataset(torch.from_numpy(training.sequences))
+    # The published code leaves out what does not fill a batch on every rank, too.
+    sampler = DistributedSampler(sequences, shuffle=True, seed=config.seed, drop_last=True)
+    loader = DataLoader(
+        sequences, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=True
+    )
+    steps = len(loader)
+    if steps == 0:
+        raise ValueError(
+            f"local_batch_size: {len(sequences)} training samples are less than one batch of {config.local_batch_size} "
+            f"on each of {config.devices} devices; lower it"
+        )
+    initial_weights = run_dir.parent / config.initial_run / "weights.pt" if config.stage == "finetune" else None
+    model = make_model(config, training.sequences.shape[2:], world, initial_weights)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
+
+    example = torch.from_numpy(test.sequences[:1]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
+    distributed.warm_up(model, lambda: rollout_loss(model, example))
+
+    phases = PhaseTimer(world.device)
+    name = f"fourcastnet {config.stage}"
+    progress = Progress(name, config.epochs, steps, config.global_batch_size, shown=world.rank == 0)
+    losses: list[float] = []
+    samples_trained = samples_evaluated = 0
+    metrics: dict[str, float] = {}
+    distributed.barrier(world)
+    events.mark("training_start", dataset_samples=len(sequences))
+    for epoch in range(config.epochs):
+        learning_rate = optimizer.param_groups[0]["lr"]
+        model.train()
+        sampler.set_epoch(epoch)
+        unread: list[Tensor] = []
+        for step, (batch,) in enumerate(phases.loading(loader)):
+            with phases("host_to_device"):
+                batch = batch.to(world.device)
+            with phases("forward"):
+                loss = rollout_loss(model, batch)
+            with phases("backward"):
+                optimizer.zero_grad()
+                loss.backward()
+            with phases("optimizer"):
+                optimizer.step()
+            unread.append(loss.detach())
+            progress.step(epoch, step, unread[-1])
+            if len(unread) == CHECK_STEPS or step == steps - 1:
+                read = torch.stack(unread).tolist()
+                require_finite(read, epoch, first_step=step + 1 - len(read))
+                losses += read
+                unread.clear()
+        scheduler.step()
+        samples_trained += steps * config.global_batch_size
+
+        with phases("evaluation"):
+            metrics = evaluate(model.module, test, world)
+        samples_evaluated += len(test.sequences)
+        training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
+        if world.rank == 0:
+            events.mark(
+                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss, learning_rate=learning_rate,
+                samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+                optimizer_steps=(epoch + 1) * steps, **metrics,
+            )  # fmt: skip
+        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+    distributed.barrier(world)
+    events.mark(
+        "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+        optimizer_steps=config.epochs * steps, forward_backward_passes=config.epochs * steps, metrics=metrics,
+    )  # fmt: skip
+    events.mark("phases", **phases.totals_s())
+    progress.end(metrics)
+    if config.save_weights and world.rank == 0:
+        digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, architecture(config))
+        events.mark("weights_saved", file="weights.pt", sha256=digest)
+    distributed.leave()
+    return losses
+
+
+def architecture(config: FourCastNetConfig) -> dict:
+    """What decides which weights fit the network; stored with them."""
+    names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks", "sparsity_threshold",
+             "hard_thresholding_fraction")  # fmt: skip
+    return {name: getattr(config, name) for name in names}
+
+
+def make_model(
+    config: FourCastNetConfig, state_shape: tuple[int, int, int], world: World, initial_weights: Path | None = None
+) -> DistributedDataParallel:
+    """The AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
+    channels, *grid = state_shape
+    model = AFNO(img_size=tuple(grid), in_chans=channels, out_chans=channels, **architecture(config))
+    if initial_weights:
+        checkpoint.load_weights(initial_weights, model, architecture(config))
+    model.to(world.device)
+    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+
+
+def rollout_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
+    """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
+
+    batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
+    """
+    state, loss = batch[:, 0], torch.zeros((), device=batch.device)
+    for target in batch[:, 1:].unbind(dim=1):
+        state = model(state)
+        loss = loss + relative_l2_loss(state, target)
+    return loss
+
+
+def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
+    """|forecast - target| / |target|, the norms over channels and grid points, mean over samples (published code)."""
+    return ((forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)).mean()
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str, float]:
+    """Z500 RMSE of the forecast and of persistence (no change) at the last step, each test sample once over all ranks.
+
+    Mean over samples of each sample's latitude-weighted RMSE, as geopotential (m2/s2) and as height (m).
+    ``model`` is not the DistributedDataParallel around it: ranks may have different numbers of samples.
+    """
+    model.eval()
+    rmse_sum = persistence_sum = 0.0
+    for sequence in torch.from_numpy(test.sequences[world.rank :: world.size]):
+        state = sequence[:1].to(world.device)
+        for _ in range(len(sequence) - 1):
+            state = model(state)
+        truth = sequence[-1, era5.Z500].numpy()
+        rmse_sum += z500_rmse_m2_s2(state[0, era5.Z500].cpu().numpy(), truth, test)
+        persistence_sum += z500_rmse_m2_s2(sequence[0, era5.Z500].numpy(), truth, test)
+    count = len(test.sequences)
+    rmse, persistence = (value / count for value in distributed.total([rmse_sum, persistence_sum], world))
+    lead_h = era5.LEAD_H * (test.sequences.shape[1] - 1)
+    return {
+        f"z500_rmse_{lead_h}h_m": rmse / era5.GRAVITY_M_S2,
+        f"z500_rmse_{lead_h}h_m2_s2": rmse,
+        f"z500_rmse_{lead_h}h_persistence_m": persistence / era5.GRAVITY_M_S2,
+    }
+
+
+def z500_rmse_m2_s2(forecast: np.ndarray, truth: np.ndarray, split: era5.Split) -> float:
+    """Latitude-weighted root mean square error of one normalized field (latitude, longitude), in m2/s2."""
+    squared = (forecast.astype(np.float64) - truth) ** 2 * split.latitude_weights[:, None]
+    return float(np.sqrt(squared.mean()) * split.std[era5.Z500])

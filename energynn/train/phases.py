@@ -1,0 +1,118 @@
+"""What a trainer tells while it runs: events for the record, time per phase, and lines for the person who waits."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation")
+PERIOD_S = 2.0  # between two lines for the person who waits
+Batch = TypeVar("Batch")
+
+
+class Events:
+    """The events of one rank, appended line by line to events-rank<r>.jsonl, with both clocks."""
+
+    def __init__(self, run_dir: Path, rank: int):
+        self.file = open(Path(run_dir) / f"events-rank{rank}.jsonl", "a", buffering=1)
+
+    def mark(self, event: str, **fields) -> None:
+        """Write an event; what happened before it is on disk afterwards, even if the process is killed."""
+        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
+        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
+
+
+class PhaseTimer:
+    """Seconds spent in each phase, added up over the run; phases do not nest.
+
+    On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read in
+    ``totals_s``. Data loading is the CPU's time until a batch is in its memory.
+    """
+
+    def __init__(self, device: torch.device):
+        self.on_gpu = device.type == "cuda"
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        if self.on_gpu and phase != "data_loading":
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self.pending.append((phase, begin, end))
+        else:
+            begun = time.perf_counter()
+            yield
+            self.seconds[phase] += time.perf_counter() - begun
+
+    def loading(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches; the waiting for each counts as data loading."""
+        with self("data_loading"):
+            iterator = iter(batches)  # starts the loader's workers
+        while True:
+            with self("data_loading"):
+                batch = next(iterator, None)
+            if batch is None:
+                return
+            yield batch
+
+    def totals_s(self) -> dict[str, float]:
+        """Seconds per phase so far, as ``<phase>_s``; waits for the GPU, so call it where that is harmless."""
+        if self.pending:
+            torch.cuda.synchronize()
+            for phase, begin, end in self.pending:
+                self.seconds[phase] += begin.elapsed_time(end) / 1000
+            self.pending.clear()
+        return {f"{phase}_s": seconds for phase, seconds in self.seconds.items()}
+
+
+class Progress:
+    """Lines for the person who waits: at most one every two seconds, and the last."""
+
+    def __init__(self, name: str, epochs: int, steps: int, global_batch_size: int, shown: bool):
+        self.name, self.epochs, self.steps, self.global_batch_size = name, epochs, steps, global_batch_size
+        self.shown, self.begun, self.last = shown, time.monotonic(), time.monotonic()
+
+    def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
+        """After a step, both counted from 0; reads the loss, which waits for the GPU, only if a line is due."""
+        now = time.monotonic()
+        if not self.shown or now - self.last < PERIOD_S:
+            return
+        self.last, elapsed_s = now, now - self.begun
+        done = epoch * self.steps + step + 1
+        left_s = elapsed_s / done * (self.epochs * self.steps - done)
+        print(
+            f"{self.name}: epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}, "
+            f"{done * self.global_batch_size / elapsed_s:.1f} samples/s, {left_s:.0f} s left",
+            flush=True,
+        )
+
+    def end(self, metrics: dict[str, float]) -> None:
+        """The last line, with the metrics after the last epoch."""
+        if self.shown:
+            values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            samples = self.epochs * self.steps * self.global_batch_size
+            elapsed_s = time.monotonic() - self.begun
+            print(
+                f"{self.name}: {self.epochs} epochs, {samples} samples in {elapsed_s:.1f} s "
+                f"({samples / elapsed_s:.1f} samples/s): {values}",
+                flush=True,
+            )
+
+
+def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:
+    """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a finite number."""
+    for step, loss in enumerate(losses, start=first_step):
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"loss is {loss} in epoch {epoch + 1}, step {step + 1}; lower learning_rate, or look at the data there"
+            )

@@ -1,0 +1,189 @@
+"""ResNet50 on images, data-parallel: the recipe of the study, with sizes and epochs from the configuration.
+
+What is said about the recipe comes from the paper, section 3.2.1, and where it is silent from the study's own code
+(github.com/RAI-SCC/ResNet), marked "study's code".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torchvision import models, transforms
+from torchvision.datasets import ImageFolder
+
+from energynn import manifests
+from energynn.config import ResNet50Config
+from energynn.data.imagenet import stratified_prefix
+from energynn.train import checkpoint, distributed
+from energynn.train.distributed import World
+from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
+
+# Of ImageNet's training images; the usual constants of torchvision's reference training.
+CHANNEL_MEAN = (0.485, 0.456, 0.406)
+CHANNEL_STD = (0.229, 0.224, 0.225)
+WARMUP_START = 0.1  # learning rate of epoch 0, whatever the batch size (study's code)
+REFERENCE_BATCH_SIZE = 256  # config.learning_rate is for this global batch size (Goyal et al. 2017)
+CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
+
+
+def main(config: ResNet50Config, run_dir: Path) -> list[float]:
+    """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
+
+    Writes the events of this rank to ``run_dir``, and the weights if ``config.save_weights``. Raises ValueError
+    for damaged data, a data set smaller than one global batch, and a loss that is not finite.
+    """
+    run_dir = Path(run_dir)
+    world = distributed.join(config)
+    events = Events(run_dir, world.rank)
+    events.mark("rank_start", **world.describe())
+
+    training, validation = load_images(config, quiet=world.rank > 0)
+    training_loader = make_loader(training, config, shuffle=True)
+    training_evaluation_loader = make_loader(training, config, shuffle=False)
+    validation_loader = make_loader(validation, config, shuffle=False)
+    steps = len(training_loader)
+    if steps == 0 or len(validation_loader) == 0:
+        raise ValueError(
+            f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
+            f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
+        )
+    model = make_model(len(training.dataset.classes), world)
+    # Weight decay on all parameters, batch norm and biases too (study's code).
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
+    torch.manual_seed(config.seed + world.rank)  # ranks draw different crops
+
+    images = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size, device=world.device)
+    labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
+    distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
+
+    phases = PhaseTimer(world.device)
+    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, shown=world.rank == 0)
+    losses: list[float] = []
+    samples_trained = samples_evaluated = 0
+    metrics: dict[str, float] = {}
+    distributed.barrier(world)
+    events.mark("training_start", dataset_samples=len(training))
+    for epoch in range(config.epochs):
+        if epoch <= config.warmup_epochs:
+            optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
+        learning_rate = optimizer.param_groups[0]["lr"]
+
+        model.train()
+        training_loader.sampler.set_epoch(epoch)
+        unread: list[torch.Tensor] = []
+        for step, (images, labels) in enumerate(phases.loading(training_loader)):
+            with phases("host_to_device"):
+                images, labels = images.to(world.device), labels.to(world.device)
+            with phases("forward"):
+                loss = F.cross_entropy(model(images), labels)
+            with phases("backward"):
+                optimizer.zero_grad()
+                loss.backward()
+            with phases("optimizer"):
+                optimizer.step()
+            unread.append(loss.detach())
+            progress.step(epoch, step, unread[-1])
+            if len(unread) == CHECK_STEPS or step == steps - 1:
+                read = torch.stack(unread).tolist()
+                require_finite(read, epoch, first_step=step + 1 - len(read))
+                losses += read
+                unread.clear()
+        samples_trained += steps * config.global_batch_size
+
+        with phases("evaluation"):
+            metrics, evaluated = evaluate(model, validation_loader, world)
+            samples_evaluated += evaluated
+            if config.evaluate_training_set:  # with the same random crops as in training (study's code)
+                again, evaluated = evaluate(model, training_evaluation_loader, world)
+                metrics["top1_error_training"] = again["top1_error"]
+                samples_evaluated += evaluated
+        if epoch >= config.warmup_epochs:
+            plateau.step(metrics["validation_loss"])
+        training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
+        if world.rank == 0:
+            events.mark(
+                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss, learning_rate=learning_rate,
+                samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+                optimizer_steps=(epoch + 1) * steps, **metrics,
+            )  # fmt: skip
+        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+    distributed.barrier(world)
+    events.mark(
+        "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+        optimizer_steps=config.epochs * steps, forward_backward_passes=config.epochs * steps, metrics=metrics,
+    )  # fmt: skip
+    events.mark("phases", **phases.totals_s())
+    progress.end(metrics)
+    if config.save_weights and world.rank == 0:
+        digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, {"classes": len(training.dataset.classes)})
+        events.mark("weights_saved", file="weights.pt", sha256=digest)
+    distributed.leave()
+    return losses
+
+
+def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Subset, Subset]:
+    """Training and validation images as the configuration selects and transforms them, from the verified folder.
+
+    The standard preprocessing, but crops cover ``crop_scale_min`` to 1 of the image, and the validation images are
+    cropped and flipped at random as well (study's code), so the error is not that of a centre crop.
+    """
+    root = manifests.verify(config.dataset, progress=(lambda line: None) if quiet else print)
+    transform = transforms.Compose([
+        transforms.RandomResizedCrop(config.image_size, scale=(config.crop_scale_min, 1.0)),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
+    ])  # fmt: skip
+    training, validation = (ImageFolder(root / split, transform) for split in ("train", "val"))
+    return (
+        Subset(training, stratified_prefix(training.samples, config.training_samples)),
+        Subset(validation, stratified_prefix(validation.samples, config.validation_samples)),
+    )
+
+
+def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLoader:
+    """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
+    sampler = DistributedSampler(images, shuffle=shuffle, seed=config.seed, drop_last=True)
+    return DataLoader(
+        images, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=shuffle
+    )
+
+
+def make_model(classes: int, world: World) -> DistributedDataParallel:
+    """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
+    model = models.resnet50(num_classes=classes).to(world.device)
+    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+
+
+def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
+    """Learning rate of an epoch up to ``warmup_epochs``: linear from 0.1 to the one scaled with the batch size.
+
+    Once per epoch, not per step (study's code); the scaling with GBS / 256 is that of Goyal et al. 2017.
+    """
+    target = config.learning_rate * config.global_batch_size / REFERENCE_BATCH_SIZE
+    share = epoch / config.warmup_epochs if config.warmup_epochs else 1.0
+    return WARMUP_START + share * (target - WARMUP_START)
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, loader: DataLoader, world: World) -> tuple[dict[str, float], int]:
+    """Mean loss and top-1 error (0..1) over the samples of all ranks, and their number."""
+    model.eval()
+    loss_sum, wrong = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
+    count = 0
+    for images, labels in loader:
+        images, labels = images.to(world.device), labels.to(world.device)
+        scores = model(images)
+        loss_sum += F.cross_entropy(scores, labels, reduction="sum")
+        wrong += (scores.argmax(dim=1) != labels).sum()
+        count += len(labels)
+    loss_total, wrong_total, count_total = distributed.total([loss_sum.item(), wrong.item(), count], world)
+    return {"top1_error": wrong_total / count_total, "validation_loss": loss_total / count_total}, int(count_total)
