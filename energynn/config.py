@@ -81,7 +81,7 @@ SMOKE = {
     "resnet50": dict(
         local_batch_size=16, epochs=2, warmup_epochs=0, image_size=64, training_samples=288, validation_samples=50
     ),
-    "fourcastnet": dict(local_batch_size=1, epochs=18, patch_size=4, embed_dim=192, depth=4, save_weights=True),
+    "fourcastnet": dict(local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True),
 }
 
 
@@ -103,7 +103,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
         given[name] = _typed(name, value, types_by_name[name])
     for name in ("dataset", "system", "initial_run"):  # they name folders
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given.get(name, "x")):
+        if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
     for name, least in LEAST_VALUES.items():
         if name in given and not given[name] >= least:

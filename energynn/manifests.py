@@ -90,7 +90,9 @@ def read(dataset: str) -> dict:
     try:
         return json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{dataset}: {path} is damaged ({error}); `git checkout data_manifests` restores it") from error
+        raise ValueError(
+            f"{dataset}: {path} is damaged ({error}); `git checkout data_manifests` restores it"
+        ) from error
 
 
 def checksums(dataset: str) -> dict[str, str]:
@@ -107,7 +109,7 @@ def checksums(dataset: str) -> dict[str, str]:
 
 
 def verify_sources(dataset: str) -> None:
-    """Check the installed photographs that crops are made from; raises ValueError if one is another than the manifest's."""
+    """Check the installed photographs that crops are made from; raises ValueError if one is not the manifest's."""
     for source in read(dataset)["energynn:sources"]:
         path = photographs.source_path(source["package"], source["file"])
         if sha256(path) != source["sha256"]:
@@ -135,7 +137,9 @@ def build(dataset: str, source: Path | None = None) -> None:
         details = _describe_photographs()
     elif dataset == "era5_ensemble":
         if source is None or not source.is_file():
-            raise ValueError("era5_ensemble: give --source, the file era5-levels-members.nc of cfgrib's source distribution")
+            raise ValueError(
+                "era5_ensemble: give --source, the file era5-levels-members.nc of cfgrib's source distribution"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         errors = era5.pack_ensemble(source, folder / "era5_ensemble.nc")
         details = _describe_ensemble(source, errors)
@@ -154,8 +158,9 @@ def build(dataset: str, source: Path | None = None) -> None:
         **details,
         "energynn:files": len(sums),
         "distribution": [
-            {"@type": "cr:FileObject", "@id": name, "name": name, "contentSize": f"{(root(dataset) / name).stat().st_size} B",
-             "sha256": digest, "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
+            {"@type": "cr:FileObject", "@id": name, "name": name,
+             "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
+             "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
             for name, digest in sums.items()
         ],
     }  # fmt: skip
@@ -166,17 +171,18 @@ def build(dataset: str, source: Path | None = None) -> None:
 def _describe_photographs() -> dict:
     packages = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
     return {
-        "description": "Ten-class image set for the path that ImageNet takes: JPEG files in an ImageFolder tree. An easy task: "
-        "the class of a crop is the photograph that it was cut from.",
+        "description": "Ten-class image set for the path that ImageNet takes: JPEG files in an ImageFolder tree. An easy "
+        "task: the class of a crop is the photograph that it was cut from.",
         "license": "as of each photograph, see energynn:sources",
         "url": "https://scikit-image.org/docs/stable/api/skimage.data.html",
         "citeAs": "The scikit-image and scikit-learn developers; photographers as named in energynn:sources",
-        "energynn:rule": f"energynn.data.photographs.make_crops: per class {photographs.CROPS['train']} training crops of "
-        f"{photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels from the left {photographs.TRAIN_SHARE:.0%} of the "
-        f"photograph and {photographs.CROPS['val']} validation crops from the rest, at positions from NumPy's default "
+        "energynn:rule": f"energynn.data.photographs.make_crops: per class {photographs.CROPS['train']} training crops "
+        f"of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels from the left {photographs.TRAIN_SHARE:.0%} of "
+        f"the photograph and {photographs.CROPS['val']} validation crops from the rest, at positions from NumPy's default "
         f"generator seeded with [{photographs.SEED}, class index]; JPEG quality {photographs.JPEG_QUALITY}",
         "energynn:made_with": photographs.made_with(),
-        "energynn:split": f"train: left {photographs.TRAIN_SHARE:.0%} of each photograph; val: the rest; no pixel is in both",
+        "energynn:split": f"train: left {photographs.TRAIN_SHARE:.0%} of each photograph; val: the rest; "
+        "no pixel is in both",
         "energynn:sources": [
             {"class": name, "package": package, "version": version(packages[package]), "file": file, "license": licence,
              "sha256": sha256(photographs.source_path(package, file))}

@@ -50,7 +50,8 @@ class AFNO(nn.Module):
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, self.patch_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
         self.blocks = nn.ModuleList(
-            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction) for _ in range(depth)
+            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction)
+            for _ in range(depth)
         )
         self.head = nn.Linear(embed_dim, out_chans * patch_height * patch_width, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)

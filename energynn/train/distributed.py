@@ -44,12 +44,15 @@ def join(config: RunConfig) -> World:
     rank, size, local_rank, make_store = _find()
     if size != config.devices:
         raise ValueError(
-            f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} ranks "
-            "(mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
+            f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
+            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
         )
     if torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
-            raise ValueError(f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs")
+            raise ValueError(
+                f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs; "
+                "start fewer ranks per host"
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     else:

@@ -101,8 +101,8 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
             events.mark(
-                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss, learning_rate=learning_rate,
-                samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss,
+                learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up

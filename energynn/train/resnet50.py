@@ -110,8 +110,8 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
             events.mark(
-                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss, learning_rate=learning_rate,
-                samples_trained=samples_trained, samples_evaluated=samples_evaluated,
+                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss,
+                learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
@@ -123,7 +123,8 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
     events.mark("phases", **phases.totals_s())
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
-        digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, {"classes": len(training.dataset.classes)})
+        classes = {"classes": len(training.dataset.classes)}
+        digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
         events.mark("weights_saved", file="weights.pt", sha256=digest)
     distributed.leave()
     return losses

@@ -1,58 +1,112 @@
+import h5py
 import numpy as np
 import pytest
-import xarray as xr
+from scipy.io import netcdf_file
 
 from energynn import manifests
 from energynn.data import era5
 
-STEPS = {"pre-training": 1, "fine-tuning": 2}
+FILE = manifests.root("era5_ensemble") / "era5_ensemble.nc"
 
 
-@pytest.fixture(scope="module")
-def ensemble():
-    return manifests.verify("era5_ensemble") / "era5_ensemble.nc"
+def test_embedded_states_are_era5():
+    states, latitude = era5.read_states(FILE)
+    assert states.shape == (10, 4, 4, 61, 120) and states.dtype == np.float32
+    assert latitude[0] == 90 and latitude[-1] == -90
+    # Climatology of FourCastNet's training years (mean, standard deviation) with room for two days in January.
+    for channel, mean, std in (("t850", 274.6, 15.6), ("z500", 54115, 3353), ("t500", 252.9, 13.1)):
+        field = states[:, :, era5.CHANNELS.index(channel)]
+        assert abs(field.mean() - mean) < 0.1 * std and 0.85 * std < field.std() < 1.15 * std
 
 
-def test_the_states_are_plausible_weather(ensemble):
-    with xr.open_dataset(ensemble, engine="scipy") as dataset:
-        assert dict(dataset.sizes) == {"member": 10, "time": 4, "latitude": 61, "longitude": 120}
-        assert tuple(dataset.data_vars) == era5.CHANNELS
-        assert (np.diff(dataset["time"].values) == np.timedelta64(era5.LEAD_H, "h")).all()
-        assert 53000 < float(dataset["z500"].mean()) < 56000 and dataset["z500"].attrs["units"] == "m2 s-2"
-        assert 260 < float(dataset["t850"].mean()) < 285
-        assert "Copernicus" in dataset.attrs["attribution"]
+def test_xarray_reads_the_embedded_file():
+    import xarray as xr
+
+    with xr.open_dataset(FILE, engine="scipy") as dataset:
+        assert list(dataset.data_vars) == list(era5.CHANNELS)
+        assert dataset.z500.dims == ("member", "time", "latitude", "longitude") and dataset.z500.units == "m2 s-2"
+        hours = (dataset.time.values - np.datetime64("2017-01-01T00")) / np.timedelta64(1, "h")
+        assert hours.tolist() == [0, 12, 24, 36]
+        states, _ = era5.read_states(FILE)
+        assert np.allclose(dataset.z500.values, states[:, :, era5.Z500], rtol=1e-6)
+        assert "Copernicus Climate Change Service" in dataset.attribution
 
 
-@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_the_split_is_by_time(ensemble, steps):
-    training, test = era5.load_ensemble(ensemble, steps)
-    assert training.sequences.shape == (10 * (3 - steps), steps + 1, 4, 60, 120)
+def test_packing_keeps_values_to_half_a_step_and_applies_the_sources_scale(tmp_path):
+    source, target = tmp_path / "source.nc", tmp_path / "packed.nc"
+    generator = np.random.default_rng(0)
+    with h5py.File(source, "w") as file:
+        file["number"], file["time"] = np.arange(2), 1483228800 + 43200 * np.arange(3)
+        file["isobaricInhPa"] = [850.0, 500.0]
+        file["latitude"], file["longitude"] = np.linspace(90, -90, 7), np.arange(0, 360, 45.0)
+        for name, mean in (("t", 2700.0), ("z", 500000.0)):
+            file[name] = mean + mean / 10 * generator.random((2, 3, 2, 7, 8))
+            file[name].attrs["scale_factor"] = [0.1]
+        t, z = file["t"][:] / 10, file["z"][:] / 10
+    expected = np.stack([t[:, :, 0], z[:, :, 0], z[:, :, 1], t[:, :, 1]], axis=2)
+    errors = era5.pack_ensemble(source, target)
+    states, latitude = era5.read_states(target)
+    assert latitude.tolist() == pytest.approx(np.linspace(90, -90, 7).tolist())
+    for index, channel in enumerate(era5.CHANNELS):
+        spread = np.ptp(expected[:, :, index])
+        found = np.abs(states[:, :, index].astype(np.float64) - expected[:, :, index]).max()
+        assert errors[channel] <= 0.5 * spread / 65000 * 1.001
+        assert found <= errors[channel] + np.abs(expected).max() * 2**-24  # float32 on reading
+    again = tmp_path / "again.nc"
+    era5.pack_ensemble(source, again)
+    assert again.read_bytes() == target.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.nc", "packed.nc", "source.nc"]
+
+
+@pytest.mark.parametrize("steps, training_samples", [(1, 20), (2, 10)])
+def test_split_is_by_time_and_the_last_time_is_never_trained_on(steps, training_samples):
+    training, test = era5.load_ensemble(FILE, steps)
+    states, latitude = era5.read_states(FILE)
+    assert training.sequences.shape == (training_samples, steps + 1, 4, 60, 120)
     assert test.sequences.shape == (10, steps + 1, 4, 60, 120)
-    seen = {state.tobytes() for sequence in training.sequences for state in sequence}
-    assert not any(sequence[-1].tobytes() in seen for sequence in test.sequences), "the test predicts a state of the training"
-    assert len(seen) == 30  # all ten members at all three training times
+    physical = states[:, :, :, :-1]  # without the last row of latitude
+
+    def times(sequences):
+        """Set of the time indices in each sample, by comparing with the file."""
+        values = sequences * test.std[:, None, None] + test.mean[:, None, None]
+        found = []
+        for sample in values:
+            distances = [
+                [np.abs(state - physical[:, time]).max(axis=(1, 2, 3)).min() for time in range(4)] for state in sample
+            ]
+            found.append(tuple(int(np.argmin(row)) for row in distances))
+            assert max(min(row) for row in distances) < 0.1
+        return found
+
+    assert {sample[-1] for sample in times(test.sequences)} == {3}
+    assert set(times(test.sequences)) == {tuple(range(3 - steps, 4))}
+    assert set(times(training.sequences)) == {tuple(range(start, start + steps + 1)) for start in range(3 - steps)}
 
 
-def test_normalization_comes_from_the_training_times(ensemble):
-    training, test = era5.load_ensemble(ensemble, 2)
-    assert np.allclose(training.sequences.mean(axis=(0, 1, 3, 4)), 0, atol=2e-3)
-    assert np.allclose(training.sequences.std(axis=(0, 1, 3, 4)), 1, atol=2e-3)
-    with xr.open_dataset(ensemble, engine="scipy") as dataset:
-        truth = dataset["z500"].isel(time=3, member=4).values[:-1]
-    restored = test.sequences[4, -1, era5.Z500] * test.std[era5.Z500] + test.mean[era5.Z500]
-    assert np.allclose(restored, truth, rtol=1e-5)
+def test_normalization_comes_from_the_training_times_alone():
+    training, _ = era5.load_ensemble(FILE, 2)  # each sample is t0, t1, t2
+    assert np.allclose(training.sequences.mean(axis=(0, 1, 3, 4), dtype=np.float64), 0, atol=1e-4)
+    assert np.allclose(training.sequences.std(axis=(0, 1, 3, 4), dtype=np.float64), 1, atol=1e-4)
 
 
-def test_latitude_weights_have_mean_one_and_vanish_at_the_poles():
-    weights = era5.latitude_weights(np.arange(90, -90, -3))
-    assert weights.mean() == pytest.approx(1) and weights[0] == pytest.approx(0, abs=1e-6)
-    assert weights.argmax() == 30 and weights[30] / weights[10] == pytest.approx(1 / np.cos(np.deg2rad(60)))
+def test_latitude_weights():
+    weights = era5.latitude_weights(np.array([60.0, 0.0, -60.0]))
+    assert weights == pytest.approx([0.75, 1.5, 0.75])
+    training, _ = era5.load_ensemble(FILE, 1)
+    assert training.latitude_weights.mean() == pytest.approx(1)
+    assert training.latitude_weights.argmax() == 30  # the equator: rows are 90, 87, ..., -87
 
 
-def test_nan_is_named(tmp_path, ensemble):
-    with xr.open_dataset(ensemble, engine="scipy") as dataset:
-        broken = dataset.load().drop_encoding()
-    broken["z500"][2, 1, 5, 5] = np.nan
-    broken.to_netcdf(tmp_path / "broken.nc", engine="scipy")
-    with pytest.raises(ValueError, match="NaN in z500 at time 1, member 2"):
-        era5.load_ensemble(tmp_path / "broken.nc", 1)
+def test_a_missing_value_is_named(tmp_path):
+    path = tmp_path / "damaged.nc"
+    with netcdf_file(path, "w") as file:
+        for name, length in (("member", 1), ("time", 2), ("latitude", 2), ("longitude", 2)):
+            file.createDimension(name, length)
+        file.createVariable("latitude", "f4", ("latitude",))[:] = [90, -90]
+        for channel in era5.CHANNELS:
+            values = np.ones((1, 2, 2, 2), dtype=np.float32)
+            if channel == "z500":
+                values[0, 1, 0, 0] = np.nan
+            file.createVariable(channel, "f4", ("member", "time", "latitude", "longitude"))[:] = values
+    with pytest.raises(ValueError, match="NaN in z500 at time 1, member 0"):
+        era5.read_states(path)

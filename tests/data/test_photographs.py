@@ -1,0 +1,66 @@
+import importlib.util
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from energynn.data import photographs
+
+
+@pytest.fixture(scope="module")
+def crops(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data") / "photographs"
+    photographs.make_crops(root)
+    return root
+
+
+def test_tree_has_the_promised_crops(crops):
+    for split, count in {"train": 100, "val": 25}.items():
+        assert sorted(folder.name for folder in (crops / split).iterdir()) == sorted(photographs.PHOTOGRAPHS)
+        for name in photographs.PHOTOGRAPHS:
+            files = sorted((crops / split / name).iterdir())
+            assert [file.name for file in files] == [f"{number:03d}.jpg" for number in range(count)]
+            with Image.open(files[0]) as crop:
+                assert crop.size == (64, 64) and crop.format == "JPEG" and crop.mode == "RGB"
+
+
+def test_crops_stay_on_their_side_of_the_photograph(tmp_path, monkeypatch):
+    """A photograph that is black on the left and white on the right of the border shows where crops come from."""
+    pixels = np.zeros((100, 400, 3), dtype=np.uint8)
+    pixels[:, 300:] = 255
+    Image.fromarray(pixels).save(tmp_path / "photograph.png")
+    monkeypatch.setattr(photographs, "PHOTOGRAPHS", {"two_sides": ("package", "photograph.png", "")})
+    monkeypatch.setattr(photographs, "source_path", lambda package, file: tmp_path / file)
+    photographs.make_crops(tmp_path / "crops")
+    for split, brightness in {"train": 0, "val": 255}.items():
+        for path in (tmp_path / "crops" / split / "two_sides").iterdir():
+            assert (np.asarray(Image.open(path)) == brightness).all()
+
+
+def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
+    target = tmp_path / "photographs"
+    threads = [threading.Thread(target=photographs.make_crops, args=(target,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["photographs"]  # no temporary folder is left
+    files = [path.relative_to(crops) for path in sorted(crops.rglob("*.jpg"))]
+    assert len(files) == 1250
+    assert all((crops / file).read_bytes() == (target / file).read_bytes() for file in files)
+
+
+def test_refused_crops_leave_nothing_behind(tmp_path):
+    def refuse(folder):
+        raise ValueError("not these")
+
+    with pytest.raises(ValueError, match="not these"):
+        photographs.make_crops(tmp_path / "data" / "photographs", refuse)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_missing_package_names_the_remedy(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="skimage.*install"):
+        photographs.source_path("skimage", "data/astronaut.png")

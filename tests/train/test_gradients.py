@@ -1,0 +1,37 @@
+"""Two ranks under DistributedDataParallel compute what one rank computes on the same global batch."""
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, run_ranks):
+    folder = tmp_path_factory.mktemp("gradients")
+    results = []
+    for ranks in (1, 2):
+        done = run_ranks(ranks, "rank_gradients.py", str(folder / f"{ranks}.npz"))
+        assert done.returncode == 0, done.stdout
+        results.append(dict(np.load(folder / f"{ranks}.npz")))
+    return results
+
+
+@pytest.mark.parametrize("network", ["afno1", "afno2", "resnet50"])
+def test_gradients_of_two_ranks_are_those_of_one(both, network):
+    alone, together = ({name: g for name, g in result.items() if name.startswith(network + "/")} for result in both)
+    assert len(alone) == {"afno1": 28, "afno2": 28, "resnet50": 161}[network]
+    for name, gradient in alone.items():
+        difference = np.linalg.norm(gradient - together[name])
+        assert difference <= 1e-5 * np.linalg.norm(gradient), name
+        assert np.linalg.norm(gradient) > 0, name
+
+
+def test_every_sample_is_evaluated_once_whatever_the_number_of_ranks(both):
+    alone, together = both
+    for name in alone:
+        if name.startswith("metrics/"):
+            assert together[name] == pytest.approx(alone[name], rel=1e-6), name
+    assert alone["count/samples"] == together["count/samples"] == 8
+    assert alone["count/wrong"] == together["count/wrong"]
+    assert {name for name in alone if name.startswith("metrics/")} == {
+        "metrics/z500_rmse_12h_m", "metrics/z500_rmse_12h_m2_s2", "metrics/z500_rmse_12h_persistence_m"
+    }  # fmt: skip

@@ -1,0 +1,77 @@
+"""Twenty seeded training steps on the CPU, through the trainers' own ``main``, are those that were stored.
+
+After a change of a trainer that is meant to change the numbers:
+    python tests/train/test_traces.py
+writes tests/train/traces/*.json anew; say why in the commit.
+"""
+
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+TRACES = Path(__file__).parent / "traces"
+AFNO = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=2, num_blocks=4)
+# A small learning rate for ResNet50, because at a large one the last bits of a sum, which differ between processors,
+# have grown beyond any tolerance after twenty steps of batch norm over four images.
+RUNS = {
+    "resnet50": dict(
+        workload="resnet50", local_batch_size=4, image_size=64, epochs=2, training_samples=40, validation_samples=10,
+        learning_rate=0.064, warmup_epochs=0,
+    ),
+    "fourcastnet-pretrain": dict(**AFNO, epochs=1, save_weights=True),
+    "fourcastnet-finetune": dict(**AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, train):
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: train(folder / name, **parameters) for name, parameters in RUNS.items()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_losses_are_the_stored_ones(runs, name):
+    run = runs[name]
+    assert run.status == 0, run.output
+    stored = json.loads((TRACES / f"{name}.json").read_text())
+    assert len(stored) == 20
+    assert run.losses == pytest.approx(stored, rel=2e-5)
+    assert len(set(stored)) == 20 and stored[-1] != pytest.approx(stored[0], rel=1e-3)
+
+
+def test_the_trainings_learn(runs):
+    pretrain, finetune = runs["fourcastnet-pretrain"], runs["fourcastnet-finetune"]
+    assert sum(pretrain.losses[-5:]) < 0.7 * sum(pretrain.losses[:5])
+    # Fine-tuning adds the losses of two steps, and starts from what pre-training has learned, not anew.
+    assert finetune.losses[0] < 2 * pretrain.losses[0] * 0.7
+
+
+def test_weights_are_saved_whole_and_with_their_digest(runs):
+    import hashlib
+
+    run = runs["fourcastnet-pretrain"]
+    saved = [event for event in run.events() if event["event"] == "weights_saved"]
+    assert [event["file"] for event in saved] == ["weights.pt"]
+    assert saved[0]["sha256"] == hashlib.sha256((run.run_dir / "weights.pt").read_bytes()).hexdigest()
+    assert not list(run.run_dir.glob("*.part"))
+
+
+if __name__ == "__main__":
+    import subprocess
+
+    from energynn import config as configuration
+
+    folder = Path(tempfile.mkdtemp())
+    for name, parameters in RUNS.items():
+        (folder / name).mkdir()
+        settings = json.dumps(configuration.to_dict(configuration.make(**parameters)))
+        command = [sys.executable, str(Path(__file__).with_name("rank_main.py")), str(folder / name), settings]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        losses = json.loads(next(line for line in lines if line.startswith("losses ")).removeprefix("losses "))
+        (TRACES / f"{name}.json").write_text(json.dumps(losses, indent=1) + "\n")
+        print(name, losses[0], losses[-1])
+    shutil.rmtree(folder)
