@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from pathlib import Path
 
@@ -11,6 +12,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
     parser = argparse.ArgumentParser(prog="energynn", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser("run", help="make one run, as notebooks/run_training.ipynb does")
+    run.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters",
+                     help="a parameter of the run, as for papermill")  # fmt: skip
+    run.add_argument("--runs-dir", type=Path, default=Path("runs"))
 
     study = commands.add_parser("study", help="run or list a study on this machine")
     study.add_argument("action", choices=["run", "list"])
@@ -42,6 +48,26 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nenergynn: interrupted; nothing is lost, the same command goes on from here", file=sys.stderr)
         return 130
+
+
+def _run(options) -> int:
+    from energynn import config, launch
+
+    try:
+        launch.run(config.make(**{name: _literal(value) for name, value in options.parameters}), options.runs_dir)
+    except RuntimeError as error:  # the run began and did not end well; its record says more
+        print(f"energynn: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _literal(text: str):
+    """A number, True, False or None where the text is one, else the text; as papermill reads -p."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, int | float | bool | None) else text
 
 
 def _study(options) -> int:

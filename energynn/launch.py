@@ -41,6 +41,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
     and RuntimeError with the reason if it ended in anything but success.
     """
+    if not isinstance(runs_dir, str | Path) or not str(runs_dir):
+        raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
     record = records.read(run_dir)

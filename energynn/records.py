@@ -347,6 +347,7 @@ def recover(runs_dir: Path) -> list[str]:
     for folder in run_dirs(runs_dir):
         if (folder / "record.json").exists() or is_running(folder):
             continue
+        (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
         events = energy.read_events(folder)
         wall = [event["t_wall_ns"] for event in events]
         for path in folder.glob("samples-*.jsonl"):

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import config, launch, records
+from energynn import cli, config, launch, records
 from energynn.config import REPOSITORY
 from energynn.measure import energy, perun_adapter
 from energynn.measure.sensors import Sensor
@@ -160,6 +160,23 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path, parameters, word
     assert started.returncode != 0
     assert output[-1].startswith(words)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name, value", [
+    ("lerning_rate", "0.1"), ("local_batch_size", "0"), ("local_batch_size", "1.5"), ("devices", "two"),
+    ("workload", "alexnet"), ("dataset", "era6"),
+])  # fmt: skip
+def test_the_command_line_refuses_bad_parameters_with_status_2(tmp_path, capsys, name, value):
+    assert cli.main(["run", "-p", name, value, "--runs-dir", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("energynn: ") and error.count("\n") == 1 and name in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_study_that_cannot_start_says_so_once(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert cli.main(["study", "run", "smoke", "--runs-dir", str(tmp_path / "file" / "runs")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import records
+from energynn import launch, records
 from energynn.config import REPOSITORY, RunConfig
 
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
@@ -18,10 +18,13 @@ NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 def run_study(runs: list[RunConfig], runs_dir: Path) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
-    A KeyboardInterrupt waits until the run that goes on has written its record.
+    A KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy
+    if this machine cannot make them, before the first one starts.
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
+    for config in missing[:1]:
+        launch.preflight(config, runs_dir)
     failed, begun = [], time.monotonic()
     for index, config in enumerate(missing):
         run_dir = runs_dir / config.system / configuration.run_id(config)
