@@ -151,7 +151,7 @@ def build(dataset: str, source: Path | None = None) -> None:
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     manifest = {
         "@context": {"@vocab": "https://schema.org/", "cr": "http://mlcommons.org/croissant/",
-                     "energynn": "https://github.com/RAI-SCC/ResNet#", "sc": "https://schema.org/"},
+                     "energynn": "urn:energynn:", "sc": "https://schema.org/"},
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": dataset,
@@ -171,15 +171,15 @@ def build(dataset: str, source: Path | None = None) -> None:
 def _describe_photographs() -> dict:
     packages = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
     return {
-        "description": "Ten-class image set for the path that ImageNet takes: JPEG files in an ImageFolder tree. An easy "
-        "task: the class of a crop is the photograph that it was cut from.",
+        "description": "Ten-class image set for the path that ImageNet takes: JPEG files in an ImageFolder tree. An "
+        "easy task: the class of a crop is the photograph that it was cut from.",
         "license": "as of each photograph, see energynn:sources",
         "url": "https://scikit-image.org/docs/stable/api/skimage.data.html",
         "citeAs": "The scikit-image and scikit-learn developers; photographers as named in energynn:sources",
         "energynn:rule": f"energynn.data.photographs.make_crops: per class {photographs.CROPS['train']} training crops "
-        f"of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels from the left {photographs.TRAIN_SHARE:.0%} of "
-        f"the photograph and {photographs.CROPS['val']} validation crops from the rest, at positions from NumPy's default "
-        f"generator seeded with [{photographs.SEED}, class index]; JPEG quality {photographs.JPEG_QUALITY}",
+        f"of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels from the left {photographs.TRAIN_SHARE:.0%} "
+        f"of the photograph and {photographs.CROPS['val']} validation crops from the rest, at positions from NumPy's "
+        f"default generator seeded with [{photographs.SEED}, class index]; JPEG quality {photographs.JPEG_QUALITY}",
         "energynn:made_with": photographs.made_with(),
         "energynn:split": f"train: left {photographs.TRAIN_SHARE:.0%} of each photograph; val: the rest; "
         "no pixel is in both",

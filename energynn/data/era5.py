@@ -117,8 +117,8 @@ def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
             scale, offset = (high - low) / 65000, (high + low) / 2
             integers = np.rint((values - offset) / scale).astype(np.int16)
             errors[name] = float(np.abs(integers * scale + offset - values).max())
-            attributes = {"pressure_hPa": level_hPa, "scale_factor": scale, "add_offset": offset}
-            attributes |= CF_ATTRIBUTES[name[0]] | {"max_packing_error": errors[name]}
+            attributes = CF_ATTRIBUTES[name[0]] | {"pressure_hPa": level_hPa, "scale_factor": scale}
+            attributes |= {"add_offset": offset, "max_packing_error": errors[name]}
             _write(packed, name, "i2", tuple(coordinates), integers, attributes)
     os.replace(temporary, target)
     return errors

@@ -58,11 +58,14 @@ def run_ranks():
 def train():
     """Train in so many ranks (as many as devices, if not told otherwise) with these parameters."""
 
-    def start(run_dir: Path, workload: str, ranks: int | None = None, extra: dict | None = None, **parameters) -> Run:
+    def start(
+        run_dir: Path, workload: str, ranks: int | None = None, extra: dict | None = None, dtype: str = "float32",
+        **parameters,
+    ) -> Run:  # fmt: skip
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.to_dict(config))
-        done = start_ranks(ranks or config.devices, "rank_main.py", str(run_dir), settings, extra=extra)
+        done = start_ranks(ranks or config.devices, "rank_main.py", str(run_dir), settings, dtype, extra=extra)
         return Run(run_dir, done.returncode, done.stdout)
 
     return start

@@ -1,14 +1,17 @@
-"""One rank of a short training: rank_main.py RUN_DIR CONFIGURATION (as JSON); prints the rank's losses as JSON."""
+"""One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's losses as JSON."""
 
 import importlib
 import json
 import sys
 from pathlib import Path
 
+import torch
+
 from energynn import config as configuration
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
+torch.set_default_dtype(getattr(torch, sys.argv[3]))
 try:
     losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
 except ValueError as error:

@@ -5,32 +5,40 @@ After a change of a trainer that is meant to change the numbers:
 writes tests/train/traces/*.json anew; say why in the commit.
 """
 
+import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from energynn import config as configuration
+
 TRACES = Path(__file__).parent / "traces"
 AFNO = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=2, num_blocks=4)
-# A small learning rate for ResNet50, because at a large one the last bits of a sum, which differ between processors,
-# have grown beyond any tolerance after twenty steps of batch norm over four images.
+# ResNet50 runs in float64 and with a small learning rate: its first steps are chaotic, in float32 the last bits, which
+# differ between processors, grow to a tenth of the loss in five steps. As here, they stay below 1e-11 after twenty,
+# while the updates change the loss by several percent.
 RUNS = {
     "resnet50": dict(
         workload="resnet50", local_batch_size=4, image_size=64, epochs=2, training_samples=40, validation_samples=10,
-        learning_rate=0.064, warmup_epochs=0,
+        learning_rate=1e-5, warmup_epochs=0, evaluate_training_set=False,
     ),
     "fourcastnet-pretrain": dict(**AFNO, epochs=1, save_weights=True),
     "fourcastnet-finetune": dict(**AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"),
 }  # fmt: skip
+DTYPES = {"resnet50": "float64"}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, train):
     folder = tmp_path_factory.mktemp("runs")
-    return {name: train(folder / name, **parameters) for name, parameters in RUNS.items()}
+    return {
+        name: train(folder / name, dtype=DTYPES.get(name, "float32"), **parameters) for name, parameters in RUNS.items()
+    }
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -39,7 +47,7 @@ def test_losses_are_the_stored_ones(runs, name):
     assert run.status == 0, run.output
     stored = json.loads((TRACES / f"{name}.json").read_text())
     assert len(stored) == 20
-    assert run.losses == pytest.approx(stored, rel=2e-5)
+    assert run.losses == pytest.approx(stored, rel=1e-5)
     assert len(set(stored)) == 20 and stored[-1] != pytest.approx(stored[0], rel=1e-3)
 
 
@@ -51,8 +59,6 @@ def test_the_trainings_learn(runs):
 
 
 def test_weights_are_saved_whole_and_with_their_digest(runs):
-    import hashlib
-
     run = runs["fourcastnet-pretrain"]
     saved = [event for event in run.events() if event["event"] == "weights_saved"]
     assert [event["file"] for event in saved] == ["weights.pt"]
@@ -61,15 +67,13 @@ def test_weights_are_saved_whole_and_with_their_digest(runs):
 
 
 if __name__ == "__main__":
-    import subprocess
-
-    from energynn import config as configuration
-
+    TRACES.mkdir(exist_ok=True)
     folder = Path(tempfile.mkdtemp())
     for name, parameters in RUNS.items():
         (folder / name).mkdir()
         settings = json.dumps(configuration.to_dict(configuration.make(**parameters)))
-        command = [sys.executable, str(Path(__file__).with_name("rank_main.py")), str(folder / name), settings]
+        script = Path(__file__).with_name("rank_main.py")
+        command = [sys.executable, str(script), str(folder / name), settings, DTYPES.get(name, "float32")]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
         losses = json.loads(next(line for line in lines if line.startswith("losses ")).removeprefix("losses "))
         (TRACES / f"{name}.json").write_text(json.dumps(losses, indent=1) + "\n")

@@ -1,0 +1,74 @@
+import copy
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from energynn.train import distributed
+
+VARIABLES = (
+    *distributed.MPI_VARIABLES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+)  # fmt: skip
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}
+
+
+@pytest.mark.parametrize(
+    "environment, expected",
+    [
+        ({}, (0, 1, 0)),
+        (TORCHRUN, (3, 8, 1)),
+        (SRUN, (5, 6, 2)),
+        (SRUN | TORCHRUN, (3, 8, 1)),  # torchrun inside srun
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (0, 1, 0)),  # a batch script that starts python itself
+        ({"RANK": "3"}, (0, 1, 0)),  # a stray variable is no launcher
+    ],
+)
+def test_ranks_are_found_by_the_launchers_variables(monkeypatch, environment, expected):
+    monkeypatch.setattr(distributed, "_mpi_world_size", lambda: 1)
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert distributed._find()[:3] == expected
+
+
+def test_warm_up_leaves_no_trace():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+    before, random_state = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    calls = []
+
+    def loss():
+        calls.append(model(torch.randn(16, 4)).square().mean())
+        return calls[-1]
+
+    distributed.warm_up(model, loss)
+    assert len(calls) == 1
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random_state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_seeds_make_every_generator_start_again():
+    settings = torch.are_deterministic_algorithms_enabled()
+    try:
+        distributed.be_deterministic(7)
+        first = (torch.rand(3).tolist(), random.random())
+        distributed.be_deterministic(7)
+        assert (torch.rand(3).tolist(), random.random()) == first
+        distributed.be_deterministic(8)
+        assert torch.rand(3).tolist() != first[0]
+    finally:
+        torch.use_deterministic_algorithms(settings)
+
+
+def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
+    assert distributed._own_address(alone=True) == "127.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
+    assert distributed._own_address(alone=False) == "10.1.2.3"
+    monkeypatch.delenv("MASTER_ADDR")
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
+    assert distributed._own_address(alone=False) == "10.9.8.7"

@@ -1,0 +1,147 @@
+"""Whole trainings in two ranks: what they tell the record, and how they refuse what cannot work."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energynn import config as configuration
+from energynn.train.phases import PHASES
+
+AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=40, validation_samples=10)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, train):
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "resnet50": train(folder / "images", "resnet50", devices=2, epochs=2, warmup_epochs=1, **RESNET50),
+        "pretrain": train(folder / "first", "fourcastnet", devices=2, epochs=3, save_weights=True, **AFNO),
+        "finetune": train(
+            folder / "second", "fourcastnet", devices=2, epochs=2, stage="finetune", initial_run="first", **AFNO
+        ),
+    }
+
+
+# (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
+COUNTS = {"resnet50": (80, 100, 10, 40), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
+METRICS = {
+    "resnet50": {"top1_error", "validation_loss", "top1_error_training"},
+    "pretrain": {"z500_rmse_12h_m", "z500_rmse_12h_m2_s2", "z500_rmse_12h_persistence_m"},
+    "finetune": {"z500_rmse_24h_m", "z500_rmse_24h_m2_s2", "z500_rmse_24h_persistence_m"},
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_events_tell_the_whole_run(runs, name):
+    run = runs[name]
+    assert run.status == 0, run.output
+    trained, evaluated, steps, dataset = COUNTS[name]
+    for rank in range(2):
+        events = run.events(rank)
+        order = [event["event"] for event in events if event["event"] not in ("epoch", "weights_saved")]
+        assert order == ["rank_start", "training_start", "training_end", "phases"]
+        by_name = {event["event"]: event for event in events}
+        assert {key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")} == {
+            "rank": rank, "world_size": 2, "device": "cpu"
+        }  # fmt: skip
+        start, end = by_name["training_start"], by_name["training_end"]
+        assert start["dataset_samples"] == dataset
+        assert (end["samples_trained"], end["samples_evaluated"], end["optimizer_steps"]) == (trained, evaluated, steps)
+        assert end["forward_backward_passes"] == steps and set(end["metrics"]) == METRICS[name]
+        window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
+        phases = {phase: by_name["phases"][f"{phase}_s"] for phase in PHASES}
+        assert 0.5 * window_s < sum(phases.values()) <= window_s
+        assert all(phases[phase] > 0 for phase in PHASES)
+    assert run.events(0)[2]["event"] == "epoch" and not [e for e in run.events(1) if e["event"] == "epoch"]
+    assert run.events(0)[-1]["event"] == ("phases" if name == "resnet50" else "weights_saved")  # default of the config
+
+
+def test_history_counts_up_to_the_end(runs):
+    epochs = [event for event in runs["pretrain"].events() if event["event"] == "epoch"]
+    assert [event["epoch"] for event in epochs] == [1, 2, 3] and {event["epochs"] for event in epochs} == {3}
+    assert [event["samples_trained"] for event in epochs] == [20, 40, 60]
+    # Cosine annealing over the epochs, from 5e-4 (paper, section 3.3.1).
+    assert [event["learning_rate"] for event in epochs] == pytest.approx([5e-4, 3.75e-4, 1.25e-4])
+    end = next(event for event in runs["pretrain"].events() if event["event"] == "training_end")
+    assert all(epochs[-1][name] == value for name, value in end["metrics"].items())
+    both = [runs["pretrain"].events(rank) for rank in range(2)]
+    metrics = [next(event["metrics"] for event in events if event["event"] == "training_end") for events in both]
+    assert metrics[0] == metrics[1]
+
+
+def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
+    epochs = [event for event in runs["resnet50"].events() if event["event"] == "epoch"]
+    assert [event["learning_rate"] for event in epochs] == pytest.approx([0.1, 0.1 * 8 / 256])
+
+
+def test_persistence_is_the_known_one(runs):
+    for name, metric, height_m in (
+        ("pretrain", "z500_rmse_12h", 41.06), ("finetune", "z500_rmse_24h", 64.29)
+    ):  # fmt: skip
+        epochs = [event for event in runs[name].events() if event["event"] == "epoch"]
+        assert epochs[0][f"{metric}_persistence_m"] == pytest.approx(height_m, abs=0.01)
+        assert epochs[-1][f"{metric}_m2_s2"] == pytest.approx(9.80665 * epochs[-1][f"{metric}_m"])
+
+
+def test_progress_is_readable(runs):
+    last = [line for line in runs["pretrain"].output.splitlines() if line.startswith("fourcastnet pretrain: 3 epochs")]
+    assert len(last) == 1 and "60 samples" in last[0] and "z500_rmse_12h_m " in last[0]
+
+
+@pytest.mark.parametrize(
+    "workload, ranks, parameters, message",
+    [
+        ("fourcastnet", 1, dict(devices=2, **AFNO), "devices: 2 asked for, .* a world of 1.*--mpi=pmi2"),
+        ("fourcastnet", 1, dict(epochs=1, learning_rate=1e30, **AFNO), "loss is (nan|inf) in epoch 1, step [2-5]"),
+        ("fourcastnet", 1, dict(local_batch_size=21, **AFNO), "20 training samples are less than one batch of 21"),
+        ("fourcastnet", 1, dict(stage="finetune", initial_run="none", **AFNO), "initial_run: no weights in .*none"),
+        ("resnet50", 1, dict(RESNET50, training_samples=3), "3 training and 10 validation samples are less than one"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(tmp_path, train, workload, ranks, parameters, message):
+    run = train(tmp_path / "run", workload, ranks=ranks, **parameters)
+    assert run.status != 0
+    lines = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
+    assert len(lines) == 1
+    assert re.search(message, lines[0]), lines[0]
+    assert "Traceback" not in run.output
+
+
+def test_weights_of_another_architecture_are_refused(runs, train):
+    sizes = AFNO | {"embed_dim": 64}
+    folder = runs["pretrain"].run_dir.parent
+    run = train(folder / "other", "fourcastnet", stage="finetune", initial_run="first", **sizes)
+    assert run.status != 0 and "embed_dim 32 there, 64 here" in run.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
+def test_other_launchers_start_the_same_trainer(tmp_path, launcher):
+    config = configuration.make("fourcastnet", devices=2, epochs=1, **AFNO)
+    script = [str(Path(__file__).with_name("rank_main.py")), str(tmp_path), json.dumps(configuration.to_dict(config))]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": port}
+    if launcher == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        processes = [subprocess.Popen([*command, *script, "float32"], env=environment, cwd=configuration.REPOSITORY)]
+    else:  # the variables that srun sets
+        processes = [
+            subprocess.Popen(
+                [sys.executable, *script, "float32"], cwd=configuration.REPOSITORY,
+                env=environment | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+    assert [process.wait(timeout=100) for process in processes] == [0] * len(processes)
+    for rank in range(2):
+        events = [json.loads(line) for line in (tmp_path / f"events-rank{rank}.jsonl").read_text().splitlines()]
+        assert events[0]["rank"] == rank and events[0]["world_size"] == 2 and "phases" in [e["event"] for e in events]
