@@ -45,7 +45,7 @@ test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes
 	$(BIN)/python -m pytest -m slow
 
 lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
-	$(BIN)/jupyter lab notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
 
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs

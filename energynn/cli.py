@@ -81,7 +81,11 @@ def _study(options) -> int:
         print("\n".join(config.run_id(run) for run in runs))
         return 0
     failed = local.run_study(runs, options.runs_dir.absolute())
-    print("\n".join([f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))
+    print(
+        "\n".join(
+            [f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]
+        )
+    )
     return 1 if failed else 0
 
 

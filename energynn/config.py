@@ -21,6 +21,7 @@ class RunConfig:
     workload: str
     dataset: str
     system: str = "local"
+    device: str = "auto"  # "gpu", "cpu", or a GPU where there is one
     devices: int = 1
     local_batch_size: int
     global_batch_size: int
@@ -102,6 +103,8 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if name not in types_by_name:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
         given[name] = _typed(name, value, types_by_name[name])
+    if given.get("device", "auto") not in ("auto", "cpu", "gpu"):
+        raise ValueError(f"device: must be auto, cpu or gpu, got {given['device']!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
         if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")

@@ -84,25 +84,38 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
     warnings = []
     free_B = _free_space(runs_dir)
     if free_B < LEAST_FREE_B:
-        raise ValueError(f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB")
+        raise ValueError(
+            f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
+        )
     systems.load(runs_dir, config.system)
     manifests.verify(config.dataset)
     find_mpi()
-    gpus = len(systems.gpus())
-    cores = systems.usable_cores()
-    if gpus and config.devices > gpus:
-        raise ValueError(f"devices: {config.devices} asked for, this machine has {gpus} GPUs")
-    if not gpus and config.devices * config.threads_per_device > cores:
+    gpus, cores = len(systems.gpus()), systems.usable_cores()
+    on_gpu = device_kind(config, gpus) == "gpu"
+    if on_gpu and config.devices > gpus:
+        raise ValueError(
+            f"devices: {config.devices} GPUs asked for, this machine has {gpus}; ask for fewer, or device cpu"
+        )
+    if not on_gpu and config.devices * config.threads_per_device > cores:
         warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
     initial_run = getattr(config, "initial_run", "")
     if initial_run and not (runs_dir / config.system / initial_run / "weights.pt").is_file():
-        raise ValueError(f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first")
+        raise ValueError(
+            f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first"
+        )
     with open(runs_dir / config.system / ".lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong") from None
+            raise ValueError(
+                f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong"
+            ) from None
     return warnings
+
+
+def device_kind(config: RunConfig, gpus: int) -> str:
+    """What one device of a run is on a machine with so many GPUs: ``gpu`` or ``cpu core``."""
+    return "gpu" if config.device == "gpu" or (config.device == "auto" and gpus > 0) else "cpu core"
 
 
 def _free_space(runs_dir: Path) -> int:
@@ -124,11 +137,15 @@ def find_mpi() -> tuple[str, str]:
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise ValueError("no MPI found: mpirun is not on PATH; `make train-env` installs one, or load your site's module")
+        raise ValueError(
+            "no MPI found: mpirun is not on PATH; `make train-env` installs one, or load your site's module"
+        )
     probe = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True)
     if probe.returncode:
         last = (probe.stderr.strip().splitlines() or ["unknown error"])[-1]
-        raise ValueError(f"no MPI library found by mpi4py ({last}); `make train-env` installs one, or load your site's module")
+        raise ValueError(
+            f"no MPI library found by mpi4py ({last}); `make train-env` installs one, or load your site's module"
+        )
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     return mpirun, "openmpi" if "Open MPI" in version else "mpich"
 
@@ -148,7 +165,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
                 path.rename(aside / f"{run_dir.name}.{attempt}" / path.name)
     run_dir.mkdir(parents=True, exist_ok=True)
     machine = systems.describe_machine()
-    gpus = machine["gpus"]
+    kind = device_kind(config, len(machine["gpus"]))
     commit, dirty = systems.git_state()
     records.write_json(run_dir / "run.json", {
         "run_id": run_dir.name,
@@ -159,8 +176,8 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         "config": configuration.to_dict(config),
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
-        "device_kind": "gpu" if gpus else "cpu core",
-        "device_name": gpus[0]["name"] if gpus else machine["cpu"],
+        "device_kind": kind,
+        "device_name": machine["gpus"][0]["name"] if kind == "gpu" else machine["cpu"],
         "devices": config.devices,
         "cpu_model": systems.load(run_dir.parent.parent, config.system)["cpu_model"],
         "versions": systems.versions(),
@@ -189,7 +206,7 @@ def supervise(run_dir: Path, parent: int) -> int:
 
     intent = json.loads((run_dir / "run.json").read_text())
     ranks = subprocess.Popen(
-        mpi_command(run_dir, intent["config"]), env=rank_environment(run_dir, intent["config"]),
+        mpi_command(run_dir, intent), env=rank_environment(run_dir, intent),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
     )  # fmt: skip
@@ -217,21 +234,27 @@ def supervise(run_dir: Path, parent: int) -> int:
     return 0 if status == "finished" else 1
 
 
-def mpi_command(run_dir: Path, config: dict) -> list[str]:
+def mpi_command(run_dir: Path, intent: dict) -> list[str]:
     """mpirun with one rank per device, each under perun."""
     mpirun, flavour = find_mpi()
-    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, config["perun_sampling_period_s"])
+    period_s = intent["config"]["perun_sampling_period_s"]
+    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu=intent["device_kind"] == "gpu")
     options = ["--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
-    return [mpirun, *options, "-n", str(config["devices"]), *ranks]
+    return [mpirun, *options, "-n", str(intent["devices"]), *ranks]
 
 
-def rank_environment(run_dir: Path, config: dict) -> dict[str, str]:
-    """Environment of the ranks: threads as configured, deterministic kernels, Open MPI content with root and few cores."""
-    threads = str(config["threads_per_device"])
+def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
+    """Environment of the ranks: threads, the GPUs that they use, and Open MPI content with root and few cores.
+
+    GPUs that the run does not use are hidden from it, so that their energy is not counted either.
+    """
+    threads = str(intent["config"]["threads_per_device"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(intent["machine"]["gpus"]))))
+    used = visible.split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
     return perun_adapter.environment(run_dir) | {
         "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+        "CUDA_VISIBLE_DEVICES": ",".join(used), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
 

@@ -115,8 +115,11 @@ def derive(run_dir: Path, intent: dict) -> dict:
     """
     events = energy.read_events(run_dir)
     of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
-    result: dict = {"history": [_fields(e) for e in of_kind("epoch")], "phases": [_fields(e, True) for e in of_kind("phases")],
-                    "metrics": {}, "segments": [], "sensors": []}  # fmt: skip
+    result: dict = {
+        "history": [_fields(event) for event in of_kind("epoch")],
+        "phases": [_fields(event, with_rank=True) for event in of_kind("phases")],
+        "metrics": {}, "segments": [], "sensors": [],
+    }  # fmt: skip
     host_of_rank = {event["rank"]: event["host"] for event in of_kind("rank_start")}
     if host_of_rank:
         result["nodes"] = len(set(host_of_rank.values()))
@@ -261,7 +264,9 @@ def check(runs_dir: Path) -> list[str]:
         name = folder.name
         if not (folder / "record.json").exists():
             if not is_running(folder):
-                faults.append(f"{name}: no record.json; the launcher died. `energynn check --recover {runs_dir}` writes one")
+                faults.append(
+                    f"{name}: no record.json; the launcher died. `energynn check --recover {runs_dir}` writes one"
+                )
             continue
         try:
             faults += [f"{name}: {fault}" for fault in check_record(folder)]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from energynn.config import RunConfig, make, run_id
+from functools import partial
+
+from energynn import config
+from energynn.config import RunConfig
 
 
 def smoke() -> list[RunConfig]:
@@ -11,8 +14,10 @@ def smoke() -> list[RunConfig]:
     Figures: own points in the ResNet50 and FourCastNet figures. Hardware: any two cores. Command: `make reproduce`.
     Cost: about 8 minutes on two cores. Expected: ResNet50 with constant local batch size takes half as many steps
     on two devices, with constant global batch size as many; FourCastNet comes near persistence; all energies on a
-    machine without sensors are estimates.
+    machine without sensors are estimates. It runs on CPU cores also where there are GPUs, so that it is the same
+    study everywhere.
     """
+    make = partial(config.make, device="cpu")
     runs = []
     for repeat in range(3):  # the same seed each time: their spread is the machine's noise
         runs.append(make("resnet50", devices=1, local_batch_size=16, repeat=repeat))
@@ -21,7 +26,15 @@ def smoke() -> list[RunConfig]:
     for devices in (1, 2):
         pretraining = make("fourcastnet", devices=devices, local_batch_size=1)  # constant LBS
         runs.append(pretraining)
-        runs.append(make("fourcastnet", devices=devices, local_batch_size=1, stage="finetune", initial_run=run_id(pretraining)))
+        runs.append(
+            make(
+                "fourcastnet",
+                devices=devices,
+                local_batch_size=1,
+                stage="finetune",
+                initial_run=config.run_id(pretraining),
+            )
+        )
     runs.append(make("fourcastnet", devices=1, global_batch_size=2))  # constant GBS with the run on two devices
     return runs
 

@@ -1,4 +1,4 @@
-"""`make bench`: what measuring costs, and how much of the machine's speed a training step uses; ratios within one run."""
+"""`make bench`: what measuring costs, and how much of the machine a training step uses; ratios within one run."""
 
 import json
 import multiprocessing
@@ -77,7 +77,13 @@ def measuring_costs() -> dict:
         ratios.append(times[True] / times[False])
         measured.append(times[True])
         print(f"  measuring, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
-    return entry("time of training with measurement", statistics.median(measured), "s", "the same loop without", statistics.median(ratios))
+    return entry(
+        "time of training with measurement",
+        statistics.median(measured),
+        "s",
+        "the same loop without",
+        statistics.median(ratios),
+    )
 
 
 def share_of_matrix_products() -> dict:
@@ -92,7 +98,8 @@ def share_of_matrix_products() -> dict:
         rates.append(STEPS * flops / seconds_of(step, STEPS))
         ratios.append(rates[-1] / product_rate)
         print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
-    return entry("rate of an AFNO training step", statistics.median(rates) / 1e9, "GFLOP/s", "1024 x 1024 matrix product",
+    rate = statistics.median(rates) / 1e9
+    return entry("rate of an AFNO training step", rate, "GFLOP/s", "1024 x 1024 matrix product",
                  statistics.median(ratios))  # fmt: skip
 
 
@@ -109,7 +116,9 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     records.write_json(path, entries)
     for line in entries:
-        print(f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}")
+        print(
+            f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}"
+        )
     print(f"wrote {path.relative_to(REPOSITORY)}, {json.dumps(entries[0]['machine'])}")
 
 

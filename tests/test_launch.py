@@ -24,9 +24,11 @@ ENDLESS = TINY | dict(epochs=10_000, devices=2)
 
 
 def papermill(runs_dir, parameters):
-    command = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY),
-               str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(Path(runs_dir).parent / "out.ipynb"),
-               "--parameters_yaml", json.dumps({**parameters, "runs_dir": str(runs_dir)})]  # fmt: skip
+    command = [
+        sys.executable, "-m", "papermill", "--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY),
+        str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(Path(runs_dir).parent / "out.ipynb"),
+        "--parameters_yaml", json.dumps({**parameters, "runs_dir": str(runs_dir)}),
+    ]  # fmt: skip
     # ipykernel captures no file descriptors if it sees pytest's variable; a person's kernel does.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -34,8 +36,10 @@ def papermill(runs_dir, parameters):
 
 def python_run(runs_dir, parameters, **options):
     program = f"from energynn import config, launch; launch.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
-    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            cwd=REPOSITORY, **options)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY, **options,
+    )  # fmt: skip
 
 
 def only_run(runs_dir):
@@ -195,6 +199,33 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         launch.preflight(made, tmp_path)
 
 
+def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
+    four = [{"name": "a GPU", "driver": "1", "power_limit_W": 400.0}] * 4
+    monkeypatch.setattr(launch.systems, "gpus", lambda: four)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def environment(**parameters):
+        run_dir = tmp_path / "local" / f"run{len(list(tmp_path.glob('local/run*')))}"
+        launch.begin(config.make("fourcastnet", **parameters), run_dir)
+        intent = json.loads((run_dir / "run.json").read_text())
+        launch.mpi_command(run_dir, intent)
+        return intent, launch.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
+
+    intent, variables, perun = environment(devices=2)
+    assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
+    intent, variables, perun = environment(devices=2, device="cpu")
+    assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
+    assert "exclude_backends = nvml amdsmi" in perun
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-d,GPU-a")
+    assert environment(devices=2)[1]["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-d"
+    with pytest.raises(ValueError, match="this machine has 4; ask for fewer"):
+        launch.preflight(config.make("fourcastnet", devices=5), tmp_path)
+    monkeypatch.setattr(launch.systems, "gpus", lambda: [])
+    with pytest.raises(ValueError, match="this machine has 0"):
+        launch.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
+
+
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -265,7 +296,9 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     (name,) = [key for key in noted[0] if key.endswith("cpu_0_package-0")]
     with h5py.File(next(run_dir.glob("perun/*.hdf5"))) as file:
         found = []
-        file.visititems(lambda path, item: found.append(item[:]) if path.endswith("package-0/raw_data/alt_values") else None)
+        file.visititems(
+            lambda path, item: found.append(item[:]) if path.endswith("package-0/raw_data/alt_values") else None
+        )
     assert np.array_equal(found[0], [values[name] for values in noted]) and len(noted) > 10
 
 

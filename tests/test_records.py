@@ -111,7 +111,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_the_data_dictionary_is_complete():
     text = (REPOSITORY / "runs" / "README.md").read_text()
     for name, (unit, meaning) in records.FIELDS.items():
-        assert f"| `{name}` | {unit} | {meaning} |" in text, f"runs/README.md does not explain {name} as records.FIELDS does"
+        assert f"| `{name}` | {unit} | {meaning} |" in text, (
+            f"runs/README.md does not explain {name} as records.FIELDS does"
+        )
 
 
 def test_the_committed_records_are_whole():

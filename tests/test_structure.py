@@ -3,12 +3,14 @@
 import ast
 import json
 import re
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from energynn import cli
+from energynn import cli, config
 from energynn.config import REPOSITORY
 
 PACKAGE = REPOSITORY / "energynn"
@@ -66,8 +68,6 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
     ]  # fmt: skip
     program = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
-    import sys
-
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
@@ -121,9 +121,29 @@ def test_readme_opens_with_the_two_commands_and_names_what_exists():
         assert (REPOSITORY / "notebooks" / f"{notebook}.ipynb").exists()
 
 
+def test_readmes_papermill_command_is_a_run_that_can_be_made():
+    (line,) = [line for line in (REPOSITORY / "README.md").read_text().splitlines() if "papermill notebooks/" in line]
+    words = shlex.split(line)
+    assert (REPOSITORY / words[1]).exists()
+    given = {name: cli._literal(value) for name, value in zip(words[4::3], words[5::3], strict=True)}
+    assert all(flag == "-p" for flag in words[3::3])
+    assert config.make(**given).devices == given["devices"]
+
+
 def test_make_help_lists_the_targets():
     done = subprocess.run(["make", "help"], capture_output=True, text=True, cwd=REPOSITORY)
-    for target in ("reproduce", "paper", "kick-the-tires", "test", "test-all", "lab", "check", "bench", "lock", "clean"):
+    for target in (
+        "reproduce",
+        "paper",
+        "kick-the-tires",
+        "test",
+        "test-all",
+        "lab",
+        "check",
+        "bench",
+        "lock",
+        "clean",
+    ):
         assert f"make {target} " in done.stdout
 
 

@@ -35,7 +35,9 @@ def compare(runs_dir: Path = Path("runs"), build_dir: Path = Path("build")) -> t
         lines.append(f"  {'PASS' if good else 'FAIL'}  {band['quantity']:38} {shown:>9}  "
                      f"[{band['low']:g}, {band['high']:g}]  {band['why']}")  # fmt: skip
     lines.append(f"{passed} of {len(bands)} bands passed.")
-    lines.append(f"\nOpen {build_dir / 'paper.pdf'} and {build_dir / 'figures'}; `make lab` explores; runs are in {runs_dir}.")
+    lines.append(
+        f"\nOpen {build_dir / 'paper.pdf'} and {build_dir / 'figures'}; `make lab` explores; runs are in {runs_dir}."
+    )
     return lines, passed == len(bands)
 
 

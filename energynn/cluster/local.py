@@ -30,7 +30,9 @@ def run_study(runs: list[RunConfig], runs_dir: Path) -> list[str]:
         run_dir = runs_dir / config.system / configuration.run_id(config)
         elapsed = time.monotonic() - begun
         left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
-        print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({elapsed / 60:.1f} min so far{left})", flush=True)
+        print(
+            f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({elapsed / 60:.1f} min so far{left})", flush=True
+        )
         status, last_line = execute(config, runs_dir, run_dir)
         if status:
             failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")

@@ -79,6 +79,7 @@ def versions() -> dict[str, str]:
 
 def git_state() -> tuple[str, bool]:
     """Commit of this checkout and whether files differ from it outside runs/ and build/; ("", False) without git."""
+
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=True).stdout
 

@@ -25,14 +25,18 @@ POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel
 # ------------------------------------------------------------------------------------------ before the run
 
 
-def write_configuration(path: Path, run_dir: Path, sampling_period_s: float) -> None:
-    """Pin every factor of perun: its defaults differ between versions (emissions 417.8, 230, 274.8 g/kWh)."""
+def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_gpu: bool) -> None:
+    """Pin every factor of perun: its defaults differ between versions (emissions 417.8, 230, 274.8 g/kWh).
+
+    perun counts every GPU of a host; a run that uses none leaves them out.
+    """
     ini = configparser.ConfigParser()
     ini.read_dict({
         "post-processing": {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0},
         "monitor": {
             "sampling_period": sampling_period_s, "queue_timeout": 60, "include_backends": "", "include_sensors": "",
-            "exclude_backends": "", "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_",
+            "exclude_backends": "" if on_gpu else "nvml amdsmi",
+            "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_",
         },
         "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5", "data_out": str(run_dir / "perun")},
         "benchmarking": {"rounds": 1, "warmup_rounds": 0},
@@ -75,7 +79,7 @@ def attach() -> None:
 
 
 def _start_sampler():
-    """Called once in perun's sampler process, before it reports ready: perun starts the ranks only after our first sample."""
+    """Called once in perun's sampler process before it reports ready, so that no rank starts before our first sample."""
     from perun.backend import powercap_rapl
 
     from energynn.measure import sensors
@@ -147,7 +151,7 @@ def read_hdf5(path: Path) -> dict:
 
 
 def _power_as_perun(dataset, seconds: np.ndarray) -> np.ndarray | None:
-    """Power in W as perun derives it; perun 1.0 stores it, older files hold the counters. None: not an energy sensor."""
+    """Power in W as perun derives it (1.0 stores it, older files hold counters); None: not an energy sensor."""
     unit, scale = dataset.attrs["unit"], float(dataset.attrs["mag"])
     readings = dataset[:]
     if unit == "W":

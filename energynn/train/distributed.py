@@ -47,7 +47,9 @@ def join(config: RunConfig) -> World:
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
             "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
         )
-    if torch.cuda.is_available():
+    if config.device == "gpu" and not torch.cuda.is_available():
+        raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
+    if config.device != "cpu" and torch.cuda.is_available():
         if local_rank >= torch.cuda.device_count():
             raise ValueError(
                 f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs; "

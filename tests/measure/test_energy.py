@@ -38,7 +38,9 @@ def test_a_counter_is_differenced_and_its_edges_interpolated(tmp_path):
 def test_a_counter_that_wraps_around_loses_nothing(tmp_path):
     t = np.arange(0, 10.05, 0.1)
     counter = [[int(s * 100e6 + 262.0e9) % 262_143_328_850] for s in t]
-    samples = energy.read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter))
+    samples = energy.read_samples(
+        write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter)
+    )
     assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(1000.0, rel=1e-9)
 
 

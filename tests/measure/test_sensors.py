@@ -34,7 +34,9 @@ def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
 def test_the_cpu_is_estimated_only_where_it_has_no_sensor(tmp_path):
     (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing") if s.component == "cpu"]
     assert estimate.provenance == "estimated" and estimate.model["idle_W_per_core"] == 1.0
-    assert all(s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path)) if s.component == "cpu")
+    assert all(
+        s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path)) if s.component == "cpu"
+    )
 
 
 def test_busy_time_counts_what_this_machine_does(tmp_path):
@@ -70,7 +72,10 @@ def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = sensors.nvml_sensors()
-    assert [(s.id, s.kind, s.primary) for s in found] == [("gpu_1_energy", "energy", True), ("gpu_1_power", "power", False)]
+    assert [(s.id, s.kind, s.primary) for s in found] == [
+        ("gpu_1_energy", "energy", True),
+        ("gpu_1_power", "power", False),
+    ]
     assert found[0].read() * found[0].to_SI == 7.0 and found[1].read() * found[1].to_SI == 250.0
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(counter=False))
     assert [(s.id, s.primary) for s in sensors.nvml_sensors()] == [("gpu_1_power", True)]
