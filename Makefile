@@ -95,7 +95,7 @@ ANALYSIS := $(wildcard energynn/*.py energynn/analysis/*.py energynn/measure/*.p
 build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 	@mkdir -p build/notebooks
 	@echo "analysis: $<"
-	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $< $@
+	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $< $@ 2> $@.log || { cat $@.log; exit 1; }
 
 build/paper.pdf: $(NOTEBOOKS) $(wildcard paper/*)
 	$(BIN)/energynn paper

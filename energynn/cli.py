@@ -108,10 +108,9 @@ def _check(options) -> int:
 
 
 def _manifest(options) -> int:
-    from energynn import config, manifests
+    from energynn import manifests
 
-    names = options.dataset or sorted(path.parent.name for path in config.DATA_MANIFESTS.glob("*/manifest.json"))
-    for name in names:
+    for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
             manifests.build(name, **({"source": options.source} if options.source else {}))
         root = manifests.verify(name)

@@ -14,6 +14,7 @@ from energynn.config import DATA_MANIFESTS, REPOSITORY
 from energynn.data import era5, photographs
 from energynn.records import sha256
 
+DATASETS = ("era5_ensemble", "photographs")
 GENERATED = REPOSITORY / "build" / "data"
 
 

@@ -12,6 +12,8 @@ from energynn import config as configuration
 from energynn import launch, records
 from energynn.config import REPOSITORY, RunConfig
 
+# What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
+NOISE = ("[IPKernelApp]", "Passed unknown parameter")
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 
 
@@ -56,8 +58,7 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
     try:
         for line in papermill.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
-            # The trainer's progress; of an error the last line says what it is, of the kernel's start nothing matters.
-            if not in_traceback and not line.startswith("[IPKernelApp]"):
+            if not in_traceback and not line.startswith(NOISE):  # of an error, the last line says what it is
                 print(line, end="", flush=True)
             last_line = line.strip() or last_line
     except BaseException:

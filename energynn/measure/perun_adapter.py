@@ -79,7 +79,7 @@ def attach() -> None:
 
 
 def _start_sampler():
-    """Called once in perun's sampler process before it reports ready, so that no rank starts before our first sample."""
+    """Called once in perun's sampler process before it reports ready: no rank starts before our first sample."""
     from perun.backend import powercap_rapl
 
     from energynn.measure import sensors
