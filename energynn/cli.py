@@ -23,6 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     study.add_argument("name", nargs="?", default="smoke")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"))
 
+    doctor = commands.add_parser("doctor", help="what a run on this machine would measure, how well, and what to mend")
+    doctor.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
+    doctor.add_argument("--json", action="store_true")
+
     check = commands.add_parser("check", help="derive every number of the records again and compare")
     check.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"))
     check.add_argument("--recover", action="store_true", help="first write records for runs whose launcher died")
@@ -87,6 +91,18 @@ def _study(options) -> int:
         )
     )
     return 1 if failed else 0
+
+
+def _doctor(options) -> int:
+    import json
+    import os
+
+    from energynn.measure import doctor, perun_adapter, sensors
+
+    powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
+    findings = doctor.examine(options.devices, powercap)
+    print(json.dumps(doctor.as_json(findings), indent=1) if options.json else doctor.report(findings))
+    return doctor.exit_status(findings)
 
 
 def _check(options) -> int:

@@ -239,23 +239,32 @@ def mpi_command(run_dir: Path, intent: dict) -> list[str]:
     mpirun, flavour = find_mpi()
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu=intent["device_kind"] == "gpu")
-    options = ["--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
-    return [mpirun, *options, "-n", str(intent["devices"]), *ranks]
+    return [*mpi_start(mpirun, flavour, intent["devices"]), *ranks]
+
+
+def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
+    """The beginning of an mpirun command; Open MPI has to be told that ranks may share and choose cores."""
+    options = ["--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
+    return [mpirun, *options, "-n", str(ranks)]
+
+
+def mpi_environment() -> dict[str, str]:
+    """This environment, with Open MPI content to be run by root, as containers do."""
+    return os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
-    """Environment of the ranks: threads, the GPUs that they use, and Open MPI content with root and few cores.
+    """Environment of the ranks: threads, and the GPUs that they use.
 
     GPUs that the run does not use are hidden from it, so that their energy is not counted either.
     """
     threads = str(intent["config"]["threads_per_device"])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(intent["machine"]["gpus"]))))
     used = visible.split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
-    return perun_adapter.environment(run_dir) | {
+    return perun_adapter.environment(run_dir, mpi_environment()) | {
         "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(used), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
 
 

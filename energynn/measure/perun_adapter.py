@@ -55,9 +55,9 @@ def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def environment(run_dir: Path) -> dict[str, str]:
+def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
     """The ranks' environment: without PERUN_* variables, which would overrule our configuration file."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PERUN_")}
+    clean = {name: value for name, value in given.items() if not name.startswith("PERUN_")}
     return clean | {RUN_DIR_VARIABLE: str(run_dir)}
 
 

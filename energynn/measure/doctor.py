@@ -1,0 +1,180 @@
+"""`energynn doctor`: what a run on this machine would measure, how well, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from energynn import launch
+from energynn.cluster import systems
+from energynn.measure import sensors
+from energynn.measure.perun_adapter import PERUN_VERSION
+
+GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
+LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: its state, what was found, and the command or step that mends it."""
+
+    subject: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def examine(devices: int = 2, powercap: Path = sensors.POWERCAP) -> list[Finding]:
+    """Look at sensors, permissions, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
+    findings = _sensor_findings(powercap)
+    findings += _gpu_findings()
+    findings += _package_findings()
+    findings.append(_mpi_finding(devices))
+    return findings
+
+
+def exit_status(findings: list[Finding]) -> int:
+    """0: all is measured; 1: something will be estimated or absent; 2: no run is possible."""
+    states = {finding.state for finding in findings}
+    return 2 if BAD in states else 1 if WEAK in states else 0
+
+
+def report(findings: list[Finding]) -> str:
+    """The findings for a person, one or two lines each."""
+    marks = {GOOD: "ok  ", WEAK: "WEAK", BAD: "BAD "}
+    lines = []
+    for finding in findings:
+        lines.append(f"{marks[finding.state]}  {finding.subject:14} {finding.found}")
+        if finding.remedy:
+            lines.append(f"{'':6}{'':14}  -> {finding.remedy}")
+    return "\n".join(lines)
+
+
+def as_json(findings: list[Finding]) -> dict:
+    return {"exit_status": exit_status(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def _sensor_findings(powercap: Path) -> list[Finding]:
+    found = sensors.find(systems.CPU_MODEL, powercap)
+    findings = []
+    for sensor in found:
+        if sensor.kind == "busy":
+            unreadable = [str(path) for path in powercap.glob("intel-rapl:*/energy_uj") if not _readable(path)]
+            if unreadable:
+                remedy = f"sudo chmod a+r {powercap}/intel-rapl*/energy_uj {powercap}/intel-rapl*/*/energy_uj"
+                said = f"has counters that you may not read ({unreadable[0]}); it will be estimated from busy time"
+            else:
+                remedy = "none on this machine; a virtual machine usually shows no counters"
+                said = f"no counter below {powercap}; it will be estimated from busy time"
+            findings.append(Finding("CPU", WEAK, said, remedy))
+        else:
+            state = GOOD if sensor.provenance == "measured" else WEAK
+            role = "" if sensor.primary else ", cross-check"
+            said = f"{sensor.id}: {sensor.kind}, {sensor.provenance}{role}, {_update_rate(sensor)}{_semantics(sensor)}"
+            findings.append(Finding(sensor.component.upper(), state, said))
+    if not any(sensor.component == "ram" for sensor in found):
+        findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
+    return findings
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_text()
+        return True
+    except OSError:
+        return False
+
+
+def _update_rate(sensor: sensors.Sensor) -> str:
+    """How often the reading changes, seen in half a second of reading as fast as possible."""
+    changes, reads, last = 0, 0, None
+    begun = time.monotonic()
+    try:
+        while time.monotonic() - begun < LOOK_S:
+            value = sensor.read()
+            changes += last is not None and value != last
+            last, reads = value, reads + 1
+    except Exception as error:
+        return f"fails after {reads} readings ({error})"
+    return f"changes every {LOOK_S / changes * 1e3:.0f} ms" if changes else f"did not change in {LOOK_S} s"
+
+
+def _semantics(sensor: sensors.Sensor) -> str:
+    """What NVML's power is: instantaneous on GA100 (A100), an average over a second on other Ampere and newer GPUs."""
+    if sensor.component != "gpu" or sensor.kind != "power":
+        return ""
+    return ", instantaneous on this GPU" if "A100" in sensor.notes.get("name", "") else ", usually an average over 1 s"
+
+
+def _gpu_findings() -> list[Finding]:
+    gpus = systems.gpus()
+    if not gpus:
+        return [Finding("GPU", GOOD, "none to be seen; one CPU core will stand for one device")]
+    import pynvml
+
+    findings = []
+    for index, gpu in enumerate(gpus):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        try:
+            others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        except Exception:  # some drivers refuse to say
+            others = 0
+        said = f"{index}: {gpu['name']}, driver {gpu['driver']}, power limit {gpu['power_limit_W']:.0f} W"
+        if others:
+            findings.append(
+                Finding("GPU", WEAK, f"{said}; {others} processes use it: their energy counts too", "end them")
+            )
+        else:
+            findings.append(Finding("GPU", GOOD, said))
+    return findings
+
+
+def _package_findings() -> list[Finding]:
+    findings = []
+    for package, good, wanted in (
+        ("torch", lambda found: _release(found) >= (2, 7), "2.7 or newer"),
+        ("perun", lambda found: found == PERUN_VERSION, PERUN_VERSION),
+    ):
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            findings.append(Finding(package, BAD, "is not installed", "make train-env"))
+            continue
+        fits = good(found)
+        findings.append(
+            Finding(package, GOOD if fits else BAD, found, "" if fits else f"install {wanted}: make train-env")
+        )
+    return findings
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+def _mpi_finding(devices: int) -> Finding:
+    """Whether mpirun and mpi4py's library make one world: a mismatch gives many worlds of one rank and no error."""
+    try:
+        mpirun, flavour = launch.find_mpi()
+    except ValueError as error:
+        found, _, remedy = str(error).partition("; ")
+        return Finding("MPI", BAD, found, remedy)
+    # One write per rank, so that the ranks' lines do not mix.
+    program = "import os; from mpi4py import MPI; v = MPI.Get_library_version().split()[0]"
+    program += "; os.write(1, f'{MPI.COMM_WORLD.size} {v}\\n'.encode())"
+    command = [*launch.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launch.mpi_environment())
+    except subprocess.TimeoutExpired:
+        return Finding("MPI", BAD, f"{mpirun} -n {devices} did not end within 60 s", "look at your MPI installation")
+    lines = done.stdout.split("\n")
+    sizes = [line.split()[0] for line in lines if line.strip()]
+    if done.returncode or sizes != [str(devices)] * devices:
+        said = f"{mpirun} -n {devices} gave worlds of {', '.join(sizes) or 'no'} ranks"
+        return Finding(
+            "MPI", BAD, said, "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        )
+    return Finding("MPI", GOOD, f"{mpirun} ({lines[0].split()[1]}) makes a world of {devices}")

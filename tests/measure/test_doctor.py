@@ -1,0 +1,71 @@
+import json
+import sys
+
+import pytest
+
+from energynn import cli, launch
+from energynn.measure import doctor, perun_adapter
+from tests.measure.test_sensors import fake_nvml, powercap_tree
+
+MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
+
+
+def states(findings, subject):
+    return [finding.state for finding in findings if finding.subject == subject]
+
+
+def test_a_machine_without_sensors_is_weak_and_says_why(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
+    findings = doctor.examine(powercap=tmp_path / "nothing")
+    assert states(findings, "CPU") == states(findings, "RAM") == [doctor.WEAK]
+    assert doctor.exit_status(findings) == 1
+    text = doctor.report(findings)
+    assert "estimated from busy time" in text and "absent" in text
+
+
+def test_counters_are_watched_and_simulated_ones_are_not_taken_for_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
+    findings = doctor.examine(powercap=powercap_tree(tmp_path))
+    (cpu,) = [finding for finding in findings if finding.subject == "CPU"]
+    assert "simulated" in cpu.found and "did not change" in cpu.found and cpu.state == doctor.WEAK
+
+
+def test_a_counter_that_may_not_be_read_comes_with_the_command_that_mends_it(tmp_path, monkeypatch):
+    counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
+    counter.unlink()
+    counter.mkdir()  # reading it fails, for root too
+    findings = doctor._sensor_findings(tmp_path)
+    (cpu,) = [finding for finding in findings if finding.subject == "CPU"]
+    assert cpu.remedy.startswith("sudo chmod a+r") and "may not read" in cpu.found
+
+
+def test_gpus_their_power_semantics_and_other_processes(monkeypatch, tmp_path):
+    nvml = fake_nvml()
+    nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
+    nvml.nvmlDeviceGetPowerManagementLimit = lambda handle: 400_000
+    nvml.nvmlDeviceGetName = lambda handle: "NVIDIA A100-SXM4-40GB" if handle == 0 else "NVIDIA H100"
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda handle: [1, 2] if handle == 1 else []
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "LOOK_S", 0.02)
+    text = doctor.report(doctor._sensor_findings(tmp_path) + doctor._gpu_findings())
+    assert "gpu_0_power: power, measured, cross-check" in text and "instantaneous on this GPU" in text
+    assert "gpu_1_power" in text and "average over 1 s" in text
+    assert "2 processes use it" in text and "power limit 400 W" in text
+
+
+@pytest.mark.slow
+def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch, tmp_path):
+    assert doctor._mpi_finding(2).state == doctor.GOOD
+    monkeypatch.setattr(launch, "mpi_start", lambda mpirun, flavour, ranks: [])  # as srun without --mpi=pmi2
+    finding = doctor._mpi_finding(2)
+    assert finding.state == doctor.BAD and "worlds of 1" in finding.found
+
+
+def test_json_and_exit_status(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(
+        doctor, "_mpi_finding", lambda devices: doctor.Finding("MPI", doctor.BAD, "none", "install one")
+    )
+    monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(tmp_path))
+    assert cli.main(["doctor", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_status"] == 2
