@@ -115,8 +115,7 @@ def _plain(value):
 def read_hdf5(path: Path) -> dict:
     """Energies of perun's newest run in a file, integrated anew by perun's own method from the raw data in it.
 
-    perun's method: power of each sensor (a counter as its differences over time) by the trapezoidal rule over
-    all its samples, from the first to the last. Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the
+    From the first to the last sample of each sensor. Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the
     components that have sensors, their ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote
     itself, ``energy_perun_reported_J``. Raises ValueError where the file is no perun file.
     """
@@ -136,9 +135,9 @@ def read_hdf5(path: Path) -> dict:
                         raw = sensor["raw_data"]
                         seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
                         time_s, samples = max(time_s, float(seconds[-1])), max(samples, len(seconds))
-                        watts = _power_as_perun(raw["values"], seconds)
-                        if watts is not None and component in ("cpu", "gpu", "ram"):
-                            energy_J[component] = energy_J.get(component, 0.0) + float(np.trapezoid(watts, seconds))
+                        joules = _energy_as_perun(raw["values"], seconds)
+                        if joules is not None and component in ("cpu", "gpu", "ram"):
+                            energy_J[component] = energy_J.get(component, 0.0) + joules
     except (OSError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
     result = {"perun_time_s": time_s, "perun_samples": samples}
@@ -150,18 +149,20 @@ def read_hdf5(path: Path) -> dict:
     return result
 
 
-def _power_as_perun(dataset, seconds: np.ndarray) -> np.ndarray | None:
-    """Power in W as perun derives it (1.0 stores it, older files hold counters); None: not an energy sensor."""
+def _energy_as_perun(dataset, seconds: np.ndarray) -> float | None:
+    """Energy in J of one sensor as its perun computed it; None: not an energy sensor.
+
+    perun 1.0 stores power, also of counters, and integrates it; up to 0.9 it stored counters and added up their steps.
+    """
     unit, scale = dataset.attrs["unit"], float(dataset.attrs["mag"])
     readings = dataset[:]
     if unit == "W":
-        return readings.astype("float32") * np.float32(scale)
+        return float(np.trapezoid(readings.astype("float32") * np.float32(scale), seconds))
     if unit != "J":
         return None
     steps = np.diff(readings.astype("float64"))
     steps[steps < 0] += float(dataset.attrs["valid_max"])  # the counter started again
-    watts = steps.astype("float32") / np.diff(seconds) * np.float32(scale)
-    return np.insert(watts, 0, watts[0])
+    return float(steps.sum() * scale)
 
 
 def _nodes(group, depth: int):

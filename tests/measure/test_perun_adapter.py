@@ -1,0 +1,67 @@
+import configparser
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from energynn.config import REPOSITORY
+from energynn.measure import perun_adapter
+
+HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
+
+
+@pytest.mark.skipif(not HOREKA.exists(), reason="the study's perun file does not lie beside this checkout")
+def test_a_real_file_of_perun_0_8_gives_the_energy_that_perun_reported():
+    found = perun_adapter.read_hdf5(HOREKA)
+    assert found["energy_perun_total_J"] == pytest.approx(407_972, abs=1)
+    assert found["energy_perun_reported_J"] == pytest.approx(407_972, abs=1)
+    assert found["perun_time_s"] == pytest.approx(894.153, abs=1e-3)
+    assert found["energy_perun_cpu_J"] / found["perun_time_s"] == pytest.approx(287.1, abs=0.1)
+    assert found["energy_perun_gpu_J"] / found["perun_time_s"] == pytest.approx(137.4, abs=0.1)
+
+
+def test_what_is_no_perun_file_is_named(tmp_path):
+    path = tmp_path / "x.hdf5"
+    path.write_bytes(b"not HDF5")
+    with pytest.raises(ValueError, match="x.hdf5: not a perun HDF5 file"):
+        perun_adapter.read_hdf5(path)
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        file.create_group("something")
+    with pytest.raises(ValueError, match="not a perun HDF5 file"):
+        perun_adapter.read_hdf5(path)
+
+
+def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PERUN_SAMPLING_PERIOD", "5")
+    environment = perun_adapter.environment(tmp_path, dict(os.environ))
+    assert not [name for name in environment if name.startswith("PERUN_")]
+    assert environment[perun_adapter.RUN_DIR_VARIABLE] == str(tmp_path)
+    perun_adapter.write_configuration(tmp_path / "perun.ini", tmp_path, 0.25, on_gpu=False)
+    ini = configparser.ConfigParser()
+    ini.read(tmp_path / "perun.ini")
+    assert ini["monitor"]["sampling_period"] == "0.25" and ini["post-processing"]["pue"] == "1.0"
+    assert ini["output"]["format"] == "hdf5"
+
+
+def test_a_process_dies_with_its_parent(tmp_path):
+    child = (
+        "import time; from energynn.measure.perun_adapter import die_with_parent\n"
+        "die_with_parent(); print(1, flush=True); time.sleep(60)"
+    )
+    parent = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
+    )
+    started = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    pid = int(started.stdout.readline())
+    started.kill()
+    started.wait()
+    deadline = time.monotonic() + 5
+    while os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split(") ")[1][0] != "Z":
+        assert time.monotonic() < deadline, "the child lives on"
+        time.sleep(0.05)
