@@ -45,7 +45,8 @@ test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes
 	$(BIN)/python -m pytest -m slow
 
 lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_start_here.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
