@@ -16,6 +16,11 @@ from energynn.records import sha256
 
 DATASETS = ("era5_ensemble", "photographs")
 GENERATED = REPOSITORY / "build" / "data"
+CONTEXT = {
+    "@language": "en", "@vocab": "https://schema.org/", "citeAs": "cr:citeAs", "conformsTo": "dct:conformsTo",
+    "cr": "http://mlcommons.org/croissant/", "dct": "http://purl.org/dc/terms/", "energynn": "urn:energynn:",
+    "sc": "https://schema.org/",
+}  # fmt: skip
 
 
 def root(dataset: str) -> Path:
@@ -151,15 +156,16 @@ def build(dataset: str, source: Path | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     manifest = {
-        "@context": {"@vocab": "https://schema.org/", "cr": "http://mlcommons.org/croissant/",
-                     "energynn": "urn:energynn:", "sc": "https://schema.org/"},
+        "@context": CONTEXT,
         "@type": "sc:Dataset",
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         "name": dataset,
+        "version": "1.0.0",
+        "datePublished": "2026-11-21",
         **details,
         "energynn:files": len(sums),
         "distribution": [
-            {"@type": "cr:FileObject", "@id": name, "name": name,
+            {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name,
              "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
              "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
             for name, digest in sums.items()
