@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce paper kick-the-tires test test-all lab check bench lock clean env train-env needs
+.PHONY: help reproduce paper kick-the-tires test test-all lab check bench lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -68,15 +68,17 @@ train-env: $(TRAIN) ## the whole environment
 
 # ---------------------------------------------------------------------------------------------------- the environment
 
-needs:
+python:
+	@test -n "$(PYTHON)" || { echo "energynn: no Python 3.11 or newer found; install one or give make PYTHON=..."; exit 2; }
+
+needs: python
 	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 15 minutes after the download of 3 GB."
 	@test -e $(TRAIN) || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
 	  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)'
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
-$(BASE):
-	@test -n "$(PYTHON)" || { echo "energynn: no Python 3.11 or newer found; install one or give make PYTHON=..."; exit 2; }
+$(BASE): | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
 	@rm -f $(VENV)/base-* $(VENV)/train-*
 	$(BIN)/python -m pip install $(if $(SITE),,-c requirements.lock) -e .
