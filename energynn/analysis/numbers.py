@@ -7,11 +7,10 @@ import math
 import os
 import platform
 import re
-import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from energynn.config import REPOSITORY
+from energynn.cluster import systems
 
 PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
 PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
@@ -124,13 +123,14 @@ def colophon(build_dir: str | Path = "build") -> None:
     The day of the build is left out: two builds of one commit on one machine are to give the same numbers.
     """
     numbers = Numbers("colophon", build_dir)
-    commit = _git("rev-parse", "HEAD")
-    changed = _git("status", "--porcelain", "--", ".", ":!runs", ":!build")
+    commit, changed = systems.git_state()
     numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
-    numbers.add("git_date", _git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit")
+    numbers.add(
+        "git_date", systems.git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit"
+    )
     state = "with uncommitted changes" if changed else "without uncommitted changes"
     numbers.add("git_state", state, source="git status")
-    numbers.add("build_cpu", _cpu_name(), source="/proc/cpuinfo, platform")
+    numbers.add("build_cpu", systems.describe_machine()["cpu"], source="/proc/cpuinfo, platform")
     numbers.add("build_cores", os.cpu_count(), source="os.cpu_count")
     numbers.add("build_system", f"{platform.system()} {platform.machine()}", source="platform")
     numbers.add("build_python", platform.python_version(), source="platform")
@@ -142,21 +142,6 @@ def colophon(build_dir: str | Path = "build") -> None:
         name = "version_" + package.replace("-", "_")
         numbers.add(name, version, source="importlib.metadata", reason="not installed as a package")
     numbers.save()
-
-
-def _git(*arguments: str) -> str:
-    """What git prints; nothing outside of a repository, without git, or before the first commit."""
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=REPOSITORY)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def _cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.is_file() else None
-    return found.group(1).strip() if found else platform.processor() or platform.machine()
 
 
 def _write_json(path: Path, entries: dict) -> None:

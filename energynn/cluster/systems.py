@@ -77,17 +77,18 @@ def versions() -> dict[str, str]:
     return found
 
 
+def git(*words: str) -> str:
+    """What git prints of this checkout; nothing outside of a repository, without git, or before the first commit."""
+    try:
+        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
 def git_state() -> tuple[str, bool]:
     """Commit of this checkout and whether files differ from it outside runs/ and build/; ("", False) without git."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True, check=True).stdout
-
-    try:
-        changes = git("status", "--porcelain", "--", ".", ":!runs", ":!build")
-        return git("rev-parse", "HEAD").strip(), bool(changes.strip())
-    except (OSError, subprocess.CalledProcessError):
-        return "", False
+    return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
 
 
 def load(runs_dir: Path, system: str) -> dict:
