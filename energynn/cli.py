@@ -31,6 +31,34 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"))
     check.add_argument("--recover", action="store_true", help="first write records for runs whose launcher died")
 
+    measure = commands.add_parser("measure", help="measure any command as our own trainers are: measure -- COMMAND")
+    measure.add_argument("--period", type=float, default=0.04, metavar="S", help="seconds between two samples")
+    measure.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
+    measure.add_argument("--json", action="store_true", help="print the record; the command's output goes to stderr")
+    measure.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+    recompute = commands.add_parser(
+        "recompute", help="derive every energy anew from the raw samples; compare with perun"
+    )
+    recompute.add_argument("run", type=Path, metavar="RUN")
+    recompute.add_argument("--json", action="store_true")
+    recompute.add_argument(
+        "--carbon", type=float, metavar="G_PER_KWH", help="with --source and --date: CO2 equivalents"
+    )
+    recompute.add_argument("--price", type=float, metavar="PER_KWH", help="with --source and --date: what it costs")
+    recompute.add_argument("--source", help="where the factor comes from")
+    recompute.add_argument("--date", help="of the factor, YYYY-MM-DD")
+
+    imported = commands.add_parser("import-perun", help="read a perun HDF5 file (0.8 to 1.0) into our records")
+    imported.add_argument("file", type=Path, metavar="FILE")
+    imported.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    imported.add_argument("--json", action="store_true")
+
+    watch = commands.add_parser("watch", help="power, energy and time left of a run that goes on, from any shell")
+    watch.add_argument("run", type=Path, metavar="RUN")
+    watch.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks")
+    watch.add_argument("--once", action="store_true", help="look once; also where standard output is no terminal")
+
     manifest = commands.add_parser("manifest", help="verify the data sets, or describe one anew")
     manifest.add_argument("action", choices=["verify", "build"])
     manifest.add_argument("dataset", nargs="*")
@@ -45,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     options = parser.parse_args(arguments)
     try:
-        return globals()[f"_{options.command}"](options)
+        return globals()[f"_{options.command.replace('-', '_')}"](options)
     except (ValueError, OSError) as error:
         print(f"energynn: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -103,6 +131,66 @@ def _doctor(options) -> int:
     findings = doctor.examine(options.devices, powercap)
     print(json.dumps(doctor.as_json(findings), indent=1) if options.json else doctor.report(findings))
     return doctor.exit_status(findings)
+
+
+def _measure(options) -> int:
+    import json
+
+    from energynn.measure import command
+
+    words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
+    record, status = command.measure(words, options.out, options.period, quiet=options.json)
+    if record:
+        print(
+            json.dumps(record, indent=1) if options.json else f"{command.report(record)}\n  record: {record['run_id']}"
+        )
+    return status
+
+
+def _recompute(options) -> int:
+    import json
+
+    from energynn import records
+    from energynn.measure import comparison
+
+    if not (options.run / "run.json").exists():
+        raise ValueError(f"recompute: {options.run} is no run; give a folder with a run.json")
+    old, new = (
+        records.read(options.run) or {},
+        records.derive(options.run, json.loads((options.run / "run.json").read_text())),
+    )
+    names = [name for name in records.FIELDS if name.startswith(("energy_", "mean_power_", "idle_power_", "coverage"))]
+    names = [name for name in names if name in old or name in new]
+    same = {name: old.get(name) == new.get(name) for name in names}
+    compared = comparison.against_perun(options.run)
+    costs = comparison.footprint(
+        new.get("energy_total_J", 0.0), options.carbon, options.price, options.source, options.date
+    )
+    if options.json:
+        print(json.dumps({"recomputed": {name: new.get(name) for name in names}, "identical": same, "perun": compared,
+                          **costs}, indent=1))  # fmt: skip
+        return 0 if all(same.values()) else 1
+    for name in names:
+        if isinstance(new.get(name, old.get(name)), list):
+            value = f"{len(new.get(name) or [])} entries"
+        else:
+            value = new.get(name)
+        print(f"{name:34} {value}  {'as in the record' if same[name] else f'NOT as in the record: {old.get(name)}'}")
+    for entry in compared:
+        print(f"\n{entry['component'].upper()} by perun's method ({entry['perun_from']}): {entry['perun_J']:.3f} J, ours "
+              f"{entry['ours_J']:.3f} J; the difference of {entry['perun_J'] - entry['ours_J']:+.3f} J is")  # fmt: skip
+        for cause, joules in entry["causes"].items():
+            print(f"  {joules:+14.3f} J  {cause}")
+    for name, value in costs.items():
+        print(f"{name:34} {value}")
+    return 0 if all(same.values()) else 1
+
+
+def _watch(options) -> int:
+    from energynn.measure import watch
+
+    watch.follow(options.run, options.every, options.once)
+    return 0
 
 
 def _check(options) -> int:

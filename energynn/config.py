@@ -31,7 +31,8 @@ class RunConfig:
     learning_rate: float
     loader_workers: int = 0
     threads_per_device: int = 1
-    sampling_period_s: float = 0.1  # our own samples
+    sampling_period_s: float = 0.04  # our own samples
+    idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power
     perun_sampling_period_s: float = 0.25  # perun's; the paper used 1 s
     collective_timeout_s: float = 120.0
     save_weights: bool = False
@@ -143,6 +144,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 LEAST_VALUES = {
     "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "epochs": 1, "seed": 0, "repeat": 0,
     "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01, "perun_sampling_period_s": 0.1,
+    "idle_baseline_s": 0,
     "collective_timeout_s": 1, "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1,
     "warmup_epochs": 0, "plateau_patience": 0, "training_samples": 0, "validation_samples": 0,
     "learning_rate": 0, "momentum": 0, "weight_decay": 0,

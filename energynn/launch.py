@@ -24,7 +24,8 @@ from energynn import config as configuration
 from energynn import manifests, records
 from energynn.cluster import systems
 from energynn.config import RunConfig
-from energynn.measure import energy, perun_adapter
+from energynn.measure import perun_adapter, watch
+from energynn.measure.samples import Silence, read_events
 
 LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
@@ -54,6 +55,7 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     begin(config, run_dir)
 
     terminal = _papermills_terminal()
+    view_ended = watch.in_notebook(run_dir)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "energynn.launch", str(run_dir), str(os.getpid())],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
@@ -71,6 +73,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
         raise
     finally:
         supervisor.wait()
+        if view_ended:
+            view_ended.set()
     record = records.read(run_dir)
     if record is None:
         raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
@@ -213,10 +217,11 @@ def supervise(run_dir: Path, parent: int) -> int:
     last_words: list[str] = []
     relay = threading.Thread(target=_relay, args=(ranks.stdout, run_dir / "log.txt", last_words), daemon=True)
     relay.start()
+    silence = Silence()
     while ranks.poll() is None and not stop_reasons:
         if os.getppid() != parent:
             stop_reasons.append("the process that started the run ended")
-        if _seconds_since_sample(run_dir) > SILENCE_S:
+        if silence(run_dir) > SILENCE_S:
             stop_reasons.append(f"no sample for {SILENCE_S:.0f} s, the sampler is dead")
         time.sleep(0.05)
     _end_everything(ranks)
@@ -275,7 +280,7 @@ def verdict(
 
     ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
     """
-    events = energy.read_events(run_dir)
+    events = read_events(run_dir)
     ends = {event["rank"]: event for event in events if event["event"] == "rank_end"}
     failures = [event for event in ends.values() if event["status"] != "finished"]
     silent = [str(rank) for rank in range(intent["devices"]) if rank not in ends]
@@ -304,11 +309,6 @@ def summary(record: dict) -> str:
     doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
     return (f"energynn: {record['run_id']}: {record['training_time_s']:.1f} s, {energies or 'no energy'}, "
             f"{record.get('samples_in_training', 0)} power samples, {metrics}{doubts}")  # fmt: skip
-
-
-def _seconds_since_sample(run_dir: Path) -> float:
-    """Age of the newest sample of the host that has been silent longest; 0 before the first."""
-    return max((time.time() - path.stat().st_mtime for path in run_dir.glob("samples-*.jsonl")), default=0.0)
 
 
 def _relay(lines, log_path: Path, last_words: list[str]) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn.measure import energy
+from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
+from energynn.measure.samples import read_events, read_samples, segments
 
-SCHEMA = "energynn-record/1"
+SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
 
@@ -22,7 +24,7 @@ LEAST_COVERAGE = 0.99
 FIELDS = {
     "schema": ("", "version of this format"),
     "run_id": ("", "name of the run; ends in a digest of workload, data, configuration, system and repeat"),
-    "workload": ("", "resnet50 or fourcastnet"),
+    "workload": ("", "resnet50 or fourcastnet; 'command' of `energynn measure`, 'perun import' of `import-perun`"),
     "system": ("", "machine or cluster partition; described in runs/<system>/system.toml"),
     "status": ("", "finished, failed (an error), killed (a process died) or interrupted (a person or scheduler)"),
     "status_reason": ("", "why, in one line; empty if finished"),
@@ -44,7 +46,8 @@ FIELDS = {
     "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
     "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
     "forward_backward_passes": ("", "passes of one device"),
-    "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation"),
+    "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation; of a "
+                             "measured command its whole life; all segments added up"),
     "perun_time_s": ("s", "from perun's first to its last sample: start-up, training and end"),
     "device_hours_training": ("h", "devices x training time"),
     "device_hours_perun": ("h", "devices x perun's time; the paper's GPU hours"),
@@ -56,6 +59,27 @@ FIELDS = {
     "energy_cpu_provenance": ("", "measured, estimated or simulated"),
     "energy_ram_provenance": ("", "measured, estimated or simulated"),
     "energy_total_provenance": ("", "the weakest of its components"),
+    "energy_gpu_statistical_J": ("J", "half the 95 % interval: sampling, edges, gaps"),
+    "energy_cpu_statistical_J": ("J", "the same for the CPUs"),
+    "energy_ram_statistical_J": ("J", "the same for the DRAM"),
+    "energy_total_statistical_J": ("J", "the same, sensors being independent"),
+    "energy_gpu_systematic_J": ("J", "band within which the sensors may be wrong throughout; does not shrink by repeating"),
+    "energy_cpu_systematic_J": ("J", "the same for the CPUs; of an estimate, half of it"),
+    "energy_ram_systematic_J": ("J", "the same for the DRAM"),
+    "energy_total_systematic_J": ("J", "the same, added up"),
+    "idle_power_gpu_before_W": ("W", "while nothing was computed, before the training (no GPU context yet)"),
+    "idle_power_gpu_after_W": ("W", "the same after it (the context still there)"),
+    "idle_power_cpu_before_W": ("W", "the same for the CPUs"),
+    "idle_power_cpu_after_W": ("W", "the same for the CPUs, after"),
+    "idle_power_ram_before_W": ("W", "the same for the DRAM"),
+    "idle_power_ram_after_W": ("W", "the same for the DRAM, after"),
+    "energy_net_gpu_J": ("J", "energy without the idle power, mean of before and after, times the training time"),
+    "energy_net_cpu_J": ("J", "the same for the CPUs"),
+    "energy_net_ram_J": ("J", "the same for the DRAM"),
+    "energy_net_total_J": ("J", "the same, summed"),
+    "energy_phases": ("", "per rank, device and phase: time, energy of the GPU, of the rank's part of its host's CPU and RAM; "
+                          "last what belongs to no rank"),
+    "cross_checks": ("", "per GPU: energy by counter and by power, and by what share they differ"),
     "energy_perun_gpu_J": ("J", "perun's method over perun's time, as published values are; absent without a sensor"),
     "energy_perun_cpu_J": ("J", "the same for the CPUs"),
     "energy_perun_ram_J": ("J", "the same for the DRAM"),
@@ -70,11 +94,16 @@ FIELDS = {
     "samples_in_training": ("", "instants at which our sensors were read within the training time, of the worst host"),
     "coverage": ("", "share of the training time within two periods of a successful reading, worst primary sensor"),
     "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
+    "flags": ("", "what is doubtful about the energies, in words; a doubt alone does not make a run invalid"),
+    "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
+    "clocks": ("", "per host: offset of its monotonic clock to the reference host's, at start and end, and how measured"),
     "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
     "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s"),
-    "segments": ("", "one entry per start of the run; a run that was never interrupted has one"),
+    "segments": ("", "one entry per start of the run: its time and energy, and the gap before it, which is not counted"),
+    "exit_status": ("", "of a measured command"),
+    "method": ("", "of an imported run: how its energies were measured"),
     "versions": ("", "Python and packages"),
     "machine": ("", "host, CPU, cores, memory, GPUs, kernel"),
     "git_commit": ("", "of this project when the run began"),
@@ -84,12 +113,12 @@ FIELDS = {
 }  # fmt: skip
 ALWAYS = (
     "schema", "run_id", "workload", "system", "status", "status_reason", "valid", "invalid_reasons", "started_at",
-    "ended_at", "boot_id", "config", "config_digest", "data_digest", "devices", "sensors", "metrics", "history",
-    "phases", "segments", "versions", "machine", "files", "record_sha256",
+    "ended_at", "config", "devices", "sensors", "metrics", "history", "phases", "segments", "machine", "files",
+    "record_sha256",
 )  # fmt: skip
 FROM_INTENT = (
     "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
-    "device_name", "devices", "versions", "machine", "git_commit", "git_dirty",
+    "device_name", "devices", "versions", "machine", "git_commit", "git_dirty", "method",
 )  # fmt: skip
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
@@ -113,60 +142,31 @@ def derive(run_dir: Path, intent: dict) -> dict:
 
     Works on the remains of a dead run too: what cannot be known is absent.
     """
-    events = energy.read_events(run_dir)
+    events = [event for folder in segments(run_dir) for event in read_events(folder)]
     of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
     result: dict = {
         "history": [_fields(event) for event in of_kind("epoch")],
         "phases": [_fields(event, with_rank=True) for event in of_kind("phases")],
-        "metrics": {}, "segments": [], "sensors": [],
+        "metrics": {}, **account(run_dir),
     }  # fmt: skip
-    host_of_rank = {event["rank"]: event["host"] for event in of_kind("rank_start")}
-    if host_of_rank:
-        result["nodes"] = len(set(host_of_rank.values()))
+    if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     starts, ends = of_kind("training_start"), of_kind("training_end")
-    samples = [energy.read_samples(path) for path in sorted(run_dir.glob("samples-*.jsonl"))]
-    if samples:
-        result["sampling_period_s"] = samples[0].period_s
-        result["unreadable_lines"] = sum(host.unreadable_lines for host in samples)
+    counts = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
+    for last in (ends or result["history"])[-1:]:
+        result |= {name: last[name] for name in counts if name in last}
     if ends:
-        last = ends[-1]
-        for name in ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes"):
-            result[name] = last[name]
-        result["metrics"] = ends[0]["metrics"]
-    elif result["history"]:
-        for name in ("samples_trained", "samples_evaluated", "optimizer_steps"):
-            result[name] = result["history"][-1][name]
-    if starts:
+        result["metrics"] = ends[0].get("metrics", {})
+        if "exit_status" in ends[0]:
+            result["exit_status"] = max(abs(end["exit_status"]) for end in ends)
+    if starts and "dataset_samples" in starts[0]:
         result["dataset_samples"] = starts[0]["dataset_samples"]
-        # Each host has its own monotonic clock: its ranks' marks bound the window of its own samples.
-        windows = {}
-        for host in sorted(set(host_of_rank.values())):
-            begun = [e["t_mono_ns"] for e in starts if host_of_rank[e["rank"]] == host]
-            ended = [e["t_mono_ns"] for e in ends if host_of_rank[e["rank"]] == host]
-            own = [s for s in samples if s.header["host"] == host]
-            if begun and (ended or (own and len(own[0].t_ns))):
-                windows[host] = (min(begun), max(ended) if ended else int(own[0].t_ns[-1]))
-        if windows:
-            result["training_time_s"] = max(end - start for start, end in windows.values()) / 1e9
-            result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
-            entries, counts = [], []
-            for host in samples:
-                if host.header["host"] in windows:
-                    start_ns, end_ns = windows[host.header["host"]]
-                    entries += energy.energy_of_sensors(host, start_ns, end_ns)
-                    counts.append(int(((host.t_ns >= start_ns) & (host.t_ns <= end_ns)).sum()))
-            result["sensors"] = entries
-            if counts and result["training_time_s"] > 0:
-                result["samples_in_training"] = min(counts)
-                covered = [entry["coverage"] for entry in entries if entry["primary"] and "coverage" in entry]
-                result["coverage"] = min(covered, default=0.0)
-                result |= energy.totals(entries, result["training_time_s"])
-            wall = [e["t_wall_ns"] for e in starts]
-            result["segments"] = [{"start_wall_ns": min(wall), "training_time_s": result["training_time_s"],
-                                   "finished": bool(ends)}]  # fmt: skip
-    for path in sorted(run_dir.glob("perun/*.hdf5")):
-        result |= read_hdf5(path)
+    if "training_time_s" in result:
+        result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
+    by_perun = [read_hdf5(path) for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]
+    for name in dict.fromkeys(name for found in by_perun for name in found):
+        result[name] = sum(found.get(name, 0.0) for found in by_perun)
+    if by_perun:
         result["device_hours_perun"] = intent["devices"] * result["perun_time_s"] / energy.SECOND_PER_HOUR
     return result
 
@@ -187,12 +187,14 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
     if record.get("coverage", 0.0) < LEAST_COVERAGE:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
-    if not any(run_dir.glob("perun/*.hdf5")):
+    if record["workload"] not in configuration.CONFIGS:
+        return reasons
+    if not any(any(folder.glob("perun/*.hdf5")) for folder in segments(run_dir)):
         reasons.append("perun's HDF5 is missing")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]
-    workload = record["config"]["global_batch_size"]
-    if record.get("samples_trained") != record.get("optimizer_steps", -1) * workload:
+    batch = record["config"]["global_batch_size"]
+    if record.get("samples_trained") != record.get("optimizer_steps", -1) * batch:
         reasons.append("samples_trained is not optimizer_steps x devices x local batch size")
     return reasons
 
@@ -200,7 +202,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
 def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) -> dict:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
     intent = json.loads((run_dir / "run.json").read_text())
-    record = {"schema": SCHEMA, **{name: intent[name] for name in FROM_INTENT}, "status": status,
+    record = {"schema": SCHEMA, **{name: intent[name] for name in FROM_INTENT if name in intent}, "status": status,
               "status_reason": reason, "ended_at": ended_at or utc_now(), **derive(run_dir, intent)}  # fmt: skip
     record["invalid_reasons"] = reasons_against(record, run_dir)
     record["valid"] = not record["invalid_reasons"]
@@ -309,7 +311,7 @@ def check_record(run_dir: Path) -> list[str]:
         faults.append(f"status {record['status']!r} is not one of {', '.join(STATUSES)}")
     intent = json.loads((run_dir / "run.json").read_text())
     faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
-    if record["config_digest"] != configuration.digest(record["config"]):
+    if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
     derived = derive(run_dir, intent)
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
@@ -353,10 +355,10 @@ def recover(runs_dir: Path) -> list[str]:
         if (folder / "record.json").exists() or is_running(folder):
             continue
         (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
-        events = energy.read_events(folder)
+        events = [event for part in segments(folder) for event in read_events(part)]
         wall = [event["t_wall_ns"] for event in events]
-        for path in folder.glob("samples-*.jsonl"):
-            wall += [int(t) for t in energy.read_samples(path).wall_ns[-1:]]
+        for path in folder.rglob("samples-*.jsonl"):
+            wall += [int(t) for t in read_samples(path).wall_ns[-1:]]
         last = datetime.datetime.fromtimestamp(max(wall) / 1e9, datetime.UTC).isoformat() if wall else None
         reason = "the launcher died before it could write a record; " + how_far(events)
         record = build(folder, "killed", reason, ended_at=last or utc_now())

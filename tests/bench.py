@@ -23,7 +23,7 @@ STEPS = 25
 
 def sample_until_told(folder: str, period_s: float, stop) -> None:
     """The sampler in a process of its own, as perun has it."""
-    found = sensors.find(systems.CPU_MODEL)
+    found, _ = sensors.find(systems.CPU_MODEL)
     sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
     sampler.start()
     stop.wait()

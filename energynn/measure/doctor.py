@@ -12,7 +12,7 @@ from pathlib import Path
 from energynn import launch
 from energynn.cluster import systems
 from energynn.measure import sensors
-from energynn.measure.perun_adapter import PERUN_VERSION
+from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
 LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
@@ -59,8 +59,12 @@ def as_json(findings: list[Finding]) -> dict:
 
 
 def _sensor_findings(powercap: Path) -> list[Finding]:
-    found = sensors.find(systems.CPU_MODEL, powercap)
+    others, problems = backend_sensors()
+    found, more_problems = sensors.find(systems.CPU_MODEL, powercap, others)
     findings = []
+    for problem in problems + more_problems:
+        said, _, remedy = problem.partition("; ")
+        findings.append(Finding("sensor", WEAK, said, remedy))
     for sensor in found:
         if sensor.kind == "busy":
             unreadable = [str(path) for path in powercap.glob("intel-rapl:*/energy_uj") if not _readable(path)]

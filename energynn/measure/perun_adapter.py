@@ -22,6 +22,9 @@ PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel's, for tests and drills
 
+# perun sets these in its own process, and a command that it runs would inherit them.
+SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
+
 # ------------------------------------------------------------------------------------------ before the run
 
 
@@ -36,7 +39,7 @@ def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_
         "monitor": {
             "sampling_period": sampling_period_s, "queue_timeout": 60, "include_backends": "", "include_sensors": "",
             "exclude_backends": "" if on_gpu else "nvml amdsmi",
-            "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_",
+            "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK)",
         },
         "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5", "data_out": str(run_dir / "perun")},
         "benchmarking": {"rounds": 1, "warmup_rounds": 0},
@@ -80,21 +83,35 @@ def attach() -> None:
 
 def _start_sampler():
     """Called once in perun's sampler process before it reports ready: no rank starts before our first sample."""
-    from perun.backend import powercap_rapl
-
-    from energynn.measure import sensors
-
-    # perun's sampler outlives a killed rank and holds its pipes open; and SIGTERM must not end it before its rank.
+    # perun's sampler outlives a killed rank and holds its pipes open; and no signal must end it before its rank.
     die_with_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    run_dir = Path(os.environ[RUN_DIR_VARIABLE])
-    intent = json.loads((run_dir / "run.json").read_text())
-    found = sensors.find(intent["cpu_model"], Path(powercap_rapl.RAPL_PATH))
-    path = run_dir / f"samples-{os.uname().nodename}.jsonl"
-    sampler = sensors.Sampler(path, found, intent["config"]["sampling_period_s"])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sampler = make_sampler(Path(os.environ[RUN_DIR_VARIABLE]))
     sampler.start()
     multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
     return lambda values: sampler.note({name: _plain(value) for name, value in values.items()})
+
+
+def make_sampler(folder: Path):
+    """The sampler of this host for the run, or segment of a run, whose raw files lie in a folder."""
+    from energynn.measure import clocks, sensors
+
+    intent = intent_of(folder)
+    others, problems = backend_sensors()
+    powercap = Path(os.environ.get(POWERCAP_VARIABLE) or sensors.POWERCAP)
+    found, more_problems = sensors.find(intent["cpu_model"], powercap, others)
+    host = os.uname().nodename
+    return sensors.Sampler(
+        folder / f"samples-{host}.jsonl", found, intent["config"]["sampling_period_s"], problems + more_problems,
+        clocks.Clock(folder, host),
+    )  # fmt: skip
+
+
+def intent_of(folder: Path) -> dict:
+    """run.json of the run whose raw files, or those of one of its segments, lie in a folder."""
+    path = folder / "run.json"
+    return json.loads((path if path.exists() else folder.parent / "run.json").read_text())
 
 
 def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
@@ -163,6 +180,18 @@ def _energy_as_perun(dataset, seconds: np.ndarray) -> float | None:
     steps = np.diff(readings.astype("float64"))
     steps[steps < 0] += float(dataset.attrs["valid_max"])  # the counter started again
     return float(steps.sum() * scale)
+
+
+def energy_of_readings(sensor: dict, t_ns: np.ndarray, values: np.ndarray) -> float:
+    """Energy in J that perun 1.0 computes from readings: a counter becomes power, and power is integrated."""
+    seconds = (t_ns - t_ns[0]) / 1e9
+    watts = values * sensor["to_SI"]
+    if sensor["kind"] == "energy":
+        steps = np.diff(values)
+        steps = np.where(steps < 0, steps + (sensor["wraps_at"] or 0), steps) * sensor["to_SI"]
+        watts = steps / np.diff(seconds)
+        watts = np.insert(watts, 0, watts[0])
+    return float(np.trapezoid(watts, seconds))
 
 
 def _nodes(group, depth: int):

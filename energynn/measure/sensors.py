@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import socket
@@ -23,8 +24,9 @@ class Sensor:
 
     ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or average, ``busy`` the
     cumulative busy time of all cores in core-seconds. ``to_SI`` turns a reading into J, W or core-seconds.
-    ``wraps_at`` is the reading at which a counter starts again. Of several sensors of one device one is primary;
-    the others are cross-checks and never enter a sum.
+    ``wraps_at`` is the reading at which a counter starts again; ``update_s`` how often a counter changes, None if that
+    was not seen. Of several sensors of one device one is primary; the others never enter a sum, and ``checks`` names
+    the primary one that measures the same.
     """
 
     id: str
@@ -36,6 +38,8 @@ class Sensor:
     to_SI: float = 1.0
     wraps_at: float | None = None
     primary: bool = True
+    checks: str | None = None
+    update_s: float | None = None
     model: dict | None = None
     notes: dict = field(default_factory=dict)
 
@@ -44,24 +48,27 @@ class Sensor:
         return {name: value for name, value in vars(self).items() if name != "read"}
 
 
-def find(cpu_model: dict, powercap: Path = POWERCAP) -> list[Sensor]:
-    """All energy sensors of this host; the CPU is estimated from ``cpu_model`` where it has no sensor.
+def find(cpu_model: dict, powercap: Path = POWERCAP, others: tuple | list = ()) -> tuple[list[Sensor], list[str]]:
+    """All energy sensors of this host, and in words what is there but cannot be used.
 
+    ``others`` come from elsewhere (perun's backends). The CPU is estimated from ``cpu_model`` where it has no sensor.
     A component that has neither is absent from the list: absent, not zero.
     """
-    sensors = rapl_sensors(powercap) + nvml_sensors()
-    if not any(sensor.component == "cpu" for sensor in sensors):
+    rapl, rapl_problems = rapl_sensors(powercap)
+    nvml, nvml_problems = nvml_sensors()
+    sensors = [*rapl, *nvml, *others]
+    if not any(sensor.component == "cpu" and sensor.primary for sensor in sensors):
         sensors.append(cpu_estimate(cpu_model))
-    return sensors
+    return sensors, rapl_problems + nvml_problems
 
 
-def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
+def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
     """CPU packages and DRAM from the powercap tree; counters in microjoules that wrap around.
 
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
     provenance = "measured" if powercap.resolve().is_relative_to("/sys") else "simulated"
-    sensors = []
+    sensors, problems = [], []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         counter = zone / "energy_uj"
         try:
@@ -69,50 +76,66 @@ def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
             component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
             if component is None:
                 continue
-            counter.read_text()  # root only by default: `energynn doctor` will tell; here it is simply no sensor
+            counter.read_text()
             wraps_at = float((zone / "max_energy_range_uj").read_text())
-        except OSError:
+        except OSError as error:  # root only by default
+            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
+            continue
+        except ValueError as error:
+            problems.append(f"{zone} holds no number ({error}); it is left out")
             continue
         package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
         sensors.append(
             Sensor(f"{component}_{package}_{name}", component, package, "energy", provenance,
                    read=lambda path=counter: int(path.read_text()), to_SI=1e-6, wraps_at=wraps_at)
         )  # fmt: skip
-    return sensors
+    return sensors, problems
 
 
-def nvml_sensors() -> list[Sensor]:
+# What NVML raises where there simply is no NVIDIA GPU; anything else is a fault that a person can mend.
+NO_GPU = ("ImportError", "ModuleNotFoundError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+
+
+def nvml_sensors() -> tuple[list[Sensor], list[str]]:
     """Energy counter (Volta and newer) and power of the NVIDIA GPUs that this job may use."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
-    except Exception:  # no library, no driver, or the two do not match: no GPU sensor
-        return []
+    except Exception as error:
+        if type(error).__name__ in NO_GPU:
+            return [], []
+        return [], [f"NVML does not start ({error}): GPU energy is absent; after a driver update, restart the machine"]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    sensors = []
+    provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
+    sensors, problems = [], []
     for index in range(count):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-        if visible is not None and not {str(index), uuid} & set(visible.split(",")):
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
+            if visible is not None and not {str(index), uuid} & set(visible.split(",")):
+                continue
+            notes = {"uuid": uuid, "name": _text(pynvml.nvmlDeviceGetName(handle))}
+            pynvml.nvmlDeviceGetPowerUsage(handle)
+        except Exception as error:
+            problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
             continue
-        notes = {"uuid": uuid, "name": _text(pynvml.nvmlDeviceGetName(handle))}
-        has_counter = True
+        counter_id = f"gpu_{index}_energy"
         try:
             pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        except Exception:
-            has_counter = False
-        if has_counter:
             sensors.append(
-                Sensor(f"gpu_{index}_energy", "gpu", str(index), "energy", "measured", to_SI=1e-3, notes=notes,
+                Sensor(counter_id, "gpu", str(index), "energy", provenance, to_SI=1e-3, notes=notes,
                        read=lambda h=handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(h))
             )  # fmt: skip
+            checks = counter_id
+        except Exception:  # older than Volta, or some other GPU that has none
+            checks = None
         sensors.append(
-            Sensor(f"gpu_{index}_power", "gpu", str(index), "power", "measured", to_SI=1e-3, notes=notes,
-                   primary=not has_counter, read=lambda h=handle: pynvml.nvmlDeviceGetPowerUsage(h))
+            Sensor(f"gpu_{index}_power", "gpu", str(index), "power", provenance, to_SI=1e-3, notes=notes,
+                   primary=checks is None, checks=checks, read=lambda h=handle: pynvml.nvmlDeviceGetPowerUsage(h))
         )  # fmt: skip
-    return sensors
+    return sensors, problems
 
 
 def cpu_estimate(model: dict) -> Sensor:
@@ -130,61 +153,131 @@ def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
+def watch_updates(sensors: list[Sensor], seconds: float = 0.25) -> None:
+    """See how often each counter changes, and note it as its ``update_s``; None if it changed less than twice."""
+    counters = [sensor for sensor in sensors if sensor.kind == "energy"]
+    changed: dict[str, list[float]] = {sensor.id: [] for sensor in counters}
+    last: dict[str, float] = {}
+    until = time.monotonic() + (seconds if counters else 0.0)
+    while time.monotonic() < until:
+        for sensor in counters:
+            try:
+                value = sensor.read()
+            except Exception:  # the sampler will say so
+                continue
+            if value != last.setdefault(sensor.id, value):
+                changed[sensor.id].append(time.monotonic())
+                last[sensor.id] = value
+        time.sleep(0.001)  # RAPL's own period; asking more often costs and tells nothing
+    for sensor in counters:
+        instants = changed[sensor.id]
+        if len(instants) > 1:
+            sensor.update_s = (instants[-1] - instants[0]) / (len(instants) - 1)
+
+
 class Sampler:
-    """Reads all sensors of a host at fixed instants and appends each reading to a file before the next.
+    """Reads all sensors of a host again and again and appends each reading to a file before the next.
 
     The file is JSON lines: a header that describes the sensors, then ``{"t": monotonic ns, "w": wall clock ns,
-    "v": [readings]}``; a failed reading is null, never zero. At most one period is lost if the process is killed.
+    "d": microseconds that reading took, "v": [readings]}``; a failed reading is null, never zero. At most one period
+    is lost if the process is killed. Between them stand problems, offsets of the clock, and how the loop keeps up.
     """
 
-    def __init__(self, path: Path, sensors: list[Sensor], period_s: float):
-        self.sensors, self.period_s = sensors, period_s
+    STATUS_EVERY = 100  # samples
+    CLOCK_EVERY_S = 60.0
+
+    def __init__(self, path: Path, sensors: list[Sensor], period_s: float, problems: list[str] | tuple = (),
+                 clock=None, wall_ns: Callable[[], int] = time.time_ns):  # fmt: skip
+        self.sensors, self.period_s, self.clock, self.wall_ns = sensors, period_s, clock, wall_ns
         self.stopping = threading.Event()
-        self.missed_deadlines = 0
+        self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
+        self.failing: set[str] = set()
         self.complained = False
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        watch_updates(sensors)
         self._write({
             "header": "energynn-samples/1", "host": socket.gethostname(), "pid": os.getpid(), "period_s": period_s,
-            "sensors": [sensor.describe() for sensor in sensors],
+            "sensors": [sensor.describe() for sensor in sensors], "problems": list(problems),
         })  # fmt: skip
+        for problem in problems:
+            _say(problem)
 
     def start(self) -> None:
         """Take the first sample, then go on in a thread: whoever waits for this call starts after the first sample."""
+        self._measure_clock()
         self.sample()
-        threading.Thread(target=self._loop, name="energynn-sampler", daemon=True).start()
+        self.thread = threading.Thread(target=self._loop, name="energynn-sampler", daemon=True)
+        self.thread.start()
 
     def stop(self) -> None:
         """Take the last sample and say how the loop kept up."""
         self.stopping.set()
+        self.thread.join()
         self.sample()
-        cpu_s = time.process_time()
-        self._write({"end": True, "missed_deadlines": self.missed_deadlines, "process_cpu_s": cpu_s})
+        self._measure_clock()
+        self._write({"status": self._status()})
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
         before = time.monotonic_ns()
-        wall = time.time_ns()
-        values = []
-        for sensor in self.sensors:
-            try:
-                values.append(sensor.read())
-            except Exception:  # whatever a driver throws: a gap, and the run goes on
-                values.append(None)
-        self._write({"t": (before + time.monotonic_ns()) // 2, "w": wall, "v": values})
+        wall = self.wall_ns()
+        values = [self._read(sensor) for sensor in self.sensors]
+        after = time.monotonic_ns()
+        self._write({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
+        self.count += 1
+
+    def _read(self, sensor: Sensor) -> float | None:
+        """A reading, or None where there is none that can be true."""
+        try:
+            value = sensor.read()
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"it says {value}")
+        except Exception as error:  # whatever a driver throws: a gap, and the run goes on
+            if sensor.id not in self.failing:
+                self.failing.add(sensor.id)
+                self._problem(f"{sensor.id} cannot be read ({error}); the gap is in the record")
+            return None
+        self.failing.discard(sensor.id)
+        return value
 
     def note(self, values: dict) -> None:
         """Keep what perun's own loop has just read, so that its data survive a crash too."""
-        self._write({"t": time.monotonic_ns(), "w": time.time_ns(), "perun": values})
+        self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
 
     def _loop(self) -> None:
         period_ns = int(self.period_s * 1e9)
-        deadline = time.monotonic_ns() + period_ns
-        while not self.stopping.wait(max(0.0, (deadline - time.monotonic_ns()) / 1e9)):
+        begun, index, clock_due = time.monotonic_ns(), 1, time.monotonic() + self.CLOCK_EVERY_S
+        while True:
+            # Absolute deadlines, so that a late sample does not delay the others; each moved by up to a quarter of the
+            # period (golden ratio, so evenly), so that a load with the sampler's own rhythm cannot hide behind it.
+            deadline = begun + period_ns * index + int(period_ns * ((index * 0.6180339887) % 1 - 0.5) / 2)
+            if self.stopping.wait(max(0.0, (deadline - time.monotonic_ns()) / 1e9)):
+                return
             self.sample()
-            deadline += period_ns
-            while deadline < time.monotonic_ns():  # absolute deadlines: a late sample does not delay the others
-                deadline += period_ns
-                self.missed_deadlines += 1
+            index += 1
+            behind = (time.monotonic_ns() - begun) // period_ns - index
+            if behind > 0:
+                self.missed_deadlines += behind
+                index += behind
+            self.thread_cpu_s = time.thread_time()
+            if self.count % self.STATUS_EVERY == 0:
+                self._write({"status": self._status()})
+            if self.clock and time.monotonic() > clock_due:
+                self._measure_clock()
+                clock_due += self.CLOCK_EVERY_S
+
+    def _status(self) -> dict:
+        return {"missed_deadlines": self.missed_deadlines, "thread_cpu_s": self.thread_cpu_s,
+                "process_cpu_s": time.process_time()}  # fmt: skip
+
+    def _measure_clock(self) -> None:
+        measured = self.clock.measure() if self.clock else None
+        if measured:
+            self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "clock": measured})
+
+    def _problem(self, problem: str) -> None:
+        _say(problem)
+        self._write({"problem": problem})
 
     def _write(self, line: dict) -> None:
         # One write per line: a line is whole or cut at its end, and a cut one is skipped when read.
@@ -195,8 +288,12 @@ class Sampler:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self.complained:
-                print(f"energynn: samples are not written: {error.strerror}; free some space", file=sys.stderr)
+                _say(f"samples are not written: {error.strerror}; free some space")
             self.complained = True
+
+
+def _say(line: str) -> None:
+    print(f"energynn: {line}", file=sys.stderr, flush=True)
 
 
 def _text(value: bytes | str) -> str:

@@ -30,8 +30,11 @@ class World:
 
     def describe(self) -> dict:
         """The fields of the event ``rank_start``."""
-        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        return {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid(), "device": device}
+        facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid(), "device": "cpu"}
+        if self.device.type == "cuda":  # the sensors of a GPU are known by its UUID
+            properties = torch.cuda.get_device_properties(self.device)
+            facts |= {"device": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}
+        return facts
 
 
 def join(config: RunConfig) -> World:

@@ -62,9 +62,9 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
     example = torch.from_numpy(test.sequences[:1]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
     distributed.warm_up(model, lambda: rollout_loss(model, example))
 
-    phases = PhaseTimer(world.device)
+    phases = PhaseTimer(world.device, run_dir, world.rank)
     name = f"fourcastnet {config.stage}"
-    progress = Progress(name, config.epochs, steps, config.global_batch_size, shown=world.rank == 0)
+    progress = Progress(name, config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
     losses: list[float] = []
     samples_trained = samples_evaluated = 0
     metrics: dict[str, float] = {}

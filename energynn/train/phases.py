@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation")
+PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 PERIOD_S = 2.0  # between two lines for the person who waits
 Batch = TypeVar("Batch")
 
@@ -30,16 +30,22 @@ class Events:
 
 
 class PhaseTimer:
-    """Seconds spent in each phase, added up over the run; phases do not nest.
+    """When each phase began and ended, for the energy of each; phases do not nest.
 
-    On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read in
-    ``totals_s``. Data loading is the CPU's time until a batch is in its memory.
+    Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
+    On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read, and
+    tied to the clock of the samples, in ``totals_s``. Data loading is the CPU's time until a batch is in its memory;
+    where the GPU still works on the batch before, the time is that batch's.
     """
 
-    def __init__(self, device: torch.device):
+    LINE = 4096  # phases kept in memory on a CPU before they are written
+
+    def __init__(self, device: torch.device, run_dir: Path | None = None, rank: int = 0):
         self.on_gpu = device.type == "cuda"
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.pending: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self.pending: list[tuple] = []  # (phase, begin, end): ns, or events of the GPU's queue
+        self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1) if run_dir else None
+        self._write({"names": PHASES})
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -48,11 +54,13 @@ class PhaseTimer:
             begin.record()
             yield
             end.record()
-            self.pending.append((phase, begin, end))
         else:
-            begun = time.perf_counter()
+            begin = time.monotonic_ns()
             yield
-            self.seconds[phase] += time.perf_counter() - begun
+            end = time.monotonic_ns()
+        self.pending.append((phase, begin, end))
+        if not self.on_gpu and len(self.pending) == self.LINE:
+            self.totals_s()
 
     def loading(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the waiting for each counts as data loading."""
@@ -68,24 +76,52 @@ class PhaseTimer:
     def totals_s(self) -> dict[str, float]:
         """Seconds per phase so far, as ``<phase>_s``; waits for the GPU, so call it where that is harmless."""
         if self.pending:
-            torch.cuda.synchronize()
-            for phase, begin, end in self.pending:
-                self.seconds[phase] += begin.elapsed_time(end) / 1000
+            lines = sorted((begin, end, PHASES.index(phase)) for phase, begin, end in self._on_one_clock())
             self.pending.clear()
+            last_end = lines[0][0]
+            entry: dict = {"t": last_end, "phase": [], "gap_us": [], "length_us": []}
+            for begin, end, index in lines:
+                begin = max(begin, last_end)
+                length_us, gap_us = (end - begin) // 1000, (begin - last_end) // 1000
+                if length_us > 0:
+                    entry["phase"].append(index)
+                    entry["gap_us"].append(gap_us)
+                    entry["length_us"].append(length_us)
+                    last_end += (gap_us + length_us) * 1000
+                    self.seconds[PHASES[index]] += length_us / 1e6
+            self._write(entry)
         return {f"{phase}_s": seconds for phase, seconds in self.seconds.items()}
+
+    def _on_one_clock(self) -> list[tuple[str, int, int]]:
+        """The pending phases in ns of the monotonic clock."""
+        if not self.on_gpu:
+            return self.pending
+        now = torch.cuda.Event(enable_timing=True)
+        now.record()
+        torch.cuda.synchronize()
+        now_ns = time.monotonic_ns()
+
+        def instant(moment) -> int:
+            return moment if isinstance(moment, int) else now_ns - int(moment.elapsed_time(now) * 1e6)
+
+        return [(phase, instant(begin), instant(end)) for phase, begin, end in self.pending]
+
+    def _write(self, line: dict) -> None:
+        if self.file:
+            self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 class Progress:
-    """Lines for the person who waits: at most one every two seconds, and the last."""
+    """Lines for the person who waits, and events for who watches: at most one every two seconds, and the last."""
 
-    def __init__(self, name: str, epochs: int, steps: int, global_batch_size: int, shown: bool):
+    def __init__(self, name: str, epochs: int, steps: int, global_batch_size: int, events: Events | None):
         self.name, self.epochs, self.steps, self.global_batch_size = name, epochs, steps, global_batch_size
-        self.shown, self.begun, self.last = shown, time.monotonic(), time.monotonic()
+        self.events, self.begun, self.last, self.told_s = events, time.monotonic(), time.monotonic(), 0.0
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """After a step, both counted from 0; reads the loss, which waits for the GPU, only if a line is due."""
         now = time.monotonic()
-        if not self.shown or now - self.last < PERIOD_S:
+        if not self.events or now - self.last < PERIOD_S:
             return
         self.last, elapsed_s = now, now - self.begun
         done = epoch * self.steps + step + 1
@@ -95,10 +131,14 @@ class Progress:
             f"{done * self.global_batch_size / elapsed_s:.1f} samples/s, {left_s:.0f} s left",
             flush=True,
         )
+        if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
+            self.told_s = elapsed_s
+            self.events.mark("progress", samples_trained=done * self.global_batch_size,
+                             samples_to_train=self.epochs * self.steps * self.global_batch_size)  # fmt: skip
 
     def end(self, metrics: dict[str, float]) -> None:
         """The last line, with the metrics after the last epoch."""
-        if self.shown:
+        if self.events:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             samples = self.epochs * self.steps * self.global_batch_size
             elapsed_s = time.monotonic() - self.begun

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -22,7 +23,11 @@ def run(run_dir: str | Path) -> None:
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
     try:
         config = configuration.from_dict(json.loads((run_dir / "run.json").read_text())["config"])
+        if not list(run_dir.glob("samples-*.jsonl")):  # perun goes on without its sampler; we do not
+            raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
+        _be_idle(run_dir, rank, "before", config.idle_baseline_s)
         importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
+        _be_idle(run_dir, rank, "after", config.idle_baseline_s)
     except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError):  # a user's mistake explains itself; anything else needs its place
@@ -35,6 +40,15 @@ def run(run_dir: str | Path) -> None:
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
         _end_the_world()
+
+
+def _be_idle(run_dir: Path, rank: int, when: str, seconds: float) -> None:
+    """Do nothing for a while, so that idle power is measured; at the end it is also the samples' tail."""
+    if seconds > 0:
+        events = Events(run_dir, rank)
+        events.mark("idle_start", when=when)
+        time.sleep(seconds)
+        events.mark("idle_end", when=when)
 
 
 def _stop(number: int, _frame) -> None:

@@ -64,8 +64,8 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
     labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
     distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
 
-    phases = PhaseTimer(world.device)
-    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, shown=world.rank == 0)
+    phases = PhaseTimer(world.device, run_dir, world.rank)
+    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
     losses: list[float] = []
     samples_trained = samples_evaluated = 0
     metrics: dict[str, float] = {}

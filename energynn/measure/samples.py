@@ -1,0 +1,218 @@
+"""What a run leaves on disk while it goes on: samples of each host, events and phases of each rank; and reading them."""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+LONGEST_PERIODS = 2.5  # two readings further apart than so many periods have a gap between them
+STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
+
+
+@dataclass
+class Samples:
+    """What the sampler of one host has written.
+
+    t_ns, wall_ns: (samples,) monotonic and wall clock in ns; readings: (samples, sensors), NaN where a read failed;
+    duration_us: (samples,) what reading all sensors took; perun: what perun's own loop read, as ``{"t", "w", "perun"}``
+    lines; clocks: offsets to the clock of the reference host, measured while the run went on; status: how the loop
+    kept up, the newest last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    """
+
+    header: dict
+    t_ns: np.ndarray
+    wall_ns: np.ndarray
+    readings: np.ndarray
+    duration_us: np.ndarray
+    perun: list[dict] = field(default_factory=list)
+    clocks: list[dict] = field(default_factory=list)
+    status: list[dict] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unreadable_lines: int = 0
+
+    @property
+    def host(self) -> str:
+        return self.header["host"]
+
+    @property
+    def period_s(self) -> float:
+        return self.header["period_s"]
+
+    @property
+    def longest_ns(self) -> float:
+        """Two readings further apart than this have a gap between them."""
+        return LONGEST_PERIODS * self.period_s * 1e9
+
+    def wall_clock_steps(self) -> list[dict]:
+        """Where the wall clock was set while the run went on; energies and windows do not depend on it."""
+        ahead_s = (self.wall_ns - self.t_ns) / 1e9
+        steps = np.flatnonzero(np.abs(np.diff(ahead_s)) > STEP_OF_WALL_CLOCK_S)
+        return [{"host": self.host, "t_mono_ns": int(self.t_ns[i + 1]), "step_s": float(ahead_s[i + 1] - ahead_s[i])}
+                for i in steps]  # fmt: skip
+
+    def overhead(self) -> dict:
+        """What sampling this host cost and how regular it was."""
+        entry: dict = {"host": self.host, "samples": len(self.t_ns)}
+        if self.status:
+            entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
+        if len(self.t_ns) > 1:
+            intervals_s = np.diff(self.t_ns) / 1e9
+            entry |= {f"interval_p{p}_s": float(np.percentile(intervals_s, p)) for p in (50, 95, 99)}
+            entry |= {"interval_longest_s": float(intervals_s.max()),
+                      "reading_median_s": float(np.median(self.duration_us)) / 1e6}  # fmt: skip
+        return entry
+
+
+class Reader:
+    """Takes the lines of a samples file, all at once or as they come.
+
+    Keeps readings in compact arrays: a run of some days has more of them than Python objects fit into memory.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.offset, self.header = path, 0, None
+        self.times, self.walls, self.rows, self.durations = array("q"), array("q"), array("d"), array("d")
+        self.perun, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
+
+    def read(self, to_the_end: bool = True) -> None:
+        """Take what was written since the last call; a last line without an end only if no more will come."""
+        with open(self.path, "rb") as file:
+            file.seek(self.offset)
+            for text in file:
+                if not text.endswith(b"\n") and not to_the_end:
+                    break
+                self.offset += len(text)
+                try:
+                    self._take(json.loads(text))
+                except (ValueError, TypeError, KeyError, AttributeError):
+                    self.unreadable += 1
+
+    def _take(self, line: dict) -> None:
+        if "v" in line:
+            values = [np.nan if value is None else float(value) for value in line["v"]]
+            if self.header is None or len(values) != len(self.header["sensors"]):
+                raise ValueError("readings of other sensors")
+            moment = line["t"], line["w"], line.get("d", 0)
+            self.times.append(moment[0])
+            self.walls.append(moment[1])
+            self.durations.append(moment[2])
+            self.rows.extend(values)
+        elif "header" in line:
+            self.header = line
+            self.problems += line.get("problems", [])
+        elif "perun" in line:
+            self.perun.append(line)
+        elif "clock" in line:
+            self.clocks.append({"t": line["t"], **line["clock"]})
+        elif "status" in line:
+            self.status.append(line["status"])
+        elif "problem" in line:
+            self.problems.append(line["problem"])
+
+    def forget(self, before_ns: int) -> None:
+        """Drop readings from before an instant."""
+        kept = int(np.searchsorted(np.array(self.times), before_ns))
+        del self.times[:kept], self.walls[:kept], self.durations[:kept]
+        del self.rows[: kept * len(self.header["sensors"])]
+
+    def samples(self) -> Samples:
+        """What was read so far; raises ValueError where the header is missing: nothing can be said of readings then."""
+        if self.header is None:
+            raise ValueError(f"{self.path}: no header line; the samples cannot be read")
+        readings = np.array(self.rows).reshape(len(self.times), len(self.header["sensors"]))
+        return Samples(
+            self.header, np.array(self.times, dtype=np.int64), np.array(self.walls, dtype=np.int64), readings,
+            np.array(self.durations), self.perun, self.clocks, self.status, self.problems, self.unreadable,
+        )  # fmt: skip
+
+
+def read_samples(path: Path) -> Samples:
+    """Read a samples file; a line that was cut by a crash or a full disk is skipped and counted.
+
+    Raises ValueError where the header is missing: then nothing can be said of the readings.
+    """
+    reader = Reader(path)
+    reader.read()
+    return reader.samples()
+
+
+def read_hosts(folder: Path) -> list[Samples]:
+    """The samples of every host of a run, or of one segment of it."""
+    return [read_samples(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+
+
+def read_events(folder: Path) -> list[dict]:
+    """Events of all ranks in the order of their wall clocks; lines cut by a crash are skipped."""
+    events = []
+    for path in sorted(folder.glob("events-rank*.jsonl")):
+        rank = int(path.stem.removeprefix("events-rank"))
+        for line in _whole_lines(path):
+            if "t_wall_ns" in line:
+                events.append({"rank": rank, **line})
+    return sorted(events, key=lambda event: event["t_wall_ns"])
+
+
+def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
+    """Phases of each rank as they followed each other on its host's monotonic clock.
+
+    Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
+    """
+    phases = {}
+    for path in sorted(folder.glob("phases-rank*.jsonl")):
+        names, kinds, begins, lengths = [], [], [], []
+        for line in _whole_lines(path):
+            if "names" in line:
+                names = line["names"]
+            elif {"t", "phase", "gap_us", "length_us"} <= line.keys():
+                length_us = np.array(line["length_us"], dtype=np.int64)
+                end_us = np.cumsum(np.array(line["gap_us"], dtype=np.int64) + length_us)
+                begins.append(line["t"] + (end_us - length_us) * 1000)
+                lengths.append(length_us * 1000)
+                kinds.append(np.array(line["phase"], dtype=np.int64))
+        if kinds:
+            begin_ns = np.concatenate(begins)
+            rank = int(path.stem.removeprefix("phases-rank"))
+            phases[rank] = (np.concatenate(kinds), begin_ns, begin_ns + np.concatenate(lengths), names)
+    return phases
+
+
+def _whole_lines(path: Path) -> list[dict]:
+    """The lines of a JSONL file that are whole."""
+    lines = []
+    for text in path.read_text(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict):
+            lines.append(line)
+    return lines
+
+
+def segments(run_dir: Path) -> list[Path]:
+    """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
+    later = sorted(run_dir.glob("segment-*"), key=lambda path: int(path.name.partition("-")[2]))
+    return [run_dir, *later]
+
+
+class Silence:
+    """Seconds for which the host that has been silent longest has written no sample; 0 before the first.
+
+    By the files' sizes and our own monotonic clock: the wall clock may be set while a run goes on.
+    """
+
+    def __init__(self):
+        self.seen: dict[Path, tuple[int, float]] = {}
+
+    def __call__(self, folder: Path) -> float:
+        now = time.monotonic()
+        for path in folder.glob("samples-*.jsonl"):
+            size = path.stat().st_size
+            if self.seen.get(path, (None,))[0] != size:
+                self.seen[path] = (size, now)
+        return max((now - at for _, at in self.seen.values()), default=0.0)

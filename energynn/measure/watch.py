@@ -1,0 +1,143 @@
+"""`energynn watch RUN`: what a run that goes on draws, has used, and will still use; from any shell that sees its files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from energynn.measure import energy
+from energynn.measure.samples import Reader, read_events, segments
+
+RECENT_NS = 1_000_000_000  # power is the mean over the last second
+KEPT_NS = 5_000_000_000
+
+
+class Watch:
+    """Follows the files of a run, each look reading only what is new."""
+
+    def __init__(self, run_dir: Path):
+        self.run_dir = Path(run_dir)
+        if not (self.run_dir / "run.json").exists():
+            raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json, as runs/<system>/<run_id>")
+        self.intent = json.loads((self.run_dir / "run.json").read_text())
+        self.folder = segments(self.run_dir)[-1]
+        self.readers: dict[Path, Reader] = {}
+        self.until_ns: dict[str, int] = {}
+        self.joules: dict[tuple[str, str], float] = {}
+
+    def look(self) -> dict:
+        """Power in W and energy so far in J of each primary sensor, and what follows from the trainer's progress."""
+        events = read_events(self.folder)
+        host_of_rank = {event["rank"]: event["host"] for event in events if event["event"] == "rank_start"}
+        starts, ends = ({host_of_rank[e["rank"]]: e["t_mono_ns"] for e in events
+                         if e["event"] == kind and e["rank"] in host_of_rank}
+                        for kind in ("training_start", "training_end"))  # fmt: skip
+        devices = []
+        for path in sorted(self.folder.glob("samples-*.jsonl")):
+            reader = self.readers.setdefault(path, Reader(path))
+            reader.read(to_the_end=False)
+            if reader.header and len(reader.times) > 1:
+                devices += self._look_at(reader, starts, ends)
+        state = {"run_id": self.intent["run_id"], "segment": len(segments(self.run_dir)), "devices": devices,
+                 "power_W": sum(device["power_W"] for device in devices),
+                 "energy_J": sum(device["energy_J"] for device in devices)}  # fmt: skip
+        progress = [event for event in events if "samples_trained" in event]
+        rank_zero = [event for event in events if event["event"] == "training_start" and event["rank"] == 0]
+        if progress and rank_zero and progress[-1]["samples_trained"] > 0:
+            last, done = progress[-1], progress[-1]["samples_trained"]
+            aim = max(event.get("samples_to_train", done) for event in progress)
+            elapsed_s = (last["t_mono_ns"] - rank_zero[0]["t_mono_ns"]) / 1e9
+            state |= {"samples_trained": done, "samples_to_train": aim, "samples_per_s": done / elapsed_s,
+                      "energy_per_sample_J": state["energy_J"] / done,
+                      "time_left_s": elapsed_s / done * (aim - done),
+                      "energy_left_J": state["energy_J"] / done * (aim - done)}  # fmt: skip
+        record = self.run_dir / "record.json"
+        state["status"] = json.loads(record.read_text())["status"] if record.exists() else (
+            "training" if starts and not ends else "ending" if ends else "starting")  # fmt: skip
+        return state
+
+    def _look_at(self, reader: Reader, starts: dict, ends: dict) -> list[dict]:
+        samples = reader.samples()
+        host, now = samples.host, int(samples.t_ns[-1])
+        begun = starts.get(host)
+        since = self.until_ns.get(host, begun)
+        until = min(now, ends.get(host, now))
+        found = []
+        for curve in energy.curves(samples):
+            if not curve.sensor["primary"]:
+                continue
+            key = (host, curve.sensor["id"])
+            if begun is not None and until > since:
+                self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
+            recent_ns = min(RECENT_NS, now - int(samples.t_ns[0]))
+            found.append({"host": host, "id": curve.sensor["id"], "component": curve.sensor["component"],
+                          "provenance": curve.sensor["provenance"], "energy_J": self.joules.get(key, 0.0),
+                          "power_W": float(np.diff(curve.at([now - recent_ns, now]))[0] / recent_ns * 1e9)})  # fmt: skip
+        if begun is not None:
+            self.until_ns[host] = max(since, until)
+            reader.forget(self.until_ns[host] - KEPT_NS)
+        return found
+
+
+def text(state: dict) -> str:
+    """A look for a person: one line per device, then the whole."""
+    segment = f", segment {state['segment']}" if state["segment"] > 1 else ""
+    lines = [f"{state['run_id']}: {state['status']}{segment}"]
+    several = len({device["host"] for device in state["devices"]}) > 1
+    for device in state["devices"]:
+        name = f"{device['host']}:{device['id']}" if several else device["id"]
+        lines.append(f"  {name:28}{device['power_W']:10.1f} W {device['energy_J']:14.1f} J  {device['provenance']}")
+    lines.append(f"  {'together':28}{state['power_W']:10.1f} W {state['energy_J']:14.1f} J")
+    if "samples_trained" in state:
+        lines.append(
+            f"  {state['samples_trained']} of {state['samples_to_train']} samples, {state['samples_per_s']:.1f} samples/s, "
+            f"{state['energy_per_sample_J']:.4g} J per sample, {state['time_left_s']:.0f} s and "
+            f"{state['energy_left_J']:.4g} J left"
+        )
+    return "\n".join(lines)
+
+
+def follow(run_dir: Path, every_s: float, once: bool) -> None:
+    """Print looks until the run has its record; in a terminal each over the one before."""
+    watch, height = Watch(run_dir), 0
+    while True:
+        state = watch.look()
+        shown = text(state)
+        if height and sys.stdout.isatty():
+            print(f"\x1b[{height}A\x1b[J", end="")
+        print(shown, flush=True)
+        height = len(shown.splitlines())
+        if once or (watch.run_dir / "record.json").exists():
+            return
+        time.sleep(every_s)
+
+
+def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
+    """Show the looks in the running cell of a notebook until the event is set; None where there is no notebook."""
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        return None
+    if get_ipython() is None or not hasattr(get_ipython(), "kernel"):
+        return None
+    handle, ended = display({"text/plain": "..."}, raw=True, display_id=True), threading.Event()
+
+    def show() -> None:
+        watch = Watch(run_dir)
+        while True:
+            last = ended.wait(every_s)
+            try:
+                handle.update({"text/plain": text(watch.look())}, raw=True)
+            except Exception as error:  # a view that fails must not stop the run that it shows
+                handle.update({"text/plain": f"(no view: {error})"}, raw=True)
+            if last:
+                return
+
+    threading.Thread(target=show, name="energynn-watch", daemon=True).start()
+    return ended

@@ -1,0 +1,60 @@
+"""Do the 95 % intervals hold the truth? Simulated runs with known energy, by kind of sensor."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).with_name("fake_sensors")))
+import pynvml as fake
+
+from energynn.measure import energy
+from energynn.measure.samples import Samples
+
+sys.path.pop(0)
+sys.modules.pop("pynvml")  # other tests bring their own
+
+
+def simulated_run(kind, random, period_s=0.04, seconds=15.0):
+    """Samples of one device and the true energy of a random window of 3 to 10 s."""
+    load = {"shape": random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3]),
+            "low_W": random.uniform(60, 150), "high_W": random.uniform(200, 600),
+            "rhythm_s": random.uniform(0.7, 9.0)}  # fmt: skip
+    phase, update_s = random.uniform(100, 200), random.uniform(0.015, 0.1)
+    index = np.arange(int(seconds / period_s))
+    t = phase + period_s * (index + ((index * 0.6180339887) % 1 - 0.5) / 2) + random.exponential(2e-4, len(index))
+    power = np.array([fake.power_W(load, s) for s in t]) + random.normal(0, 4.0, len(t))
+    shown = np.floor((t + random.uniform(0, update_s)) / update_s)
+    shown_at = shown * update_s - random.uniform(0, 1e-9)
+    counter = np.floor(1e3 * np.array([fake.energy_J(load, s) for s in np.minimum(shown_at, t)]))
+    common = {"component": "gpu", "device": "0", "provenance": "simulated", "wraps_at": None, "model": None,
+              "to_SI": 1e-3, "notes": {}}  # fmt: skip
+    energy_sensor = common | {"id": "e", "kind": "energy", "primary": True, "update_s": update_s, "checks": None}
+    power_sensor = common | {"id": "p", "kind": "power", "primary": kind == "power", "update_s": None,
+                             "checks": None if kind == "power" else "e"}  # fmt: skip
+    columns = {"power": [(power_sensor, power * 1e3)], "counter": [(energy_sensor, counter)],
+               "both": [(energy_sensor, counter), (power_sensor, power * 1e3)]}[kind]  # fmt: skip
+    readings = np.stack([values for _, values in columns], axis=1)
+    if kind == "power" and random.random() < 0.3:  # a gap of up to half a second
+        first = random.integers(100, 250)
+        readings[first : first + random.integers(2, 13)] = np.nan
+    t_ns = (t * 1e9).astype(np.int64)
+    header = {"host": "h", "period_s": period_s, "sensors": [sensor for sensor, _ in columns]}
+    samples = Samples(header, t_ns, t_ns, readings, np.zeros(len(t)))
+    start = phase + random.uniform(1.0, 3.0)
+    end = start + random.uniform(3.0, 10.0)
+    return samples, int(start * 1e9), int(end * 1e9), fake.energy_J(load, end) - fake.energy_J(load, start), load
+
+
+@pytest.mark.parametrize("kind", ["power", "counter", "both"])
+def test_intervals_hold_the_truth_in_90_to_98_of_100_simulated_runs(kind):
+    random = np.random.default_rng(20261121)
+    hits, errors = [], []
+    for _ in range(200):
+        samples, start_ns, end_ns, true_J, _ = simulated_run(kind, random)
+        (entry, *_) = energy.energy_of_sensors(energy.curves(samples), start_ns, end_ns)
+        hits.append(abs(entry["energy_J"] - true_J) <= entry["statistical_J"])
+        errors.append(abs(entry["energy_J"] / true_J - 1))
+    assert 0.90 <= np.mean(hits) <= 0.98, f"{np.mean(hits):.1%} of the intervals hold the truth"
+    assert np.median(errors) < 0.005
