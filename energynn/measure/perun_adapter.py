@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -112,63 +113,133 @@ def _plain(value):
 # ------------------------------------------------------------------------------------------ after the run
 
 
-def read_hdf5(path: Path) -> dict:
-    """Energies of perun's newest run in a file, integrated anew by perun's own method from the raw data in it.
+@dataclass(frozen=True)
+class Series:
+    """Readings as perun stored them, (samples,), in ``unit`` x ``to_SI``; a counter starts again at ``valid_max``."""
 
-    From the first to the last sample of each sensor. Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the
-    components that have sensors, their ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote
-    itself, ``energy_perun_reported_J``. Raises ValueError where the file is no perun file.
+    readings: np.ndarray
+    unit: str
+    to_SI: float
+    valid_max: float
+
+
+@dataclass(frozen=True)
+class PerunSensor:
+    """One sensor of one host in one round of a run.
+
+    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates; counter: the raw counter, where
+    the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept beside them as alternative values.
+    """
+
+    round: str
+    host: str
+    component: str
+    name: str
+    seconds: np.ndarray
+    values: Series
+    counter: Series | None
+
+    def energy_as_perun_J(self) -> float | None:
+        """Energy in J as its perun computed it; None: not an energy sensor.
+
+        perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps of counters.
+        """
+        readings, scale = self.values.readings, self.values.to_SI
+        if self.values.unit == "W":
+            return float(np.trapezoid(readings.astype("float32") * np.float32(scale), self.seconds))
+        if self.values.unit != "J":
+            return None
+        steps = np.diff(readings.astype("float64"))
+        steps[steps < 0] += self.values.valid_max  # the counter started again
+        return float(steps.sum() * scale)
+
+
+@dataclass(frozen=True)
+class PerunRun:
+    """One run in a perun file; reported_J: the total that perun wrote itself, None if it had no energy sensor."""
+
+    application: str
+    name: str
+    attributes: dict
+    reported_J: float | None
+    hosts: list[str]
+    sensors: list[PerunSensor]
+
+
+def read_runs(path: Path) -> list[PerunRun]:
+    """All runs in a perun HDF5 file (perun 0.8 to 1.0), the oldest first, with all their sensors.
+
+    Raises ValueError where the file is no perun file, or is damaged.
     """
     import h5py
 
-    energy_J: dict[str, float] = {}
-    time_s, samples = 0.0, 0
     try:
         with h5py.File(path, "r") as file:
-            (application,) = file.values()
-            runs = application["nodes"]
-            run = runs[sorted(runs, key=lambda name: runs[name].attrs.get("execution_dt", name))[-1]]
-            reported = run["metrics/ENERGY"].attrs["sum"] if "ENERGY" in run["metrics"] else None
-            for host in _nodes(run["nodes"], depth=2):
-                for component, group in host["nodes"].items():
-                    for sensor in group["nodes"].values() if "nodes" in group else ():
-                        raw = sensor["raw_data"]
-                        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
-                        time_s, samples = max(time_s, float(seconds[-1])), max(samples, len(seconds))
-                        joules = _energy_as_perun(raw["values"], seconds)
-                        if joules is not None and component in ("cpu", "gpu", "ram"):
-                            energy_J[component] = energy_J.get(component, 0.0) + joules
-    except (OSError, KeyError, ValueError, AttributeError) as error:
+            ((application, root),) = file.items()
+            runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
-    result = {"perun_time_s": time_s, "perun_samples": samples}
+    if not runs:
+        raise ValueError(f"{path}: not a perun HDF5 file that can be read (it holds no run)")
+    return sorted(runs, key=lambda run: str(run.attributes.get("execution_dt", run.name)))
+
+
+def _read_run(application: str, name: str, run) -> PerunRun:
+    hosts, sensors = set(), []
+    for round_name, round_ in run["nodes"].items():
+        for host, node in round_["nodes"].items():
+            hosts.add(host)
+            for component, group in node["nodes"].items():
+                for sensor_name, sensor in group["nodes"].items() if "nodes" in group else ():
+                    raw = sensor["raw_data"]
+                    seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+                    values = _read_series(raw["values"])
+                    kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
+                    counter = kept if kept.unit == "J" else None
+                    if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
+                        raise ValueError(f"{sensor.name}: its times and values do not match")
+                    sensors.append(
+                        PerunSensor(round_name, host, component, sensor_name, seconds, values, counter)
+                    )  # fmt: skip
+    reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
+    return PerunRun(application, name, dict(run.attrs), reported_J, sorted(hosts), sensors)
+
+
+def _read_series(dataset) -> Series:
+    facts = dataset.attrs
+    return Series(dataset[:], facts["unit"], float(facts["mag"]), float(facts.get("valid_max", np.inf)))
+
+
+def read_hdf5(path: Path, run: str | None = None) -> dict:
+    """Energies of a run in a file, perun's newest by default, integrated anew by perun's own method from its raw data.
+
+    See energies_as_perun. Raises ValueError where the file is no perun file or has no such run.
+    """
+    runs = read_runs(path)
+    chosen = [found for found in runs if run is None or found.name == run]
+    if not chosen:
+        raise ValueError(f"{path}: has no run {run!r}; it has {', '.join(found.name for found in runs)}")
+    return energies_as_perun(chosen[-1])
+
+
+def energies_as_perun(run: PerunRun) -> dict:
+    """Energies of a run by perun's own method, from the first to the last sample of each sensor.
+
+    Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the components that have sensors, their
+    ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote itself, ``energy_perun_reported_J``.
+    """
+    energy_J: dict[str, float] = {}
+    for sensor in run.sensors:
+        joules = sensor.energy_as_perun_J()
+        if joules is not None and sensor.component in ("cpu", "gpu", "ram"):
+            energy_J[sensor.component] = energy_J.get(sensor.component, 0.0) + joules
+    result = {
+        "perun_time_s": max((float(sensor.seconds[-1]) for sensor in run.sensors), default=0.0),
+        "perun_samples": max((len(sensor.seconds) for sensor in run.sensors), default=0),
+    }
     result |= {f"energy_perun_{component}_J": joules for component, joules in sorted(energy_J.items())}
     if energy_J:
         result["energy_perun_total_J"] = sum(energy_J.values())
-    if reported is not None:
-        result["energy_perun_reported_J"] = float(reported)
+    if run.reported_J is not None:
+        result["energy_perun_reported_J"] = run.reported_J
     return result
-
-
-def _energy_as_perun(dataset, seconds: np.ndarray) -> float | None:
-    """Energy in J of one sensor as its perun computed it; None: not an energy sensor.
-
-    perun 1.0 stores power, also of counters, and integrates it; up to 0.9 it stored counters and added up their steps.
-    """
-    unit, scale = dataset.attrs["unit"], float(dataset.attrs["mag"])
-    readings = dataset[:]
-    if unit == "W":
-        return float(np.trapezoid(readings.astype("float32") * np.float32(scale), seconds))
-    if unit != "J":
-        return None
-    steps = np.diff(readings.astype("float64"))
-    steps[steps < 0] += float(dataset.attrs["valid_max"])  # the counter started again
-    return float(steps.sum() * scale)
-
-
-def _nodes(group, depth: int):
-    """The hosts of a run: perun nests round and host in ``nodes`` groups."""
-    for child in group.values():
-        if depth == 1:
-            yield child
-        else:
-            yield from _nodes(child["nodes"], depth - 1)
