@@ -10,18 +10,28 @@ from __future__ import annotations
 import configparser
 import ctypes
 import json
+import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from energynn.measure.sensors import Sensor
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel's, for tests and drills
+AMD_DRIVER = Path("/sys/module/amdgpu")
+NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set; no device draws as much
 
 # ------------------------------------------------------------------------------------------ before the run
 
@@ -108,6 +118,164 @@ def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
 
 def _plain(value):
     return value.item() if hasattr(value, "item") else value
+
+
+# ------------------------------------------------------------------------------------------ perun's backends
+
+
+def backend_sensors() -> tuple[list[Sensor], list[str]]:
+    """AMD GPUs and Grace CPUs through perun's own backends, and one line for whatever is there but cannot be read.
+
+    Absent hardware or libraries are no problem, and are found absent without importing perun, whose backends take
+    0.25 s to import and, for Grace, 1 s to start.
+    """
+    sensors, problems = [], []
+    if find_spec("perun") is None:
+        return sensors, problems
+    for name, is_there, start in (("AMD", _amd_is_there, _amd_sensors), ("Grace", _grace_labels, _grace_sensors)):
+        try:
+            if is_there():
+                found, faults = start()
+                sensors += found
+                problems += faults
+        except Exception as error:  # whatever a vendor's library throws
+            problems.append(f"perun's backend for {name} does not start: {type(error).__name__}: {error}")
+    return sensors, problems
+
+
+def _amd_is_there() -> bool:
+    return AMD_DRIVER.exists() and ("amdsmi" in sys.modules or find_spec("amdsmi") is not None)
+
+
+def _amd_sensors() -> tuple[list[Sensor], list[str]]:
+    """Power in W of the AMD GPUs that this job may use; the number of a GPU is its place in amdsmi's list.
+
+    perun 1.0.0 reads ``average_socket_power``, which MI300 and newer do not have: of those we read
+    ``current_socket_power``. https://rocm.docs.amd.com/projects/amdsmi/en/latest/
+    """
+    from perun.backend.rocmsmi import ROCMBackend
+
+    _silence("perun.backend.rocmsmi")
+    backend = ROCMBackend()
+    if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on without a GPU
+        return [], ["AMD GPUs: amdsmi is installed, but amdsmi_init fails; `amd-smi list` tells why"]
+    sensors, problems = [], []
+    handles = backend._uuid_map
+    visible, unknown = _visible_amd_gpus([_names_of_amd_gpu(backend.amdsmi, *gpu) for gpu in handles.items()])
+    problems += [f"{variable} names {entry!r}, no AMD GPU of this host" for variable, entry in unknown]
+    for number, (uuid, handle) in enumerate(handles.items()):
+        if number not in visible:
+            continue
+        notes = {"uuid": uuid}
+        if f"ROCM:{uuid}_POWER" in backend.availableSensors():
+            (found,) = backend.getSensors({f"ROCM:{uuid}_POWER"})
+            notes |= {"name": found.metadata["name"], "power": "average"}
+            sensors.append(_sensor(found, "gpu", str(number), notes=notes))
+            continue
+        sensor = _current_power_of_amd_gpu(backend.amdsmi, handle, str(number), notes | {"power": "current"})
+        with suppress(Exception):
+            sensor.read()
+            sensors.append(sensor)
+            continue
+        problems.append(f"AMD GPU {number} ({uuid}) gives no power; of an MI250X only the first half does")
+    return sensors, problems
+
+
+def _current_power_of_amd_gpu(amdsmi, handle, device: str, notes: dict) -> Sensor:
+    from energynn.measure.sensors import Sensor
+
+    read = lambda: _credible(int(amdsmi.amdsmi_get_power_info(handle)["current_socket_power"]), 1.0)  # noqa: E731
+    return Sensor(f"ROCM:{notes['uuid']}_POWER", "gpu", device, "power", "measured", read=read, notes=notes)
+
+
+def _names_of_amd_gpu(amdsmi, uuid: str, handle) -> set[str]:
+    """amdsmi and the HIP runtime name a GPU differently; what amdsmi knows of HIP's name depends on its version."""
+    names = {uuid.lower()}
+    with suppress(Exception):
+        names.add(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"].lower())
+    with suppress(Exception):
+        names.add("gpu-" + amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"].lower().removeprefix("0x"))
+    return names
+
+
+def _visible_amd_gpus(names: list[set[str]]) -> tuple[list[int], list[tuple[str, str]]]:
+    """Numbers of the GPUs that this job may use, and the entries of the variables that name none.
+
+    amdsmi lists all GPUs. HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
+    takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    """
+    visible, unknown = list(range(len(names))), []
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    for variable in ("ROCR_VISIBLE_DEVICES", hip):
+        if variable not in os.environ:
+            continue
+        chosen = []
+        for entry in filter(None, map(str.strip, os.environ[variable].split(","))):
+            if entry.isdigit() and int(entry) < len(visible):
+                chosen.append(visible[int(entry)])
+            elif named := [number for number in visible if entry.lower() in names[number]]:
+                chosen += named
+            else:  # as the runtimes do: what follows an entry that names no GPU does not count
+                unknown += [] if entry == "-1" else [(variable, entry)]
+                break
+        visible = chosen
+    return visible, unknown
+
+
+def _grace_labels() -> list[str]:
+    """Labels of this host's Grace power sensors; other machines have ACPI power meters at the same place."""
+    hwmon = getattr(sys.modules.get("perun.backend.hwmon_grace"), "HWMON_PATH", "/sys/class/hwmon/")
+    labels = [path.read_text().strip() for path in sorted(Path(hwmon).glob("*/device/power*_oem_info"))]
+    return [label for label in labels if re.search("(CPU|Grace) Power Socket", label)]
+
+
+def _grace_sensors() -> tuple[list[Sensor], list[str]]:
+    """Power in microwatts of the Grace CPUs.
+
+    "CPU Power Socket" is the CPU. "Grace Power Socket" holds the CPU, its DRAM and "SysIO Power Socket": a cross-check
+    from above, as a device of its own. SysIO alone is no CPU, and "Module Power Socket" holds the GPU, which NVML
+    counts: both are left out. https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
+    """
+    from perun.backend import hwmon_grace
+
+    _silence("perun.backend.hwmon_grace")
+    backend = hwmon_grace.HWMonGraceBackend()
+    provenance = "measured" if Path(hwmon_grace.HWMON_PATH).resolve().is_relative_to("/sys") else "simulated"
+    sensors, read = [], set()
+    for found in backend.getSensors(sorted(backend.availableSensors())):
+        label = found.metadata["device_name"]
+        match = re.search(r"(CPU|Grace) Power Socket ?(\d*)", label)
+        if match is None:
+            continue
+        read.add(label)
+        is_cpu, socket = match[1] == "CPU", match[2] or found.metadata["hwmon_device"]
+        notes = {"name": label, "power": "average", "holds": "CPU" if is_cpu else "CPU, DRAM and SysIO"}
+        device = socket if is_cpu else f"{socket} with DRAM and SysIO"
+        sensors.append(_sensor(found, "cpu", device, provenance=provenance, primary=is_cpu, notes=notes))
+    return sensors, [f"{label}: its power cannot be opened" for label in _grace_labels() if label not in read]
+
+
+def _sensor(found, component: str, device: str, **facts) -> Sensor:
+    """Our sensor for one of perun's; its unit says what it reads."""
+    from energynn.measure.sensors import Sensor
+
+    to_SI = float(found.dataType.mag.value)
+    is_counter = found.dataType.unit.value == "J"
+    facts = {"provenance": "measured", "wraps_at": float(found.dataType.max) if is_counter else None} | facts
+    read = lambda: _credible(_plain(found.read()), to_SI, is_counter)  # noqa: E731
+    return Sensor(found.id, component, device, "energy" if is_counter else "power", read=read, to_SI=to_SI, **facts)
+
+
+def _credible(reading, to_SI: float, is_counter: bool = False):
+    """The reading; ValueError for what perun's readers return where they have failed, which is zero."""
+    if not (reading > 0 and (is_counter or reading * to_SI < NO_POWER_W)):
+        raise ValueError(f"a failed reading: {reading}")
+    return reading
+
+
+def _silence(logger: str) -> None:
+    """perun logs a traceback for each failed read, ten times a second; ours is a gap in the samples."""
+    logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
 # ------------------------------------------------------------------------------------------ after the run
