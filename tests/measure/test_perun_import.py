@@ -57,7 +57,7 @@ def layout_0_8():
 
 
 def layout_1_0():
-    """perun 0.9.1 and 1.0: the power that it makes of a counter, whose first value it repeats, and the raw counter beside it."""
+    """perun 0.9.1 and 1.0: the power made of a counter, its first value repeated, and the raw counter beside it."""
     watts = np.r_[np.full(11, 300.0), np.full(10, 50.0)].astype("float32")
     counter = (10**9 + np.r_[0, np.cumsum(watts[1:])] * 1e6).astype("uint64")
     return [
