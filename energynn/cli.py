@@ -186,6 +186,22 @@ def _recompute(options) -> int:
     return 0 if all(same.values()) else 1
 
 
+def _import_perun(options) -> int:
+    import json
+
+    from energynn import records
+    from energynn.measure import command, perun_import
+
+    folders = perun_import.import_file(options.file, options.runs_dir)
+    found = [records.read(folder) for folder in folders]
+    if options.json:
+        print(json.dumps({"runs": found}, indent=1))
+        return 0
+    for folder, record in zip(folders, found, strict=True):
+        print(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+    return 0
+
+
 def _watch(options) -> int:
     from energynn.measure import watch
 

@@ -163,7 +163,11 @@ def derive(run_dir: Path, intent: dict) -> dict:
         result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:
         result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
-    by_perun = [read_hdf5(path) for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]
+    by_perun = [
+        read_hdf5(path, intent.get("perun_run"))
+        for folder in segments(run_dir)
+        for path in sorted(folder.glob("perun/*.hdf5"))
+    ]
     for name in dict.fromkeys(name for found in by_perun for name in found):
         result[name] = sum(found.get(name, 0.0) for found in by_perun)
     if by_perun:

@@ -167,7 +167,9 @@ def _counter_curve(
     update_s = reads["sensor"].get("update_s")
     if update_s is None:  # not watched, or too slow for it
         changes = len(new) / max(1, len(t_ns) - 1)
-        update_s = period_s if changes > 0.9 else float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
+        update_s = (
+            min(period_s, 0.1) if changes > 0.9 else float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
+        )
     zeros = np.zeros(len(t_ns))
     if watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
         shaped = _shaped_by_power(t_ns, energy_J, watts, new, reads["longest_ns"])

@@ -10,17 +10,28 @@ from __future__ import annotations
 import configparser
 import ctypes
 import json
+import logging
 import multiprocessing
 import os
+import re
 import signal
 import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from energynn.measure.sensors import Sensor
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel's, for tests and drills
+AMD_DRIVER = Path("/sys/module/amdgpu")
+NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set; no device draws as much
 
 # perun sets these in its own process, and a command that it runs would inherit them.
 SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
@@ -126,60 +137,297 @@ def _plain(value):
     return value.item() if hasattr(value, "item") else value
 
 
+# ------------------------------------------------------------------------------------------ perun's backends
+
+
+def backend_sensors() -> tuple[list[Sensor], list[str]]:
+    """AMD GPUs and Grace CPUs through perun's own backends, and one line for whatever is there but cannot be read.
+
+    Absent hardware or libraries are no problem, and are found absent without importing perun, whose backends take
+    0.25 s to import and, for Grace, 1 s to start.
+    """
+    sensors, problems = [], []
+    if find_spec("perun") is None:
+        return sensors, problems
+    for name, is_there, start in (("AMD", _amd_is_there, _amd_sensors), ("Grace", _grace_labels, _grace_sensors)):
+        try:
+            if is_there():
+                found, faults = start()
+                sensors += found
+                problems += faults
+        except Exception as error:  # whatever a vendor's library throws
+            problems.append(f"perun's backend for {name} does not start: {type(error).__name__}: {error}")
+    return sensors, problems
+
+
+def _amd_is_there() -> bool:
+    return AMD_DRIVER.exists() and ("amdsmi" in sys.modules or find_spec("amdsmi") is not None)
+
+
+def _amd_sensors() -> tuple[list[Sensor], list[str]]:
+    """Power in W of the AMD GPUs that this job may use; the number of a GPU is its place in amdsmi's list.
+
+    perun 1.0.0 reads ``average_socket_power``, which MI300 and newer do not have: of those we read
+    ``current_socket_power``. https://rocm.docs.amd.com/projects/amdsmi/en/latest/
+    """
+    from perun.backend.rocmsmi import ROCMBackend
+
+    _silence("perun.backend.rocmsmi")
+    backend = ROCMBackend()
+    if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on without a GPU
+        return [], ["AMD GPUs: amdsmi is installed, but amdsmi_init fails; `amd-smi list` tells why"]
+    sensors, problems = [], []
+    handles = backend._uuid_map
+    visible, unknown = _visible_amd_gpus([_names_of_amd_gpu(backend.amdsmi, *gpu) for gpu in handles.items()])
+    problems += [f"{variable} names {entry!r}, no AMD GPU of this host" for variable, entry in unknown]
+    for number, (uuid, handle) in enumerate(handles.items()):
+        if number not in visible:
+            continue
+        notes = {"uuid": uuid}
+        if f"ROCM:{uuid}_POWER" in backend.availableSensors():
+            (found,) = backend.getSensors({f"ROCM:{uuid}_POWER"})
+            notes |= {"name": found.metadata["name"], "power": "average"}
+            sensors.append(_sensor(found, "gpu", str(number), notes=notes))
+            continue
+        sensor = _current_power_of_amd_gpu(backend.amdsmi, handle, str(number), notes | {"power": "current"})
+        with suppress(Exception):
+            sensor.read()
+            sensors.append(sensor)
+            continue
+        problems.append(f"AMD GPU {number} ({uuid}) gives no power; of an MI250X only the first half does")
+    return sensors, problems
+
+
+def _current_power_of_amd_gpu(amdsmi, handle, device: str, notes: dict) -> Sensor:
+    from energynn.measure.sensors import Sensor
+
+    read = lambda: _credible(int(amdsmi.amdsmi_get_power_info(handle)["current_socket_power"]), 1.0)  # noqa: E731
+    return Sensor(f"ROCM:{notes['uuid']}_POWER", "gpu", device, "power", "measured", read=read, notes=notes)
+
+
+def _names_of_amd_gpu(amdsmi, uuid: str, handle) -> set[str]:
+    """amdsmi and the HIP runtime name a GPU differently; what amdsmi knows of HIP's name depends on its version."""
+    names = {uuid.lower()}
+    with suppress(Exception):
+        names.add(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"].lower())
+    with suppress(Exception):
+        names.add("gpu-" + amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"].lower().removeprefix("0x"))
+    return names
+
+
+def _visible_amd_gpus(names: list[set[str]]) -> tuple[list[int], list[tuple[str, str]]]:
+    """Numbers of the GPUs that this job may use, and the entries of the variables that name none.
+
+    amdsmi lists all GPUs. HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
+    takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    """
+    visible, unknown = list(range(len(names))), []
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    for variable in ("ROCR_VISIBLE_DEVICES", hip):
+        if variable not in os.environ:
+            continue
+        chosen = []
+        for entry in filter(None, map(str.strip, os.environ[variable].split(","))):
+            if entry.isdigit() and int(entry) < len(visible):
+                chosen.append(visible[int(entry)])
+            elif named := [number for number in visible if entry.lower() in names[number]]:
+                chosen += named
+            else:  # as the runtimes do: what follows an entry that names no GPU does not count
+                unknown += [] if entry == "-1" else [(variable, entry)]
+                break
+        visible = chosen
+    return visible, unknown
+
+
+def _grace_labels() -> list[str]:
+    """Labels of this host's Grace power sensors; other machines have ACPI power meters at the same place."""
+    hwmon = getattr(sys.modules.get("perun.backend.hwmon_grace"), "HWMON_PATH", "/sys/class/hwmon/")
+    labels = [path.read_text().strip() for path in sorted(Path(hwmon).glob("*/device/power*_oem_info"))]
+    return [label for label in labels if re.search("(CPU|Grace) Power Socket", label)]
+
+
+def _grace_sensors() -> tuple[list[Sensor], list[str]]:
+    """Power in microwatts of the Grace CPUs.
+
+    "CPU Power Socket" is the CPU. "Grace Power Socket" holds the CPU, its DRAM and "SysIO Power Socket": a cross-check
+    from above, as a device of its own. SysIO alone is no CPU, and "Module Power Socket" holds the GPU, which NVML
+    counts: both are left out. https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
+    """
+    from perun.backend import hwmon_grace
+
+    _silence("perun.backend.hwmon_grace")
+    backend = hwmon_grace.HWMonGraceBackend()
+    provenance = "measured" if Path(hwmon_grace.HWMON_PATH).resolve().is_relative_to("/sys") else "simulated"
+    sensors, read = [], set()
+    for found in backend.getSensors(sorted(backend.availableSensors())):
+        label = found.metadata["device_name"]
+        match = re.search(r"(CPU|Grace) Power Socket ?(\d*)", label)
+        if match is None:
+            continue
+        read.add(label)
+        is_cpu, socket = match[1] == "CPU", match[2] or found.metadata["hwmon_device"]
+        notes = {"name": label, "power": "average", "holds": "CPU" if is_cpu else "CPU, DRAM and SysIO"}
+        device = socket if is_cpu else f"{socket} with DRAM and SysIO"
+        sensors.append(_sensor(found, "cpu", device, provenance=provenance, primary=is_cpu, notes=notes))
+    return sensors, [f"{label}: its power cannot be opened" for label in _grace_labels() if label not in read]
+
+
+def _sensor(found, component: str, device: str, **facts) -> Sensor:
+    """Our sensor for one of perun's; its unit says what it reads."""
+    from energynn.measure.sensors import Sensor
+
+    to_SI = float(found.dataType.mag.value)
+    is_counter = found.dataType.unit.value == "J"
+    facts = {"provenance": "measured", "wraps_at": float(found.dataType.max) if is_counter else None} | facts
+    read = lambda: _credible(_plain(found.read()), to_SI, is_counter)  # noqa: E731
+    return Sensor(found.id, component, device, "energy" if is_counter else "power", read=read, to_SI=to_SI, **facts)
+
+
+def _credible(reading, to_SI: float, is_counter: bool = False):
+    """The reading; ValueError for what perun's readers return where they have failed, which is zero."""
+    if not (reading > 0 and (is_counter or reading * to_SI < NO_POWER_W)):
+        raise ValueError(f"a failed reading: {reading}")
+    return reading
+
+
+def _silence(logger: str) -> None:
+    """perun logs a traceback for each failed read, ten times a second; ours is a gap in the samples."""
+    logging.getLogger(logger).setLevel(logging.CRITICAL)
+
+
 # ------------------------------------------------------------------------------------------ after the run
 
 
-def read_hdf5(path: Path) -> dict:
-    """Energies of perun's newest run in a file, integrated anew by perun's own method from the raw data in it.
+@dataclass(frozen=True)
+class Series:
+    """Readings as perun stored them, (samples,), in ``unit`` x ``to_SI``; a counter starts again at ``valid_max``."""
 
-    From the first to the last sample of each sensor. Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the
-    components that have sensors, their ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote
-    itself, ``energy_perun_reported_J``. Raises ValueError where the file is no perun file.
+    readings: np.ndarray
+    unit: str
+    to_SI: float
+    valid_max: float
+
+
+@dataclass(frozen=True)
+class PerunSensor:
+    """One sensor of one host in one round of a run.
+
+    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates; counter: the raw counter, where
+    the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept beside them as alternative values.
+    """
+
+    round: str
+    host: str
+    component: str
+    name: str
+    seconds: np.ndarray
+    values: Series
+    counter: Series | None
+
+    def energy_as_perun_J(self) -> float | None:
+        """Energy in J as its perun computed it; None: not an energy sensor.
+
+        perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps of counters.
+        """
+        readings, scale = self.values.readings, self.values.to_SI
+        if self.values.unit == "W":
+            return float(np.trapezoid(readings.astype("float32") * np.float32(scale), self.seconds))
+        if self.values.unit != "J":
+            return None
+        steps = np.diff(readings.astype("float64"))
+        steps[steps < 0] += self.values.valid_max  # the counter started again
+        return float(steps.sum() * scale)
+
+
+@dataclass(frozen=True)
+class PerunRun:
+    """One run in a perun file; reported_J: the total that perun wrote itself, None if it had no energy sensor."""
+
+    application: str
+    name: str
+    attributes: dict
+    reported_J: float | None
+    hosts: list[str]
+    sensors: list[PerunSensor]
+
+
+def read_runs(path: Path) -> list[PerunRun]:
+    """All runs in a perun HDF5 file (perun 0.8 to 1.0), the oldest first, with all their sensors.
+
+    Raises ValueError where the file is no perun file, or is damaged.
     """
     import h5py
 
-    energy_J: dict[str, float] = {}
-    time_s, samples = 0.0, 0
     try:
         with h5py.File(path, "r") as file:
-            (application,) = file.values()
-            runs = application["nodes"]
-            run = runs[sorted(runs, key=lambda name: runs[name].attrs.get("execution_dt", name))[-1]]
-            reported = run["metrics/ENERGY"].attrs["sum"] if "ENERGY" in run["metrics"] else None
-            for host in _nodes(run["nodes"], depth=2):
-                for component, group in host["nodes"].items():
-                    for sensor in group["nodes"].values() if "nodes" in group else ():
-                        raw = sensor["raw_data"]
-                        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
-                        time_s, samples = max(time_s, float(seconds[-1])), max(samples, len(seconds))
-                        joules = _energy_as_perun(raw["values"], seconds)
-                        if joules is not None and component in ("cpu", "gpu", "ram"):
-                            energy_J[component] = energy_J.get(component, 0.0) + joules
-    except (OSError, KeyError, ValueError, AttributeError) as error:
+            ((application, root),) = file.items()
+            runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
-    result = {"perun_time_s": time_s, "perun_samples": samples}
+    if not runs:
+        raise ValueError(f"{path}: not a perun HDF5 file that can be read (it holds no run)")
+    return sorted(runs, key=lambda run: str(run.attributes.get("execution_dt", run.name)))
+
+
+def _read_run(application: str, name: str, run) -> PerunRun:
+    hosts, sensors = set(), []
+    for round_name, round_ in run["nodes"].items():
+        for host, node in round_["nodes"].items():
+            hosts.add(host)
+            for component, group in node["nodes"].items():
+                for sensor_name, sensor in group["nodes"].items() if "nodes" in group else ():
+                    raw = sensor["raw_data"]
+                    seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+                    values = _read_series(raw["values"])
+                    kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
+                    counter = kept if kept.unit == "J" else None
+                    if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
+                        raise ValueError(f"{sensor.name}: its times and values do not match")
+                    sensors.append(
+                        PerunSensor(round_name, host, component, sensor_name, seconds, values, counter)
+                    )  # fmt: skip
+    reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
+    return PerunRun(application, name, dict(run.attrs), reported_J, sorted(hosts), sensors)
+
+
+def _read_series(dataset) -> Series:
+    facts = dataset.attrs
+    return Series(dataset[:], facts["unit"], float(facts["mag"]), float(facts.get("valid_max", np.inf)))
+
+
+def read_hdf5(path: Path, run: str | None = None) -> dict:
+    """Energies of a run in a file, perun's newest by default, integrated anew by perun's own method from its raw data.
+
+    See energies_as_perun. Raises ValueError where the file is no perun file or has no such run.
+    """
+    runs = read_runs(path)
+    chosen = [found for found in runs if run is None or found.name == run]
+    if not chosen:
+        raise ValueError(f"{path}: has no run {run!r}; it has {', '.join(found.name for found in runs)}")
+    return energies_as_perun(chosen[-1])
+
+
+def energies_as_perun(run: PerunRun) -> dict:
+    """Energies of a run by perun's own method, from the first to the last sample of each sensor.
+
+    Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the components that have sensors, their
+    ``energy_perun_total_J``, ``perun_samples``, and the total that perun wrote itself, ``energy_perun_reported_J``.
+    """
+    energy_J: dict[str, float] = {}
+    for sensor in run.sensors:
+        joules = sensor.energy_as_perun_J()
+        if joules is not None and sensor.component in ("cpu", "gpu", "ram"):
+            energy_J[sensor.component] = energy_J.get(sensor.component, 0.0) + joules
+    result = {
+        "perun_time_s": max((float(sensor.seconds[-1]) for sensor in run.sensors), default=0.0),
+        "perun_samples": max((len(sensor.seconds) for sensor in run.sensors), default=0),
+    }
     result |= {f"energy_perun_{component}_J": joules for component, joules in sorted(energy_J.items())}
     if energy_J:
         result["energy_perun_total_J"] = sum(energy_J.values())
-    if reported is not None:
-        result["energy_perun_reported_J"] = float(reported)
+    if run.reported_J is not None:
+        result["energy_perun_reported_J"] = run.reported_J
     return result
-
-
-def _energy_as_perun(dataset, seconds: np.ndarray) -> float | None:
-    """Energy in J of one sensor as its perun computed it; None: not an energy sensor.
-
-    perun 1.0 stores power, also of counters, and integrates it; up to 0.9 it stored counters and added up their steps.
-    """
-    unit, scale = dataset.attrs["unit"], float(dataset.attrs["mag"])
-    readings = dataset[:]
-    if unit == "W":
-        return float(np.trapezoid(readings.astype("float32") * np.float32(scale), seconds))
-    if unit != "J":
-        return None
-    steps = np.diff(readings.astype("float64"))
-    steps[steps < 0] += float(dataset.attrs["valid_max"])  # the counter started again
-    return float(steps.sum() * scale)
 
 
 def energy_of_readings(sensor: dict, t_ns: np.ndarray, values: np.ndarray) -> float:
@@ -192,12 +440,3 @@ def energy_of_readings(sensor: dict, t_ns: np.ndarray, values: np.ndarray) -> fl
         watts = steps / np.diff(seconds)
         watts = np.insert(watts, 0, watts[0])
     return float(np.trapezoid(watts, seconds))
-
-
-def _nodes(group, depth: int):
-    """The hosts of a run: perun nests round and host in ``nodes`` groups."""
-    for child in group.values():
-        if depth == 1:
-            yield child
-        else:
-            yield from _nodes(child["nodes"], depth - 1)

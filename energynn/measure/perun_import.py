@@ -1,0 +1,173 @@
+"""perun HDF5 files that others have, as run folders of ours: raw readings, with perun's own result beside them."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from energynn import records
+from energynn.measure import energy, perun_adapter
+from energynn.measure.perun_adapter import PerunRun, PerunSensor
+from energynn.measure.sensors import Sensor
+
+METHOD = (
+    "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
+    "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
+)
+
+
+def import_file(path: Path, runs_dir: Path) -> list[Path]:
+    """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file; returns the folders.
+
+    Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises ValueError for what is no perun file.
+    """
+    path = Path(path)
+    runs = perun_adapter.read_runs(path)
+    digest = _sha256(path)
+    folders = []
+    for run in runs:
+        suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
+        folder = Path(runs_dir) / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
+        folders.append(folder)
+        if folder.exists():
+            continue
+        # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
+        unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+        try:
+            (unfinished / "perun").mkdir(parents=True)
+            shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
+            for name, lines in _raw_files(path, run):
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+                (unfinished / name).write_text(text)
+            intent = {"run_id": folder.name, **_intent(path, digest, run)}
+            records.write_json(unfinished / "run.json", intent)
+            records.build(unfinished, "finished", "", ended_at=intent["started_at"])
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folders
+
+
+def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
+    """Sensors that perun adds up; utilization, memory, disk and network are not energy, and "other" is not summed."""
+    return [
+        sensor for sensor in run.sensors
+        if sensor.component in energy.COMPONENTS and (sensor.counter is not None or sensor.values.unit == "W")
+    ]  # fmt: skip
+
+
+def _as_ours(found: PerunSensor) -> tuple[Sensor, np.ndarray]:
+    """Our description of a sensor of perun's, and its readings, (samples,), NaN where a reading failed.
+
+    perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules that truly stands
+    at 0 is one in 10^11: a gap there costs no energy, as the next reading bridges it, while a false 0 is taken for a
+    wrap-around and adds up to the whole range of the counter, 262 kJ.
+    """
+    series = found.counter or found.values
+    readings = series.readings.astype(float)
+    failed = ~(readings > 0)  # NaN too
+    if found.counter:
+        failed |= readings > series.valid_max
+    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", found.name)
+    sensor = Sensor(
+        found.name, found.component, number[1] if number else found.name, "energy" if found.counter else "power",
+        "measured", read=lambda: None, to_SI=series.to_SI, notes={"source": "perun HDF5"},
+        wraps_at=series.valid_max if found.counter and series.valid_max < 2**63 else None,  # 64 bits never wrap
+    )  # fmt: skip
+    return sensor, np.where(failed, np.nan, readings)
+
+
+def _raw_files(path: Path, run: PerunRun):
+    """Name and lines of each file of samples and events: of each host, and of each round as a segment of the run.
+
+    t is the time since the first sample of a round, as perun keeps no clock that goes on from round to round.
+    """
+    sensors = _energy_sensors(run)
+    places = sorted({(sensor.host, sensor.round) for sensor in sensors})
+    hosts, rounds = sorted({host for host, _ in places}), sorted({round_ for _, round_ in places})
+    for host, round_ in places:
+        own = [sensor for sensor in sensors if (sensor.host, sensor.round) == (host, round_)]
+        seconds = own[0].seconds.astype(float)
+        if not all(np.array_equal(sensor.seconds, own[0].seconds) for sensor in own):
+            raise ValueError(f"{path}: the sensors of {host} were not read at the same times, as perun does")
+        translated = [_as_ours(sensor) for sensor in own]
+        raw = [(sensor.counter or sensor.values).readings.tolist() for sensor in own]  # whole counters, not floats
+        columns = [
+            [None if np.isnan(good) else value for value, good in zip(values, readings, strict=True)]
+            for values, (_, readings) in zip(raw, translated, strict=True)
+        ]
+        start_ns = _start_ns(run) if round_ == rounds[0] else 0  # when later rounds began perun does not say
+        header = {
+            "header": "energynn-samples/1", "host": host,
+            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
+            "sensors": [sensor.describe() for sensor, _ in translated],
+        }  # fmt: skip
+        times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
+        folder = "" if round_ == rounds[0] else f"segment-{rounds.index(round_) + 1}/"
+        yield (
+            f"{folder}{_file_name(f'samples-{host}.jsonl')}",
+            [header]
+            + [{"t": t, "w": start_ns + t, "v": values} for t, *values in zip(times_ns, *columns, strict=True)],
+        )
+        rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
+        marks = (("rank_start", times_ns[0]), ("training_start", times_ns[0]), ("training_end", times_ns[-1]))
+        yield (
+            f"{folder}events-rank{rank}.jsonl",
+            [
+                {"t_mono_ns": t, "t_wall_ns": start_ns + t, "event": event, "rank": rank, "host": host}
+                for event, t in marks
+            ],
+        )
+
+
+def _intent(path: Path, digest: str, run: PerunRun) -> dict:
+    counts = _counts(run)
+    return {
+        "workload": "perun import", "system": "imported", "started_at": "", **_origin(run),
+        "config": {"source": path.name, "source_sha256": digest, "application": run.application, "run": run.name},
+        "perun_run": run.name, "machine": {"sockets": counts["sockets"] // max(1, counts["nodes"])},
+        "devices": counts["devices"], "method": METHOD,
+    }  # fmt: skip
+
+
+def _origin(run: PerunRun) -> dict:
+    """When the run began, by a clock whose time zone perun does not keep, and its perun, each if the file says so.
+
+    perun 0.8 wrote 0.3.2 as its version.
+    """
+    named = {"started_at": "execution_dt", "perun_version": "perun_version"}
+    return {ours: str(run.attributes[theirs]) for ours, theirs in named.items() if theirs in run.attributes}
+
+
+def _counts(run: PerunRun) -> dict:
+    """Devices, nodes and sockets, which every round of a run has."""
+    found = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
+    of = lambda component: sum(own == component for _, _, own in found)  # noqa: E731
+    return {"devices": of("gpu") or 1, "nodes": len(run.hosts), "sockets": of("cpu")}
+
+
+def _start_ns(run: PerunRun) -> int:
+    """Wall clock at the start of the run in ns, a time without zone taken as UTC; 0 if the file does not tell."""
+    try:
+        started = datetime.datetime.fromisoformat(run.attributes["execution_dt"])
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return round((started if started.tzinfo else started.replace(tzinfo=datetime.UTC)).timestamp() * 1e6) * 1000
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_name(text: str) -> str:
+    """Times have colons, which not every file system takes."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text)
