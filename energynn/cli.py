@@ -177,8 +177,9 @@ def _recompute(options) -> int:
             value = new.get(name)
         print(f"{name:34} {value}  {'as in the record' if same[name] else f'NOT as in the record: {old.get(name)}'}")
     for entry in compared:
-        print(f"\n{entry['component'].upper()} by perun's method ({entry['perun_from']}): {entry['perun_J']:.3f} J, ours "
-              f"{entry['ours_J']:.3f} J; the difference of {entry['perun_J'] - entry['ours_J']:+.3f} J is")  # fmt: skip
+        ours_J, perun_J = entry["ours_J"], entry["perun_J"]
+        print(f"\n{entry['component'].upper()} by perun's method, {entry['perun_from']}: {perun_J:.3f} J, "
+              f"ours {ours_J:.3f} J; the difference of {perun_J - ours_J:+.3f} J is")  # fmt: skip
         for cause, joules in entry["causes"].items():
             print(f"  {joules:+14.3f} J  {cause}")
     for name, value in costs.items():

@@ -63,7 +63,7 @@ FIELDS = {
     "energy_cpu_statistical_J": ("J", "the same for the CPUs"),
     "energy_ram_statistical_J": ("J", "the same for the DRAM"),
     "energy_total_statistical_J": ("J", "the same, sensors being independent"),
-    "energy_gpu_systematic_J": ("J", "band within which the sensors may be wrong throughout; does not shrink by repeating"),
+    "energy_gpu_systematic_J": ("J", "band within which sensors may be wrong throughout; repeating does not shrink it"),
     "energy_cpu_systematic_J": ("J", "the same for the CPUs; of an estimate, half of it"),
     "energy_ram_systematic_J": ("J", "the same for the DRAM"),
     "energy_total_systematic_J": ("J", "the same, added up"),
@@ -77,8 +77,8 @@ FIELDS = {
     "energy_net_cpu_J": ("J", "the same for the CPUs"),
     "energy_net_ram_J": ("J", "the same for the DRAM"),
     "energy_net_total_J": ("J", "the same, summed"),
-    "energy_phases": ("", "per rank, device and phase: time, energy of the GPU, of the rank's part of its host's CPU and RAM; "
-                          "last what belongs to no rank"),
+    "energy_phases": ("", "per rank, device and phase: time, energy of the GPU and of the rank's part of its host's "
+                          "CPU and RAM; last what belongs to no rank"),
     "cross_checks": ("", "per GPU: energy by counter and by power, and by what share they differ"),
     "energy_perun_gpu_J": ("J", "perun's method over perun's time, as published values are; absent without a sensor"),
     "energy_perun_cpu_J": ("J", "the same for the CPUs"),
@@ -96,12 +96,12 @@ FIELDS = {
     "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
     "flags": ("", "what is doubtful about the energies, in words; a doubt alone does not make a run invalid"),
     "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
-    "clocks": ("", "per host: offset of its monotonic clock to the reference host's, at start and end, and how measured"),
+    "clocks": ("", "per host: offset of its clock to the reference host's, at start and end, and how it was measured"),
     "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
     "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s"),
-    "segments": ("", "one entry per start of the run: its time and energy, and the gap before it, which is not counted"),
+    "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
     "exit_status": ("", "of a measured command"),
     "method": ("", "of an imported run: how its energies were measured"),
     "versions": ("", "Python and packages"),
@@ -169,7 +169,9 @@ def derive(run_dir: Path, intent: dict) -> dict:
         for path in sorted(folder.glob("perun/*.hdf5"))
     ]
     for name in dict.fromkeys(name for found in by_perun for name in found):
-        result[name] = sum(found.get(name, 0.0) for found in by_perun)
+        total = sum(found.get(name, 0.0) for found in by_perun)
+        if math.isfinite(total):  # perun has added a reading that is no number; then it has no energy
+            result[name] = total
     if by_perun:
         result["device_hours_perun"] = intent["devices"] * result["perun_time_s"] / energy.SECOND_PER_HOUR
     return result

@@ -16,7 +16,8 @@ import pytest
 
 from energynn import cli, config, launch, records
 from energynn.config import REPOSITORY
-from energynn.measure import energy, perun_adapter
+from energynn.measure import perun_adapter
+from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
 
 TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
@@ -81,7 +82,7 @@ def victim(runs_dir, who, started):
     mpirun = next(p for p in supervisor.children() if "mpirun" in p.name() or "mpiexec" in " ".join(p.cmdline()))
     by_event = {
         event["rank"]: psutil.Process(event["pid"])
-        for event in energy.read_events(only_run(runs_dir)) if event["event"] == "rank_start"
+        for event in read_events(only_run(runs_dir)) if event["event"] == "rank_start"
     }  # fmt: skip
     header = (next(only_run(runs_dir).glob("samples-*.jsonl"))).read_text().splitlines()[0]
     return {
@@ -118,7 +119,7 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_p
     record = records.read(run_dir)
     assert record["status"] in status and words in record["status_reason"]
     assert not record["valid"] and records.check(runs_dir) == []
-    samples = energy.read_samples(next(run_dir.glob("samples-*.jsonl")))
+    samples = read_samples(next(run_dir.glob("samples-*.jsonl")))
     assert samples.wall_ns[-1] > killed_at - 0.3e9, "samples were lost"
     assert record["energy_cpu_J"] > 0
 
@@ -292,7 +293,7 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     assert record["energy_perun_total_J"] == pytest.approx(record["energy_perun_reported_J"], rel=1e-4)
     assert record["energy_perun_cpu_J"] == pytest.approx(watts * record["perun_time_s"], rel=0.1)
     # The very same readings, one by one: what perun stored is what our file noted as perun took it.
-    noted = [line["perun"] for line in energy.read_samples(next(run_dir.glob("samples-*.jsonl"))).perun]
+    noted = [line["perun"] for line in read_samples(next(run_dir.glob("samples-*.jsonl"))).perun]
     (name,) = [key for key in noted[0] if key.endswith("cpu_0_package-0")]
     with h5py.File(next(run_dir.glob("perun/*.hdf5"))) as file:
         found = []

@@ -1,4 +1,4 @@
-"""The energies of one run from its raw files: per sensor, component, phase and rank, with what is doubtful about them."""
+"""The energies of one run from its raw files: per sensor, component, phase and rank, and what is doubtful."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def account(run_dir: Path) -> dict:
     result["cross_checks"] = energy.cross_checks(_added(result["sensors"]))
     for check in result["cross_checks"]:
         if check["flagged"]:
-            result["flags"].append(f"gpu {check['device']} of {check['host']}: the power's integral is {check['gap']:+.1%} "
+            where = f"gpu {check['device']} of {check['host']}"
+            result["flags"].append(f"{where}: the power's integral is {check['gap']:+.1%} "
                                    "off the counter")  # fmt: skip
     if result["training_time_s"] > 0 and result["sensors"]:
         result["samples_in_training"] = sum(part["samples_in_training"] for part in measured)

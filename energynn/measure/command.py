@@ -229,7 +229,7 @@ def _until(condition, what: str) -> None:
         time.sleep(0.02)
 
 
-# ------------------------------------------------------------------------------------- a sampler without perun's process
+# ------------------------------------------------------------------------------------ a sampler without perun's process
 
 
 def _start_sampler(folder: Path, size: int):
@@ -270,7 +270,7 @@ def sample(folder: str) -> None:
     sampler.stop()
 
 
-# ------------------------------------------------------------------------------------------------------------ for people
+# ----------------------------------------------------------------------------------------------------------- for people
 
 
 def report(record: dict) -> str:
@@ -285,20 +285,21 @@ def report(record: dict) -> str:
                 lines.append(f"  {component.upper():6}{'absent: no sensor':>12}")
             continue
         net_J = record.get(f"energy_net_{component}_J")
+        value = {name: record[f"energy_{component}_{name}"] for name in ("statistical_J", "systematic_J", "provenance")}
+        watts = record[f"mean_power_{component}_W"]
         lines.append(
-            f"  {component.upper():6}{joules:12.2f} J  +- {record[f'energy_{component}_statistical_J']:.2f} J (95 %, statistical) "
-            f"+- {record[f'energy_{component}_systematic_J']:.2f} J (sensor)  {record[f'mean_power_{component}_W']:.2f} W  "
-            f"{record[f'energy_{component}_provenance']}{f'  without idle {net_J:.2f} J' if net_J is not None else ''}"
+            f"  {component.upper():6}{joules:12.2f} J  {value['provenance']:9} +- {value['statistical_J']:.2f} J "
+            f"(statistical, 95 %) +- {value['systematic_J']:.2f} J (sensor), {watts:.1f} W"
+            f"{f', without idle power {net_J:.2f} J' if net_J is not None else ''}"
         )
     if "energy_perun_total_J" in record:
         lines.append(f"  perun's method: {record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s")
     elif record["workload"] == "command":
         lines.append("  perun's method: no number (perun did not run, ended early, or found no sensor)")
-    for segment, entry in enumerate(record["segments"], start=1):
-        if len(record["segments"]) > 1:
-            joules = entry["energy_total_J"]
-            lines.append(f"  segment {segment}: {entry['training_time_s']:.2f} s, "
-                         f"{'no energy' if joules is None else f'{joules:.2f} J'}"
-                         + (f", {entry['gap_before_s']:.1f} s after the one before" if entry["gap_before_s"] is not None else ""))  # fmt: skip
+    for segment, entry in enumerate(record["segments"] if len(record["segments"]) > 1 else [], start=1):
+        joules, gap_s = entry["energy_total_J"], entry["gap_before_s"]
+        lines.append(f"  segment {segment}: {entry['training_time_s']:.2f} s, "
+                     f"{'no energy' if joules is None else f'{joules:.2f} J'}"
+                     f"{'' if gap_s is None else f', {gap_s:.1f} s after the one before'}")  # fmt: skip
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     return "\n".join(lines)

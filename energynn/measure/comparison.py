@@ -14,9 +14,9 @@ from energynn.measure.samples import read_events, read_hosts, segments
 
 
 def against_perun(run_dir: Path) -> list[dict]:
-    """For each component that perun read: ``ours_J``, ``perun_J``, and the causes whose joules add up to the difference.
+    """For each component that perun read: ``ours_J``, ``perun_J``, and causes whose joules add up to the difference.
 
-    perun_J is that of perun's file; where the file was lost, ``perun_from`` says so and it is computed from the readings
+    perun_J is that of perun's file; where that was lost, ``perun_from`` says so, and it is computed from the readings
     that perun took, as our samples file noted them.
     """
     found: dict[str, dict] = {}

@@ -209,16 +209,16 @@ def _shaped_by_power(t_ns, energy_J, watts, new, longest_ns) -> tuple[np.ndarray
     if left_J > 1.3 * noise_J:
         return None
     lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
-    # What the power misses between two corrections by the counter stays: about a sixth of it, by simulation.
+    # What the power misses between two corrections by the counter stays: about an eighth of it, by simulation.
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
     first, last = np.searchsorted(seconds, [seconds - reach_s, seconds + reach_s])
-    edge_J = np.sqrt(left_J**2 / (2 * SMOOTHING + 1) + (missed_J2[last] - missed_J2[first]) / 6)
+    edge_J = np.sqrt(left_J**2 / (2 * SMOOTHING + 1) + (missed_J2[last] - missed_J2[first]) / 8)
     return integral_J + np.interp(seconds, knots_s, smooth_J), edge_J, lag_sd_s
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
-    """At each point the value of the straight line fitted to its neighbours, ``SMOOTHING`` to each side in its block."""
+    """At each point the straight line fitted to its neighbours, ``SMOOTHING`` to each side within its block."""
     result = np.empty(len(x))
     for block in np.unique(block_of):
         at = block_of == block
@@ -301,7 +301,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
 
 
 def totals(entries: list[dict], window_s: float) -> dict:
-    """Energies, their uncertainties and mean powers per component, and their sum, from the primary sensors of all hosts.
+    """Energies, their uncertainties and mean powers per component, and their sum, by the primary sensors of all hosts.
 
     Statistical uncertainties are independent, systematic ones are not: several sensors of one kind are wrong together.
     The total's provenance is the weakest of its parts. A component without a sensor is absent.

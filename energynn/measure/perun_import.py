@@ -26,7 +26,8 @@ METHOD = (
 def import_file(path: Path, runs_dir: Path) -> list[Path]:
     """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file; returns the folders.
 
-    Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises ValueError for what is no perun file.
+    Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises
+    ValueError for what is no perun file.
     """
     path = Path(path)
     runs = perun_adapter.read_runs(path)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk while it goes on: samples of each host, events and phases of each rank; and reading them."""
+"""What a run leaves on disk while it goes on, samples of each host, events and phases of each rank, and reading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`energynn watch RUN`: what a run that goes on draws, has used, and will still use; from any shell that sees its files."""
+"""`energynn watch RUN`: what a run draws, has used and will still use, from any shell that sees its files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-
-import numpy as np
 
 from energynn.measure import energy
 from energynn.measure.samples import Reader, read_events, segments
@@ -77,7 +75,7 @@ class Watch:
             recent_ns = min(RECENT_NS, now - int(samples.t_ns[0]))
             found.append({"host": host, "id": curve.sensor["id"], "component": curve.sensor["component"],
                           "provenance": curve.sensor["provenance"], "energy_J": self.joules.get(key, 0.0),
-                          "power_W": float(np.diff(curve.at([now - recent_ns, now]))[0] / recent_ns * 1e9)})  # fmt: skip
+                          "power_W": curve.between(now - recent_ns, now)[0] / recent_ns * 1e9})  # fmt: skip
         if begun is not None:
             self.until_ns[host] = max(since, until)
             reader.forget(self.until_ns[host] - KEPT_NS)
@@ -95,9 +93,9 @@ def text(state: dict) -> str:
     lines.append(f"  {'together':28}{state['power_W']:10.1f} W {state['energy_J']:14.1f} J")
     if "samples_trained" in state:
         lines.append(
-            f"  {state['samples_trained']} of {state['samples_to_train']} samples, {state['samples_per_s']:.1f} samples/s, "
-            f"{state['energy_per_sample_J']:.4g} J per sample, {state['time_left_s']:.0f} s and "
-            f"{state['energy_left_J']:.4g} J left"
+            f"  {state['samples_trained']} of {state['samples_to_train']} samples, "
+            f"{state['samples_per_s']:.1f} samples/s, {state['energy_per_sample_J']:.4g} J per sample, "
+            f"{state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left"
         )
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import pytest
 
 from energynn.config import REPOSITORY
 from energynn.measure import energy, perun_adapter
+from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Sampler
 
 pytest.importorskip("perun")
@@ -207,11 +208,12 @@ def test_energy_of_a_known_power_with_an_outage(amdsmi, tmp_path):
     sampler.start()
     time.sleep(2.3)
     sampler.stop()
-    samples = energy.read_samples(tmp_path / "samples-a.jsonl")
+    samples = read_samples(tmp_path / "samples-a.jsonl")
     assert np.isnan(samples.readings[:, 1]).sum() > 5
     start_ns = int(begun * 1e9) + 200_000_000
     (entry,) = [
-        e for e in energy.energy_of_sensors(samples, start_ns, start_ns + 2_000_000_000) if e["device"] == "1"
+        e for e in energy.energy_of_sensors(energy.curves(samples), start_ns, start_ns + 2 * 10**9)
+        if e["device"] == "1"
     ]  # fmt: skip
     # perun rounds down to whole watts: half a watt less on average
     assert entry["energy_J"] == pytest.approx(200 * 2 + 40 / 2 * (2.2**2 - 0.2**2) - 1, rel=2e-3)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from energynn.measure import energy
+from energynn.measure.samples import read_samples
 
 T0 = 1_000_000_000_000
 
@@ -23,13 +24,13 @@ def sensor(kind, **more):
 
 
 def joules(samples, start_s, end_s):
-    return energy.energy_of_sensors(samples, T0 + int(start_s * 1e9), T0 + int(end_s * 1e9))
+    return energy.energy_of_sensors(energy.curves(samples), T0 + int(start_s * 1e9), T0 + int(end_s * 1e9))
 
 
 def test_a_counter_is_differenced_and_its_edges_interpolated(tmp_path):
     t = np.arange(0, 20.05, 0.1)
     counter = [[int(300e6 * s)] for s in t]  # 300 W in microjoules
-    samples = energy.read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6)], t, counter))
+    samples = read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6)], t, counter))
     (entry,) = joules(samples, 3.33, 13.33)
     assert entry["energy_J"] == pytest.approx(3000.0, rel=1e-6)
     assert entry["samples"] == 100 and entry["coverage"] == pytest.approx(1.0)
@@ -38,16 +39,14 @@ def test_a_counter_is_differenced_and_its_edges_interpolated(tmp_path):
 def test_a_counter_that_wraps_around_loses_nothing(tmp_path):
     t = np.arange(0, 10.05, 0.1)
     counter = [[int(s * 100e6 + 262.0e9) % 262_143_328_850] for s in t]
-    samples = energy.read_samples(
-        write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter)
-    )
+    samples = read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter))
     assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(1000.0, rel=1e-9)
 
 
 def test_power_is_integrated(tmp_path):
     t = np.arange(0, 30.05, 0.1)
     power = [[200 + 100 * np.sin(2 * np.pi * s / 7)] for s in t]
-    samples = energy.read_samples(write(tmp_path / "s", [sensor("power")], t, power))
+    samples = read_samples(write(tmp_path / "s", [sensor("power")], t, power))
     true = lambda s: 200 * s - 700 / 2 / np.pi * np.cos(2 * np.pi * s / 7)  # noqa: E731
     assert joules(samples, 5.05, 25.05)[0]["energy_J"] == pytest.approx(true(25.05) - true(5.05), rel=1e-3)
 
@@ -56,7 +55,7 @@ def test_the_estimate_is_idle_power_plus_busy_time(tmp_path):
     model = {"idle_W_per_core": 3.0, "full_W_per_core": 8.0, "cores": 4}
     t = np.arange(0, 10.05, 0.1)
     busy = [[100 + 2 * s] for s in t]  # two of four cores busy
-    samples = energy.read_samples(write(tmp_path / "s", [sensor("busy", model=model, provenance="estimated")], t, busy))
+    samples = read_samples(write(tmp_path / "s", [sensor("busy", model=model, provenance="estimated")], t, busy))
     (entry,) = joules(samples, 0, 10)
     assert entry["energy_J"] == pytest.approx(10 * (4 * 3.0 + 2 * 5.0))
     assert energy.totals([entry], 10.0)["energy_total_provenance"] == "estimated"
@@ -65,7 +64,7 @@ def test_the_estimate_is_idle_power_plus_busy_time(tmp_path):
 def test_failed_reads_are_gaps_not_zeros(tmp_path):
     t = np.arange(0, 10.05, 0.1)
     power = [[None] if 4 < s < 5 else [100.0] for s in t]
-    samples = energy.read_samples(write(tmp_path / "s", [sensor("power")], t, power))
+    samples = read_samples(write(tmp_path / "s", [sensor("power")], t, power))
     (entry,) = joules(samples, 0, 10)
     assert entry["energy_J"] == pytest.approx(1000.0)
     assert entry["failed_reads"] == 9
@@ -75,11 +74,11 @@ def test_failed_reads_are_gaps_not_zeros(tmp_path):
 def test_a_cut_line_is_skipped_and_counted(tmp_path):
     path = write(tmp_path / "s", [sensor("power")], [0, 1, 2], [[1.0]] * 3)
     path.write_text(path.read_text()[:-9])
-    samples = energy.read_samples(path)
+    samples = read_samples(path)
     assert len(samples.t_ns) == 2 and samples.unreadable_lines == 1
     path.write_text("")
     with pytest.raises(ValueError, match="no header"):
-        energy.read_samples(path)
+        read_samples(path)
 
 
 def test_a_total_is_as_weak_as_its_weakest_part_and_without_cross_checks():
@@ -91,5 +90,82 @@ def test_a_total_is_as_weak_as_its_weakest_part_and_without_cross_checks():
     total = energy.totals(entries, 10.0)
     assert total["energy_total_J"] == 150.0 and total["energy_total_provenance"] == "estimated"
     assert total["energy_gpu_provenance"] == "measured" and total["mean_power_total_W"] == 15.0
+    assert total["energy_gpu_systematic_J"] == pytest.approx(5.0), "5 % of what is measured, half of an estimate"
+    assert total["energy_total_systematic_J"] == pytest.approx(5.0 + 25.0)
     assert "energy_ram_J" not in total
     assert energy.totals([], 10.0) == {}
+
+
+@pytest.mark.parametrize("wrong", [0, 10**15, 262_143_000_000, 3])
+def test_one_misread_of_a_counter_costs_nothing(tmp_path, wrong):
+    """perun makes 264,143 J of 2,000 J."""
+    t = np.arange(0, 10.05, 0.1)
+    counter = [[int(s * 200e6 + 5e9)] for s in t]
+    counter[37] = [wrong]
+    samples = read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter))
+    (entry,) = joules(samples, 0, 10)
+    assert entry["energy_J"] == pytest.approx(2000, rel=1e-3)
+    assert entry["failed_reads"] == 1 and entry["samples"] == 100
+
+
+def test_a_counter_that_is_reset_goes_on_from_there(tmp_path):
+    t = np.arange(0, 10.05, 0.1)
+    counter = [[s * 200 + 5000 if s < 4.05 else (s - 4.05) * 200] for s in t]
+    samples = read_samples(write(tmp_path / "s", [sensor("energy")], t, counter))
+    assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(2000, rel=0.01)
+
+
+def sensors_of_a_gpu(**counter):
+    return [sensor("energy", **{"id": "gpu_0_energy", "component": "gpu", **counter}),
+            sensor("power", id="gpu_0_power", component="gpu", primary=False, checks="gpu_0_energy")]  # fmt: skip
+
+
+def test_an_outage_is_bridged_by_the_counter_and_flagged_where_there_is_none(tmp_path):
+    """2 s without NVML under a power that has a peak just then: 3300 J."""
+    t = np.arange(0, 20.02, 0.04)
+    watts = lambda s: 100.0 + 650.0 * ((s > 8.0) & (s < 10.0))  # noqa: E731
+    true = lambda s: 100.0 * s + 650.0 * np.clip(s - 8.0, 0, 2)  # noqa: E731
+    rows = [[None, None] if 8 <= s <= 10 else [float(true(s)), float(watts(s))] for s in t]
+    with_counter = read_samples(write(tmp_path / "a", sensors_of_a_gpu(), t, rows, period_s=0.04))
+    entry, check = joules(with_counter, 0, 20)
+    assert entry["energy_J"] == pytest.approx(3300, rel=0.01)
+    assert entry["coverage"] == pytest.approx(0.9, abs=0.01) and energy.cross_checks([entry, check])[0]["flagged"]
+    alone = read_samples(write(tmp_path / "b", [sensor("power")], t, [row[1:] for row in rows], period_s=0.04))
+    (entry,) = joules(alone, 0, 20)
+    assert entry["energy_J"] == pytest.approx(2000, rel=0.01), "nobody can know of the peak"
+    assert entry["coverage"] < 0.99 and entry["failed_reads"] >= 50
+
+
+def test_counter_and_power_that_disagree_are_flagged(tmp_path):
+    t = np.arange(0, 20.02, 0.04)
+    rows = [[300.0 * s, 327.0] for s in t]
+    samples = read_samples(write(tmp_path / "s", sensors_of_a_gpu(), t, rows, period_s=0.04))
+    (check,) = energy.cross_checks(joules(samples, 2, 18))
+    assert check["gap"] == pytest.approx(0.09) and check["flagged"]
+    assert check["counter_J"] == pytest.approx(4800) and check["power_J"] == pytest.approx(327 * 16)
+
+
+@pytest.mark.parametrize("period_s, rhythm_s, aliased", [(1.0, 0.5, True), (1.0, 1.0, True), (0.04, 0.5, False),
+                                                         (1.0, 60.0, False), (0.04, None, False)])  # fmt: skip
+def test_a_square_wave_that_is_sampled_too_slowly_is_flagged(tmp_path, period_s, rhythm_s, aliased):
+    """Sampled at the instants that our sampler chooses, which no rhythm of the load can follow."""
+    index = np.arange(100)
+    t = period_s * (index + ((index * 0.6180339887) % 1 - 0.5) / 2) + 1
+    noise = np.random.default_rng(0).normal(0, 3, len(t))
+    watts = 300.0 + noise if rhythm_s is None else np.where((t / rhythm_s) % 1 < 0.5, 500.0, 100.0) + noise
+    samples = read_samples(write(tmp_path / "s", [sensor("power")], t, watts[:, None].tolist(), period_s=period_s))
+    assert joules(samples, t[1], t[-2])[0]["aliased"] is aliased
+
+
+def test_phases_share_the_energy_by_time_and_idle_is_the_rest(tmp_path):
+    t = np.arange(0, 10.02, 0.02)
+    samples = read_samples(write(tmp_path / "s", [sensor("energy")], t, [[100 * s + 50 * max(0, s - 5)] for s in t]))
+    kinds, begin = np.array([0, 1, 0, 1]), T0 + np.array([1.0, 3.0, 6.0, 8.0]) * 1e9
+    phases = kinds, begin.astype(np.int64), (begin + np.array([2, 1, 2, 0.5]) * 1e9).astype(np.int64), ["a", "b"]
+    window = T0 + int(1e9), T0 + int(9e9)
+    (curve,) = energy.curves(samples)
+    found = {e["phase"]: e for e in energy.energy_of_phases(phases, window, {"cpu": [(curve, 0.5)]})}
+    assert {name: entry["time_s"] for name, entry in found.items()} == pytest.approx({"a": 4, "b": 1.5, "idle": 2.5})
+    assert found["a"]["energy_cpu_J"] == pytest.approx(0.5 * (200 + 300), rel=1e-3)
+    assert found["b"]["energy_cpu_J"] == pytest.approx(0.5 * (100 + 75), rel=1e-3)
+    assert sum(entry["energy_cpu_J"] for entry in found.values()) == pytest.approx(0.5 * (400 + 600), rel=1e-3)

@@ -8,8 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
+from energynn import records
 from energynn.config import REPOSITORY
 from energynn.measure import energy, perun_adapter, perun_import
+from energynn.measure.samples import read_samples
 
 HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"
 RANGE_UJ = 262143328850
@@ -70,11 +72,19 @@ def layout_1_0():
 def energies_of(run_dir):
     """Energy in J of each sensor by energy.py, from the samples on disk; and the samples by file name."""
     energies, samples = {}, {}
-    for path in sorted(run_dir.glob("samples-*.jsonl")):
-        samples[path.name] = read = energy.read_samples(path)
-        for entry in energy.energy_of_sensors(read, int(read.t_ns[0]), int(read.t_ns[-1])):
-            energies[path.name, entry["id"]] = entry.get("energy_J")
+    for path in sorted(run_dir.rglob("samples-*.jsonl")):
+        name = str(path.relative_to(run_dir))
+        samples[name] = read = read_samples(path)
+        for entry in energy.energy_of_sensors(energy.curves(read), int(read.t_ns[0]), int(read.t_ns[-1])):
+            energies[name, entry["id"]] = entry.get("energy_J")
     return energies, samples
+
+
+def imported(path):
+    """The records of a file's runs."""
+    found = [records.read(folder) for folder in perun_import.import_file(path, path.parent / "runs")]
+    assert records.check(path.parent / "runs") == []
+    return found
 
 
 def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
@@ -107,8 +117,8 @@ def test_the_run_folder_names_its_source(tmp_path):
     assert intent.pop("method") == perun_import.METHOD
     assert intent == {
         "run_id": run_dir.name, "workload": "perun import", "system": "imported", "started_at": STARTED,
-        "perun_version": "1.0.0", "source": "perun.hdf5", "source_sha256": digest, "perun_application": "app",
-        "perun_run": STARTED, "machine": {"sockets": 1}, "devices": 1, "nodes": 1, "rounds": 1,
+        "config": {"source": "perun.hdf5", "source_sha256": digest, "application": "app", "run": STARTED},
+        "perun_version": "1.0.0", "perun_run": STARTED, "machine": {"sockets": 1}, "devices": 1,
     }  # fmt: skip
     assert (run_dir / "perun" / "perun.hdf5").read_bytes() == path.read_bytes()
     before = {file: file.stat().st_mtime_ns for file in run_dir.rglob("*")}
@@ -123,12 +133,12 @@ def test_counters_of_1_0_are_not_integrated_again(tmp_path):
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
     energies, samples = energies_of(run_dir)
     assert energies["samples-a.jsonl", "cpu_0_package-0"] == pytest.approx(3500)
-    (run,) = perun_import.compare(path)["runs"]
+    (run,) = imported(path)
     assert run["energy_perun_cpu_J"] == pytest.approx(3625) and run["energy_cpu_J"] == pytest.approx(3500)
     assert run["energy_gpu_J"] == run["energy_perun_gpu_J"] == pytest.approx(8000)
     assert run["energy_total_J"] == pytest.approx(11500), "what perun does not sum we do not"
-    assert [(s["id"], s["method"]) for s in run["sensors"]] == [
-        ("cpu_0_package-0", "counter difference"), ("ROCM:00ff74a0-0000-1000_POWER", "power integral"),
+    assert [(s["id"], s["kind"]) for s in run["sensors"]] == [
+        ("cpu_0_package-0", "energy"), ("ROCM:00ff74a0-0000-1000_POWER", "power"),
     ]  # fmt: skip
     assert samples["samples-a.jsonl"].header["sensors"][1]["device"] == "00ff74a0-0000-1000"
 
@@ -142,10 +152,10 @@ def test_two_hosts_have_a_file_each(tmp_path):
     }  # fmt: skip
     assert sum(energies.values()) == pytest.approx(2 * 7400)
     intent = json.loads((run_dir / "run.json").read_text())
-    assert (intent["devices"], intent["nodes"], intent["machine"]["sockets"]) == (2, 2, 2)
-    (run,) = perun_import.compare(path)["runs"]
+    assert (intent["devices"], intent["machine"]["sockets"]) == (2, 1)
+    (run,) = imported(path)
     assert [run["energy_total_J"], run["energy_perun_total_J"]] == pytest.approx([2 * 7400] * 2)
-    assert run["perun_time_s"] == 20 and run["nodes"] == 2
+    assert run["perun_time_s"] == 20 and (run["nodes"], run["sockets"]) == (2, 2)
 
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
@@ -155,7 +165,7 @@ def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     folders = perun_import.import_file(path, tmp_path / "runs")
     assert [json.loads((folder / "run.json").read_text())["perun_run"] for folder in folders] == ["old", "new"]
     assert len({folder.name[-8:] for folder in folders}) == 2
-    assert [run["energy_total_J"] for run in perun_import.compare(path)["runs"]] == pytest.approx([7400, 2000])
+    assert [run["energy_total_J"] for run in imported(path)] == pytest.approx([7400, 2000])
     assert perun_adapter.read_hdf5(path)["energy_perun_total_J"] == pytest.approx(2000), "the newest"
     assert perun_adapter.read_hdf5(path, "old")["energy_perun_total_J"] == pytest.approx(7400)
     with pytest.raises(ValueError, match="perun.hdf5: has no run 'none'; it has old, new"):
@@ -163,15 +173,15 @@ def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     assert energies_of(folders[1])[1]["samples-a.jsonl"].wall_ns[0] == 1777586400_000000000, "its own time zone"
 
 
-def test_rounds_have_files_of_their_own_and_the_time_between_them_does_not_count(tmp_path):
+def test_rounds_are_segments_and_the_time_between_them_does_not_count(tmp_path):
     path = write_run(tmp_path / "perun.hdf5", rounds=2, sensors=layout_0_8()[:1])
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
     energies, samples = energies_of(run_dir)
-    assert list(samples) == ["samples-a-round-0.jsonl", "samples-a-round-1.jsonl"]
+    assert list(samples) == ["samples-a.jsonl", "segment-2/samples-a.jsonl"]
     assert list(energies.values()) == pytest.approx([2000, 2000])
-    (run,) = perun_import.compare(path)["runs"]
+    (run,) = imported(path)
     assert run["energy_cpu_J"] == run["energy_perun_cpu_J"] == pytest.approx(4000)
-    assert (run["rounds"], run["sockets"]) == (2, 1)
+    assert len(run["segments"]) == 2 and run["sockets"] == 1 and run["training_time_s"] == 40
 
 
 @pytest.mark.parametrize("where", [0, 7, 20])
@@ -182,10 +192,10 @@ def test_a_failed_read_of_a_counter_is_a_gap_and_costs_nothing_inside(tmp_path, 
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
     energies, samples = energies_of(run_dir)
     assert np.isnan(samples["samples-a.jsonl"].readings[:, 0]).nonzero()[0].tolist() == [where]
-    (sensor,) = perun_import.compare(path)["runs"][0]["sensors"]
+    (sensor,) = imported(path)[0]["sensors"]
     assert sensor["energy_J"] == pytest.approx(2000 if where == 7 else 1900) and sensor["failed_reads"] == 1
     if where:
-        assert sensor["energy_perun_J"] > 100_000, "perun takes the zero for a wrap-around"
+        assert imported(path)[0]["energy_perun_cpu_J"] > 100_000, "perun takes the zero for a wrap-around"
 
 
 def test_failed_reads_of_power_are_bridged(tmp_path):
@@ -202,9 +212,9 @@ def test_failed_reads_of_power_are_bridged(tmp_path):
 def test_a_sensor_that_never_answered_has_no_energy_which_is_not_zero(tmp_path):
     dead = ("ram", "ram_0_dram", "J", 1e-6, np.zeros(21, "uint64"), None)
     path = write_run(tmp_path / "perun.hdf5", sensors=[layout_0_8()[0], dead])
-    (run,) = perun_import.compare(path)["runs"]
+    (run,) = imported(path)
     assert "energy_ram_J" not in run and run["energy_total_J"] == pytest.approx(2000)
-    assert "energy_J" not in run["sensors"][1] and run["sensors"][1]["failed_reads"] == 21
+    assert "energy_J" not in run["sensors"][1] and run["sensors"][1]["failed_reads"] == 21 and not run["valid"]
 
 
 def test_a_counter_of_64_bits_never_wraps_and_headers_are_json(tmp_path):
@@ -215,31 +225,32 @@ def test_a_counter_of_64_bits_never_wraps_and_headers_are_json(tmp_path):
         values.attrs["valid_max"] = np.uint64(2**64 - 1)
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
     assert energies_of(run_dir)[1]["samples-a.jsonl"].header["sensors"][0]["wraps_at"] is None
-    assert perun_import.compare(path)["runs"][0]["energy_cpu_J"] == pytest.approx(20)
-    json.dumps(perun_import.compare(path), allow_nan=False)
+    assert imported(path)[0]["energy_cpu_J"] == pytest.approx(20)
 
 
 def test_without_a_start_the_clock_begins_at_the_first_sample(tmp_path):
     path = write_run(tmp_path / "perun.hdf5", execution_dt=None, sensors=layout_1_0())
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
-    assert "started_at" not in json.loads((run_dir / "run.json").read_text())
+    assert json.loads((run_dir / "run.json").read_text())["started_at"] == ""
     assert energies_of(run_dir)[1]["samples-a.jsonl"].wall_ns[0] == 0
 
 
 def test_a_run_without_energy_sensors_has_no_samples_and_no_energy(tmp_path):
     path = write_run(tmp_path / "perun.hdf5", sensors=layout_0_8()[1:2])
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
-    assert not list(run_dir.glob("samples-*")) and json.loads((run_dir / "run.json").read_text())["nodes"] == 1
-    (run,) = perun_import.compare(path)["runs"]
-    assert not [name for name in run if name.startswith("energy_")] and run["perun_time_s"] == 20
+    assert not list(run_dir.glob("samples-*"))
+    (run,) = imported(path)
+    assert (
+        not [name for name in run if name.startswith("energy_") and name.endswith("_J")] and run["perun_time_s"] == 20
+    )
 
 
 @pytest.mark.skipif(not HOREKA.exists(), reason="the study's perun file does not lie beside this checkout")
 def test_the_studys_own_file(tmp_path):
-    (run,) = perun_import.compare(HOREKA)["runs"]
+    (run_dir,) = perun_import.import_file(HOREKA, tmp_path)
+    run = records.read(run_dir)
     assert run["energy_perun_total_J"] == pytest.approx(407_972, abs=1)
     assert run["perun_time_s"] == pytest.approx(894.153, abs=1e-3)
-    (run_dir,) = perun_import.import_file(HOREKA, tmp_path)
     energies, samples = energies_of(run_dir)
     of_sensor = {sensor: joules for (_, sensor), joules in energies.items()}
     with h5py.File(HOREKA) as file:
@@ -281,14 +292,11 @@ def with_other_lengths(path):
     lambda path: path.write_text("no HDF5"), lambda path: h5py.File(path, "w").create_group("x").file.close(),
     lambda path: h5py.File(path, "w").create_dataset("x", data=1).file.close(),
 ])  # fmt: skip
-@pytest.mark.parametrize(
-    "do", [perun_import.compare, lambda path: perun_import.import_file(path, path.parent / "runs")]
-)
-def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil, do):
+def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil):
     path = write_run(tmp_path / "bad.hdf5", sensors=layout_0_8())
     spoil(path)
     with pytest.raises(ValueError, match="bad.hdf5: not a perun HDF5 file that can be read"):
-        do(path)
+        perun_import.import_file(path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,12 +1,13 @@
-import json
 import os
 import sys
 import time
 import types
 
+import numpy as np
 import pytest
 
-from energynn.measure import energy, sensors
+from energynn.measure import sensors
+from energynn.measure.samples import read_samples
 
 MODEL = {"name": "m", "idle_W_per_core": 1.0, "full_W_per_core": 2.0, "source": "a test"}
 
@@ -23,7 +24,8 @@ def powercap_tree(root, packages=1):
 
 
 def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
-    found = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
+    found, problems = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
+    assert problems == []
     assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.component != "gpu"] == [
         ("cpu", "0", "energy", "simulated"), ("ram", "0", "energy", "simulated"),
         ("cpu", "1", "energy", "simulated"), ("ram", "1", "energy", "simulated"),
@@ -32,10 +34,10 @@ def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
 
 
 def test_the_cpu_is_estimated_only_where_it_has_no_sensor(tmp_path):
-    (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing") if s.component == "cpu"]
+    (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing")[0] if s.component == "cpu"]
     assert estimate.provenance == "estimated" and estimate.model["idle_W_per_core"] == 1.0
     assert all(
-        s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path)) if s.component == "cpu"
+        s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path))[0] if s.component == "cpu"
     )
 
 
@@ -71,14 +73,14 @@ def fake_nvml(counter=True):
 def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found = sensors.nvml_sensors()
+    found, _ = sensors.nvml_sensors()
     assert [(s.id, s.kind, s.primary) for s in found] == [
         ("gpu_1_energy", "energy", True),
         ("gpu_1_power", "power", False),
     ]
     assert found[0].read() * found[0].to_SI == 7.0 and found[1].read() * found[1].to_SI == 250.0
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(counter=False))
-    assert [(s.id, s.primary) for s in sensors.nvml_sensors()] == [("gpu_1_power", True)]
+    assert [(s.id, s.primary) for s in sensors.nvml_sensors()[0]] == [("gpu_1_power", True)]
 
 
 def test_the_sampler_writes_as_it_reads(tmp_path):
@@ -90,18 +92,23 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
             raise OSError("a driver hiccup")
         return value
 
-    sensor = sensors.Sensor("s", "cpu", "0", "energy", "simulated", read)
+    sensor = sensors.Sensor("s", "cpu", "0", "power", "simulated", read)
     sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.02)
     sampler.start()
     assert len((tmp_path / "samples.jsonl").read_text().splitlines()) == 2  # header and first sample, before all else
     time.sleep(0.5)
     sampler.note({"CPU_0": 5})
-    written = energy.read_samples(tmp_path / "samples.jsonl")
+    written = read_samples(tmp_path / "samples.jsonl")
     assert 15 <= len(written.t_ns) <= 27  # 25 periods, on a machine that does other things too
     assert written.readings[3, 0] != written.readings[3, 0]  # the failed read is a gap
     assert written.perun[0]["perun"] == {"CPU_0": 5}
     sampler.stop()
-    assert json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[-1])["end"] is True
+    again = read_samples(tmp_path / "samples.jsonl")
+    assert again.status[-1]["missed_deadlines"] >= 0 and again.problems == [
+        "s cannot be read (a driver hiccup); the gap is in the record"
+    ]
+    overhead = again.overhead()
+    assert 0.01 < overhead["interval_p50_s"] < 0.03 and 0 < overhead["thread_cpu_s"] < 0.5
 
 
 def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, capsys):
@@ -111,3 +118,60 @@ def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, capsys):
     sampler.sample()
     sampler.sample()
     assert capsys.readouterr().err.count("No space left on device") == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf")])
+def test_what_cannot_be_true_is_a_gap(tmp_path, capsys, value):
+    sampler = sensors.Sampler(tmp_path / "s", [sensors.Sensor("s", "gpu", "0", "power", "simulated", lambda: value)], 1)
+    sampler.sample()
+    sampler.sample()
+    assert np.isnan(read_samples(tmp_path / "s").readings).all()
+    assert capsys.readouterr().err.count("s cannot be read (it says") == 1
+
+
+def test_a_wall_clock_that_is_set_shows_and_changes_no_reading(tmp_path):
+    wall = iter([0, 10**9, 5_001 * 10**9, 5_002 * 10**9])
+    sampler = sensors.Sampler(tmp_path / "s", [], 1, wall_ns=lambda: next(wall) + time.monotonic_ns() // 1000)
+    for _ in range(3):
+        sampler.sample()
+    steps = read_samples(tmp_path / "s").wall_clock_steps()
+    assert [round(step["step_s"]) for step in steps] == [1, 5000]
+
+
+def test_an_nvml_that_does_not_start_is_said_and_its_absence_is_not(monkeypatch):
+    class NVMLError_LibRmVersionMismatch(Exception):
+        pass
+
+    nvml = fake_nvml()
+
+    def fail():
+        raise NVMLError_LibRmVersionMismatch("Driver/library version mismatch")
+
+    nvml.nvmlInit = fail
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, (problem,) = sensors.nvml_sensors()
+    assert found == [] and "version mismatch" in problem and "restart" in problem
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert sensors.nvml_sensors() == ([], [])
+
+
+def test_a_gpu_that_is_lost_and_a_counter_that_may_not_be_read_are_said(tmp_path, monkeypatch):
+    nvml = fake_nvml()
+    power = nvml.nvmlDeviceGetPowerUsage
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: power(handle) if handle == 0 else 1 / 0
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
+    counter.unlink()
+    counter.mkdir()  # reading it fails, for root too
+    found, problems = sensors.find(MODEL, tmp_path)
+    assert {sensor.id for sensor in found} == {"ram_0_dram", "gpu_0_energy", "gpu_0_power", "cpu_estimate"}
+    assert "sudo chmod a+r" in problems[0] and "GPU 1 cannot be read" in problems[1]
+
+
+def test_how_often_a_counter_changes_is_seen():
+    fast = sensors.Sensor("f", "cpu", "0", "energy", "simulated", lambda: time.monotonic_ns())
+    slow = sensors.Sensor("s", "gpu", "0", "energy", "simulated", lambda: int(time.monotonic() / 0.05))
+    still = sensors.Sensor("0", "gpu", "1", "energy", "simulated", lambda: 7)
+    sensors.watch_updates([fast, slow, still])
+    assert fast.update_s < 0.01 and slow.update_s == pytest.approx(0.05, abs=0.02) and still.update_s is None
