@@ -46,7 +46,10 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
     rows, excluded, seen = [], [], {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
-            row = _row(json.loads(path.read_text()), path)
+            record = json.loads(path.read_text())
+            if record.get("workload") not in run_config.CONFIGS:  # a measured command or an import: no training of ours
+                continue
+            row = _row(record, path)
             if only_valid and not row.pop("valid"):
                 raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
             if row["run_id"] in seen:

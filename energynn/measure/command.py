@@ -192,6 +192,8 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
 def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int]:
     """Status, reason and exit status of one rank's command."""
     ends = [event for event in read_events(folder) if event["event"] == "training_end" and event["rank"] == rank]
+    if not any(event["event"] == "training_start" for event in read_events(folder)):
+        return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]
     status = ends[0]["exit_status"]

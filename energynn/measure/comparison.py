@@ -54,7 +54,8 @@ def _causes(folder: Path) -> dict[str, dict[str, float]]:
         if "training_start" not in marks or "training_end" not in marks or len(notes) < 2:
             continue
         training = min(marks["training_start"]), max(marks["training_end"])
-        whole = min(min(times) for times in marks.values()), max(max(times) for times in marks.values())
+        # perun's application begins when the sampler is ready, which is at our first sample.
+        whole = int(samples.t_ns[0]), max(max(times) for times in marks.values())
         times_ns = np.array([line["t"] for line in notes])
         curves = {curve.sensor["id"]: curve for curve in energy.curves(samples)}
         for name in notes[0]["perun"]:

@@ -33,7 +33,7 @@ def write_run(runs_dir: Path, configuration: config.RunConfig, provenance: str =
     sensor = {"id": "cpu_estimate", "component": "cpu", "device": "all", "kind": "busy", "provenance": provenance}
     sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": model, "notes": {}}
     record = {
-        "schema": "energynn-record/1", "run_id": name, "workload": configuration.workload,
+        "schema": "energynn-record/2", "run_id": name, "workload": configuration.workload,
         "system": configuration.system, "status": "finished", "status_reason": "", "valid": True, "invalid_reasons": [],
         "started_at": "2026-01-01T00:00:00Z", "config": settings, "config_digest": config.digest(settings),
         "data_digest": "0", "device_kind": "cpu core", "device_name": "synthetic core", "devices": devices,

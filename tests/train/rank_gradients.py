@@ -62,4 +62,5 @@ metrics, count = resnet50.evaluate(model, loader, world)
 found |= {"count/samples": np.array(count), "count/wrong": np.array(metrics["top1_error"] * count)}
 if world.rank == 0:
     np.savez(sys.argv[1], **found)
+del model, network  # nothing of torch may still work when the interpreter ends
 distributed.leave()

@@ -45,7 +45,7 @@ def test_events_tell_the_whole_run(runs, name):
     trained, evaluated, steps, dataset = COUNTS[name]
     for rank in range(2):
         events = run.events(rank)
-        order = [event["event"] for event in events if event["event"] not in ("epoch", "weights_saved")]
+        order = [event["event"] for event in events if event["event"] not in ("epoch", "weights_saved", "progress")]
         assert order == ["rank_start", "training_start", "training_end", "phases"]
         by_name = {event["event"]: event for event in events}
         assert {key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")} == {
@@ -58,7 +58,7 @@ def test_events_tell_the_whole_run(runs, name):
         window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
         phases = {phase: by_name["phases"][f"{phase}_s"] for phase in PHASES}
         assert 0.5 * window_s < sum(phases.values()) <= window_s
-        assert all(phases[phase] > 0 for phase in PHASES)
+        assert all(phases[phase] > 0 for phase in PHASES if phase != "checkpoint")
     assert run.events(0)[2]["event"] == "epoch" and not [e for e in run.events(1) if e["event"] == "epoch"]
     assert run.events(0)[-1]["event"] == ("phases" if name == "resnet50" else "weights_saved")  # default of the config
 

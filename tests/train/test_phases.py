@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from energynn.measure.samples import read_phases
 from energynn.train import phases
 from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
 
@@ -43,10 +44,26 @@ def test_phases_add_up_to_the_time_that_passed():
     assert timer.totals_s() == totals
 
 
-def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys):
+def test_every_phase_is_on_disk_with_its_instants(tmp_path):
+    timer = PhaseTimer(torch.device("cpu"), tmp_path, 3)
+    marks = []
+    for phase in ("forward", "backward", "forward"):
+        begun = time.monotonic_ns()
+        with timer(phase):
+            time.sleep(0.01)
+        marks.append((phase, begun, time.monotonic_ns()))
+        timer.totals_s()
+    kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
+    assert names == list(phases.PHASES) and [names[kind] for kind in kinds] == [phase for phase, _, _ in marks]
+    for begin, end, (_, earliest, latest) in zip(begin_ns, end_ns, marks, strict=True):
+        assert earliest <= begin < end <= latest and latest - earliest - (end - begin) < 5e6
+    assert (begin_ns[1:] >= end_ns[:-1]).all()
+
+
+def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    progress = Progress("resnet50", epochs=2, steps=50, global_batch_size=8, shown=True)
+    progress = Progress("resnet50", epochs=2, steps=50, global_batch_size=8, events=Events(tmp_path, 0))
     for step in range(100):
         now = (step + 1) * 0.1
         progress.step(step // 50, step % 50, torch.tensor(0.5))
@@ -55,7 +72,10 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys):
     assert lines[0] == "resnet50: epoch 1/2, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
     progress.end({"top1_error": 0.25})
     assert capsys.readouterr().out == "resnet50: 2 epochs, 800 samples in 10.0 s (80.0 samples/s): top1_error 0.25\n"
-    Progress("resnet50", 1, 1, 1, shown=False).end({})
+    told = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
+    assert [event["samples_trained"] for event in told] == [160, 320, 480, 640, 800]
+    assert {event["samples_to_train"] for event in told} == {800}
+    Progress("resnet50", 1, 1, 1, events=None).end({})
     assert capsys.readouterr().out == ""
 
 

@@ -1,0 +1,341 @@
+"""`energynn measure` as a person meets it: real commands, perun running, fake sensors whose energy is known."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import psutil
+import pytest
+
+from energynn import cli, records
+from energynn.measure import comparison, energy, perun_adapter, samples, watch
+
+FAKES = Path(__file__).with_name("fake_sensors")
+ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1"}  # started by a launcher: our own sampler process, perun left out
+
+
+def fake():
+    """The fake NVML's own formulas."""
+    found = {}
+    exec((FAKES / "pynvml.py").read_text(), found)
+    return found
+
+
+def environment(gpus=(), **more):
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "CUDA_", "ENERGYNN_"))}
+    python = os.pathsep.join(filter(None, [str(FAKES), os.environ.get("PYTHONPATH")]))
+    return clean | {"FAKE_GPUS": json.dumps(list(gpus)), "PYTHONPATH": python,
+                    "FAKE_T0": str(time.monotonic())} | more  # fmt: skip
+
+
+def start(folder, *command, options=(), env=None, before=()):
+    words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder), *options, "--", *command]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment())
+
+
+def measured(folder, *command, **more):
+    done = start(folder, *command, options=["--json"], **more)
+    output, errors = done.communicate(timeout=120)
+    assert output, errors
+    return json.loads(output), done.returncode, errors
+
+
+def processes_of(folder):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+        except psutil.Error:
+            continue
+        if str(folder) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_until(condition, timeout_s=60, what=""):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
+        time.sleep(0.05)
+
+
+def has_begun(folder):
+    path = folder / "events-rank0.jsonl"
+    return path.exists() and "training_start" in path.read_text()
+
+
+@pytest.mark.slow
+def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
+    """Nine GPUs: constant and varying power, counters that change every 20, 50 and 100 ms."""
+    loads = [dict(shape="constant", high_W=300.0), dict(shape="sine", low_W=200.0, high_W=400.0, rhythm_s=7.3),
+             dict(shape="sine", low_W=100.0, high_W=500.0, rhythm_s=2.9)]  # fmt: skip
+    gpus = [load | {"update_s": update_s, "noise_W": 2.0} for load in loads for update_s in (0.02, 0.05, 0.1)]
+    record, status, _ = measured(tmp_path / "run", "sleep", "14", env=environment(gpus))
+    assert status == 0 and record["status"] == "finished" and record["valid"], record["invalid_reasons"]
+    assert record["energy_gpu_provenance"] == "simulated" and record["coverage"] == 1.0
+    overhead = record["overhead"][0]
+    assert overhead["missed_deadlines"] < 10 and 0 < overhead["thread_cpu_s"] < 0.05 * 20
+    assert record["idle_power_gpu_before_W"] > 0 and "energy_net_gpu_J" in record
+
+    events = samples.read_events(tmp_path / "run")
+    start_ns, end_ns = (next(e["t_mono_ns"] for e in events if e["event"] == f"training_{mark}")
+                        for mark in ("start", "end"))  # fmt: skip
+    (host,) = samples.read_hosts(tmp_path / "run")
+    random, true_J = np.random.default_rng(0), fake()["energy_J"]
+    for curve in energy.curves(host):
+        if curve.sensor["kind"] != "energy":
+            continue
+        gpu = gpus[int(curve.sensor["device"])]
+        worst = {}
+        for seconds, limit in ((3.0, 0.005 if gpu["shape"] == "constant" else 0.01), (10.0, 0.005)):
+            for _ in range(50):
+                first = int(random.integers(start_ns, end_ns - int(seconds * 1e9)))
+                last = first + int(seconds * 1e9)
+                error = curve.between(first, last)[0] / (true_J(gpu, last / 1e9) - true_J(gpu, first / 1e9)) - 1
+                worst[seconds] = max(worst.get(seconds, 0.0), abs(error))
+            assert worst[seconds] < limit, (gpu, worst)
+
+    with h5py.File(next((tmp_path / "run").glob("perun/*.hdf5"))) as file:
+        in_perun = {}
+        file.visititems(lambda path, item: in_perun.__setitem__(path.split("/")[-3], item[:])
+                        if path.endswith("POWER/raw_data/values") else None)  # fmt: skip
+    assert len(in_perun) == 9
+    for name, values in in_perun.items():
+        assert (
+            np.array_equal(values, [line["perun"][f"{host.host}_{name}"] for line in host.perun]) and len(values) > 14
+        )
+
+    (gpu,) = [entry for entry in comparison.against_perun(tmp_path / "run") if entry["component"] == "gpu"]
+    assert gpu["ours_J"] == pytest.approx(record["energy_gpu_J"])
+    assert gpu["perun_J"] == pytest.approx(record["energy_perun_gpu_J"])
+    assert gpu["perun_J"] - gpu["ours_J"] == pytest.approx(sum(gpu["causes"].values()), rel=1e-6)
+    assert gpu["causes"]["start lag"] < 0 and abs(gpu["causes"]["rounding in perun's file"]) < 1e-3 * gpu["perun_J"]
+    assert cli.main(["recompute", str(tmp_path / "run")]) == 0, "bit for bit"
+
+
+@pytest.mark.slow
+def test_outages_and_false_readings_are_gaps_bridged_by_counters_and_flagged(tmp_path):
+    faults = dict(shape="sine", low_W=200.0, high_W=400.0, rhythm_s=6.0, fails_from_s=5.0, fails_to_s=7.0)
+    gpus = [faults | {"update_s": 0.02}, faults | {"update_s": None}, faults | {"update_s": 0.05, "fault": "nan"},
+            faults | {"update_s": 0.05, "fault": "negative"},
+            faults | {"update_s": 0.02, "fault": "gone", "fails_from_s": 9.0, "fails_to_s": 1e9}]  # fmt: skip
+    record, status, errors = measured(tmp_path / "run", "sleep", "12", env=environment(gpus) | ALONE)
+    assert status == 0
+    events = samples.read_events(tmp_path / "run")
+    window = [
+        next(e["t_mono_ns"] for e in events if e["event"] == f"training_{mark}") / 1e9 for mark in ("start", "end")
+    ]
+    by_id = {entry["id"]: entry for entry in record["sensors"]}
+    true_J = fake()["energy_J"](gpus[0], window[1]) - fake()["energy_J"](gpus[0], window[0])
+    for number in (0, 2, 3):
+        assert by_id[f"gpu_{number}_energy"]["energy_J"] == pytest.approx(true_J, rel=0.01)
+    assert by_id["gpu_1_power"]["coverage"] < 0.9 and by_id["gpu_1_power"]["failed_reads"] > 30
+    assert by_id["gpu_1_power"]["statistical_J"] > 5 * by_id["gpu_0_energy"]["statistical_J"]
+    assert any("gpu_1_power" in flag and "in gaps" in flag for flag in record["flags"])
+    assert not record["valid"] and any("cover" in reason for reason in record["invalid_reasons"])
+    assert "gpu_4_energy cannot be read (GPU is lost)" in errors and by_id["gpu_4_energy"]["coverage"] < 0.8
+    assert "it says nan" in errors and "it says -" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["perun", "own sampler"])
+def test_the_commands_output_and_exit_status_are_passed_on(tmp_path, way):
+    env = environment() | (ALONE if way == "own sampler" else {})
+    program = "import sys; print('its line'); print(sys.stdin.read()); sys.exit(3)"
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "measure",
+        "--out",
+        str(tmp_path / "run"),
+        "--",
+        sys.executable,
+        "-c",
+    ]
+    done = subprocess.run([*words, program], input="what it was given", capture_output=True, text=True, env=env)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("its line\nwhat it was given\n") and "estimated" in done.stdout
+    assert "failed, the command ended with status 3" in done.stdout and "GPU   absent" in " ".join(
+        done.stdout.split("  ")
+    )
+    record = records.read(tmp_path / "run")
+    assert record["exit_status"] == 3 and record["status"] == "failed" and records.check(tmp_path) == []
+    assert bool(list((tmp_path / "run").glob("perun/*.hdf5"))) == (way == "perun")
+
+
+@pytest.mark.slow
+def test_a_second_start_is_a_segment_and_the_gap_between_does_not_count(tmp_path):
+    gpus = [dict(shape="constant", high_W=300.0, update_s=0.02)]
+    first, _, _ = measured(tmp_path / "run", "sleep", "2", env=environment(gpus) | ALONE)
+    time.sleep(2)
+    both, status, _ = measured(tmp_path / "run", "sleep", "1", env=environment(gpus) | ALONE)
+    assert status == 0 and len(first["segments"]) == 1 and len(both["segments"]) == 2
+    assert both["training_time_s"] == pytest.approx(sum(s["training_time_s"] for s in both["segments"]))
+    assert both["energy_gpu_J"] == pytest.approx(300 * both["training_time_s"], rel=0.005)
+    assert both["energy_total_J"] == pytest.approx(sum(s["energy_total_J"] for s in both["segments"]))
+    assert both["segments"][1]["gap_before_s"] > 4 and both["segments"][0]["gap_before_s"] is None
+    assert records.check(tmp_path) == []
+
+
+RANKS = textwrap.dedent("""
+    import sys, time
+    from mpi4py import MPI
+    assert MPI.COMM_WORLD.size == 2
+    MPI.COMM_WORLD.barrier()
+    time.sleep(3)
+    sys.exit(4 * MPI.COMM_WORLD.rank if "fail" in sys.argv else 0)
+""")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [True, False])
+def test_ranks_of_one_host_count_its_energy_once(tmp_path, inside):
+    """mpirun within the measurement, and a measurement within each of mpirun's ranks: 300 W are 300 W."""
+    mpirun = str(Path(sys.executable).with_name("mpirun"))
+    env = environment([dict(shape="constant", high_W=300.0, update_s=0.02)])
+    ranks, command = [mpirun, "-n", "2"], [sys.executable, "-c", RANKS]
+    if inside:
+        record, status, errors = measured(tmp_path / "run", *ranks, *command, env=env)
+    else:
+        record, status, errors = measured(tmp_path / "run", *command, env=env, before=ranks)
+        assert len(list((tmp_path / "run").glob("samples-*.jsonl"))) == 1 and record["devices"] == 2
+    assert status == 0 and record["status"] == "finished", errors
+    assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.005)
+
+
+@pytest.mark.slow
+def test_one_rank_that_fails_is_named(tmp_path):
+    ranks = [str(Path(sys.executable).with_name("mpirun")), "-n", "2"]
+    started = start(tmp_path / "run", sys.executable, "-c", RANKS, "fail", before=ranks)
+    started.communicate(timeout=60)
+    record = records.read(tmp_path / "run")
+    assert started.returncode != 0
+    assert record is None or record["status_reason"] == "rank 1: the command ended with status 4"
+    records.recover(tmp_path)  # mpirun may end rank 0 before it has written the record
+    assert records.read(tmp_path / "run")["status"] in ("failed", "killed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["perun", "own sampler"])
+@pytest.mark.parametrize("who, number", [
+    ("measure", signal.SIGTERM), ("measure", signal.SIGKILL), ("command", signal.SIGKILL), ("sampler", signal.SIGKILL),
+])  # fmt: skip
+def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, way, who, number):
+    folder = tmp_path / "run"
+    marker = f"import time; time.sleep({60 if who != 'sampler' else 6})  # {folder}"
+    env = environment() | (ALONE if way == "own sampler" else {})
+    started = start(folder, sys.executable, "-c", marker, env=env)
+    wait_until(lambda: has_begun(folder))
+    time.sleep(1.5)
+    header = json.loads(next(folder.glob("samples-*.jsonl")).read_text().splitlines()[0])
+    command = next(p for p in processes_of(folder) if marker in p.cmdline() and "energynn.cli" not in p.cmdline()
+                   and "perun" not in p.cmdline())  # fmt: skip
+    victim = {"measure": started.pid, "command": command.pid, "sampler": header["pid"]}[who]
+    killed_at = time.time_ns()
+    os.kill(victim, number)
+    if who == "sampler":
+        assert started.wait(timeout=60) == 0
+    else:
+        wait_until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE, 5)
+        if number == signal.SIGKILL and who == "measure":
+            wait_until(lambda: not processes_of(folder), 5, f"for {processes_of(folder)} to end")
+        assert started.wait(timeout=30) in (128 + number, -number)
+    wait_until(lambda: not processes_of(folder), 5)
+    records.recover(tmp_path)
+    record = records.read(folder)
+    found = samples.read_samples(next(folder.glob("samples-*.jsonl")))
+    assert found.wall_ns[-1] > killed_at - 0.2e9, "samples were lost"
+    assert record["energy_cpu_J"] > 0 and records.check(tmp_path) == []
+    if who == "sampler":
+        assert not record["valid"] and record["coverage"] < 0.99
+    else:
+        expected = {"measure": "killed", "command": "killed"} | ({"measure": "interrupted"} if number == 15 else {})
+        assert record["status"] == expected[who], record["status_reason"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_the_command_goes_on(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("needs the right to mount a small tmpfs")
+    try:
+        started = start(disk / "run", "sleep", "4", env=environment() | ALONE)
+        wait_until(lambda: has_begun(disk / "run"))
+        with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
+            while True:
+                filler.write(b"\0" * 1024)
+        _, errors = started.communicate(timeout=60)
+        assert "No space left on device" in errors and "Traceback" not in errors, errors
+        assert started.returncode != 0
+        (disk / "filler").unlink()
+        records.recover(disk)
+        assert records.read(disk / "run")["energy_cpu_J"] > 0
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_an_nvml_that_does_not_start_is_said_and_the_command_runs(tmp_path):
+    env = environment([dict(shape="constant")], FAKE_INIT_ERROR="Driver/library version mismatch") | ALONE
+    record, status, errors = measured(tmp_path / "run", "sleep", "3", env=env)
+    assert status == 0 and "energy_gpu_J" not in record and record["energy_cpu_provenance"] == "estimated"
+    assert "version mismatch" in errors and any("version mismatch" in flag for flag in record["flags"])
+
+
+@pytest.mark.parametrize("words, said", [
+    ([], "no command"), (["--", "no-such-command"], "'no-such-command' is no command"),
+    (["--period", "0", "--", "true"], "period: must be 0.01 to 60"),
+    (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
+])  # fmt: skip
+def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["measure", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_many_ranks_have_to_be_told_where(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    for name in ("PMI_RANK", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["measure", "--", "true"]) == 2
+    assert "give --out DIR" in capsys.readouterr().err
+
+
+def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
+    """A run of 120 W that has trained 320 of 640 samples after 10 of 20 s."""
+    path = run_dir / "events-rank0.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [event for event in events if event["event"] in ("rank_start", "training_start")]
+    t_ns = kept[-1]["t_mono_ns"] + 10**10
+    kept.append({"t_mono_ns": t_ns, "t_wall_ns": 10**10, "event": "progress", "samples_trained": 320,
+                 "samples_to_train": 640})  # fmt: skip
+    path.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    (run_dir / "events-rank1.jsonl").write_text("")
+    file = next(run_dir.glob("samples-*.jsonl"))
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:60]) + lines[60][:7])  # a line that is just being written
+    looker = watch.Watch(run_dir)
+    early = looker.look()
+    file.write_text("".join(lines[:112]))
+    state = looker.look()
+    assert early["energy_J"] == pytest.approx(120 * 4.9, rel=0.02) and early["status"] == "training"
+    assert state["energy_J"] == pytest.approx(120 * 10, rel=0.02), "not counted twice"
+    assert state["power_W"] == pytest.approx(120, rel=0.01)
+    assert state["energy_per_sample_J"] == pytest.approx(1200 / 320, rel=0.02)
+    assert state["time_left_s"] == pytest.approx(10) and state["energy_left_J"] == pytest.approx(1200, rel=0.02)
+    assert cli.main(["watch", str(run_dir), "--once"]) == 0
+    assert "120.0 W" in capsys.readouterr().out
+    assert cli.main(["watch", str(run_dir.parent), "--once"]) == 2
