@@ -93,7 +93,8 @@ def test_two_hosts_count_twice_and_their_clocks_align_within_5_ms(two_hosts):
         # Time namespaces do not shift the wall clock: it knows how much later the second left the barrier.
         later_ns = second["t_wall_ns"] - first["t_wall_ns"]
         assert abs(aligned[1] - aligned[0] - later_ns) < 5e6
-        assert abs(aligned[1] - aligned[0]) < 5e6
+        if name == "training_start":  # before training_end a rank may have had to wait for a core
+            assert abs(aligned[1] - aligned[0]) < 5e6
 
 
 def clock_measurements(path):
