@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from energynn.config import RunConfig
+from energynn.measure import clocks
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and Slurm's pmi2, PMIx, Open MPI
 
@@ -180,23 +181,10 @@ def _found_by_srun() -> tuple[int, int, int, Callable]:
 
 
 def _own_address(alone: bool) -> str:
-    """An address of this host under which other hosts reach it; the loopback where there are none."""
+    """An address of rank 0, whose host this is, for the other ranks; the loopback if they are all here."""
     if alone:
         return "127.0.0.1"
-    if os.environ.get("MASTER_ADDR"):
-        return os.environ["MASTER_ADDR"]
-    try:
-        address = socket.gethostbyname(socket.gethostname())
-        if not address.startswith("127."):
-            return address
-    except OSError:
-        pass  # the host's own name need not resolve
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; asks which address a packet to outside would carry
-            return probe.getsockname()[0]
-    except OSError:
-        return "127.0.0.1"
+    return os.environ.get("MASTER_ADDR") or clocks.own_address()
 
 
 def _pin(world: World, config: RunConfig) -> None:
