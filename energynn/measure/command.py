@@ -155,7 +155,9 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stdout) ->
         try:
             hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
             environment = {name: value for name, value in os.environ.items() if name not in hidden}
-            child = subprocess.Popen(command, env=environment, stdout=stdout, preexec_fn=_prepare_child)
+            child = subprocess.Popen(
+                command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
+            )  # MPI's launchers hand open files to their ranks
             children.append(child)
             status = child.wait()
         except OSError as error:

@@ -177,8 +177,10 @@ def _counter_curve(
             shaped_J, edge_J, lag_s = shaped
             return Curve(**reads, t_ns=t_ns, energy_J=shaped_J, variance_J2=zeros, edge_J=edge_J, lag_s=lag_s)
     late_ns = np.minimum(np.diff(t_ns)[new - 1], update_s * 1e9) / 2
-    knots_ns = np.concatenate([t_ns[:1], t_ns[new] - late_ns.astype(np.int64), t_ns[-1:]])
-    knots_J = np.concatenate([energy_J[:1], energy_J[new], energy_J[-1:]])
+    # The last reading is a knot only where the counter has stood still for longer than between two of its steps.
+    stood = int(len(new) == 0 or t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s))
+    knots_ns = np.concatenate([t_ns[:1], t_ns[new] - late_ns.astype(np.int64), t_ns[-1:][:stood]])
+    knots_J = np.concatenate([energy_J[:1], energy_J[new], energy_J[-1:][:stood]])
     return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=np.zeros(len(knots_ns)),
                  edge_s=min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3))  # fmt: skip
 

@@ -72,10 +72,11 @@ class Watch:
             key = (host, curve.sensor["id"])
             if begun is not None and until > since:
                 self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
-            recent_ns = min(RECENT_NS, now - int(samples.t_ns[0]))
+            end = int(curve.t_ns[-1])  # a counter knows no more than its last step
+            recent_ns = max(1, min(RECENT_NS, end - int(curve.t_ns[0])))
             found.append({"host": host, "id": curve.sensor["id"], "component": curve.sensor["component"],
                           "provenance": curve.sensor["provenance"], "energy_J": self.joules.get(key, 0.0),
-                          "power_W": curve.between(now - recent_ns, now)[0] / recent_ns * 1e9})  # fmt: skip
+                          "power_W": curve.between(end - recent_ns, end)[0] / recent_ns * 1e9})  # fmt: skip
         if begun is not None:
             self.until_ns[host] = max(since, until)
             reader.forget(self.until_ns[host] - KEPT_NS)

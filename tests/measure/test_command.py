@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,9 +165,7 @@ def test_the_commands_output_and_exit_status_are_passed_on(tmp_path, way):
     done = subprocess.run([*words, program], input="what it was given", capture_output=True, text=True, env=env)
     assert done.returncode == 3, done.stderr
     assert done.stdout.startswith("its line\nwhat it was given\n") and "estimated" in done.stdout
-    assert "failed, the command ended with status 3" in done.stdout and "GPU   absent" in " ".join(
-        done.stdout.split("  ")
-    )
+    assert "failed, the command ended with status 3" in done.stdout and re.search(r"GPU +absent", done.stdout)
     record = records.read(tmp_path / "run")
     assert record["exit_status"] == 3 and record["status"] == "failed" and records.check(tmp_path) == []
     assert bool(list((tmp_path / "run").glob("perun/*.hdf5"))) == (way == "perun")
@@ -245,7 +244,7 @@ def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, w
     if who == "sampler":
         assert started.wait(timeout=60) == 0
     else:
-        wait_until(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE, 5)
+        wait_until(lambda: not [p for p in processes_of(folder) if p.pid == command.pid], 5)
         if number == signal.SIGKILL and who == "measure":
             wait_until(lambda: not processes_of(folder), 5, f"for {processes_of(folder)} to end")
         assert started.wait(timeout=30) in (128 + number, -number)
@@ -331,7 +330,7 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     early = looker.look()
     file.write_text("".join(lines[:112]))
     state = looker.look()
-    assert early["energy_J"] == pytest.approx(120 * 4.9, rel=0.02) and early["status"] == "training"
+    assert early["energy_J"] == pytest.approx(120 * 4.8, rel=0.02) and early["status"] == "training"
     assert state["energy_J"] == pytest.approx(120 * 10, rel=0.02), "not counted twice"
     assert state["power_W"] == pytest.approx(120, rel=0.01)
     assert state["energy_per_sample_J"] == pytest.approx(1200 / 320, rel=0.02)
