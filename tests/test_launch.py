@@ -136,6 +136,33 @@ def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("how, words", [("exit", "rank 0: 0"), ("raise", "rank 0: a fault of its own")])
+def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_path, how, words):
+    """sys.exit(0) makes perun hang for a minute and lose its data; an exception leaves the other ranks waiting."""
+    runs_dir = tmp_path / "runs"
+    program = textwrap.dedent(f"""
+        import os, pathlib
+        from energynn import config, launch
+        launch.TRAIN_SCRIPT = pathlib.Path({str(REPOSITORY / "tests" / "broken_rank.py")!r})
+        made = config.make(**{ENDLESS!r})
+        run_dir = pathlib.Path({str(runs_dir)!r}) / "local" / config.run_id(made)
+        launch.preflight(made, run_dir.parent.parent)
+        launch.begin(made, run_dir)
+        raise SystemExit(launch.supervise(run_dir, os.getppid()))
+    """)
+    started = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"HOW_IT_ENDS": how}, cwd=REPOSITORY,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    output = started.communicate(timeout=90)[0]
+    ended_at = time.time_ns()
+    assert started.returncode == 1 and not processes_of(runs_dir), output
+    record = records.read(only_run(runs_dir))
+    assert record["status"] == "failed" and words in record["status_reason"], record["status_reason"]
+    assert record["energy_cpu_J"] > 0 and record["history"][-1]["epoch"] == 40 and records.check(runs_dir) == []
+    samples = read_samples(next(only_run(runs_dir).glob("samples-*.jsonl")))
+    assert samples.wall_ns[-1] > ended_at - 6e9
+
+
+@pytest.mark.slow
 def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     runs_dir = tmp_path / "runs"
     started = papermill(runs_dir, TINY | dict(devices=2))
@@ -149,6 +176,24 @@ def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     record = records.read(run_dir)
     assert record["valid"] and record["devices"] == 2 and record["samples_in_training"] >= 60
     assert list(run_dir.glob("perun/*.hdf5")) and records.check(runs_dir) == []
+    parts = record["energy_phases"]
+    assert {part["phase"] for part in parts} >= {
+        "data_loading",
+        "forward",
+        "backward",
+        "optimizer",
+        "evaluation",
+        "idle",
+    }
+    assert {part["rank"] for part in parts} == {0, 1, None}
+    assert sum(part["energy_cpu_J"] for part in parts) == pytest.approx(record["energy_cpu_J"], rel=1e-3)
+    assert abs(parts[-1]["energy_cpu_J"]) < 0.02 * record["energy_cpu_J"] and parts[-1]["phase"] == "unattributed"
+    assert record["idle_power_cpu_before_W"] > 0 and record["energy_net_cpu_J"] < record["energy_cpu_J"]
+    assert record["overhead"][0]["thread_cpu_s"] > 0 and record["clocks"][0]["method"] == "reference"
+    assert cli.main(["recompute", str(run_dir)]) == 0
+    shown = json.loads((runs_dir.parent / "out.ipynb").read_text())["cells"]
+    texts = [str(output.get("data", {}).get("text/plain", "")) for cell in shown for output in cell.get("outputs", [])]
+    assert any("J per sample" in text for text in texts), "the live view in the notebook"
     before = (run_dir / "record.json").stat().st_mtime_ns
     again = papermill(runs_dir, TINY | dict(devices=2))
     assert again.wait() == 0 and (run_dir / "record.json").stat().st_mtime_ns == before

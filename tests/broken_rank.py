@@ -1,0 +1,20 @@
+"""What mpirun starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
+
+import os
+import sys
+
+from energynn.train import fourcastnet, rank
+
+original, how = fourcastnet.Progress.step, os.environ["HOW_IT_ENDS"]
+
+
+def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os):
+    if os.environ.get("PMI_RANK") == "0" and epoch == 40:
+        if how == "exit":
+            sys.exit(0)
+        raise RuntimeError("a fault of its own")
+    original(self, epoch, index, loss)
+
+
+fourcastnet.Progress.step = step
+rank.run(sys.argv[1])
