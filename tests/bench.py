@@ -1,5 +1,6 @@
 """`make bench`: what measuring costs, and how much of the machine a training step uses; ratios within one run."""
 
+import contextlib
 import json
 import multiprocessing
 import statistics
@@ -16,8 +17,10 @@ from energynn.cluster import systems
 from energynn.config import REPOSITORY
 from energynn.measure import sensors
 from energynn.models.afno import AFNO
+from energynn.train.phases import PhaseTimer
 
 PAIRS = 7
+PERIOD_S = 0.04  # the default of our trainers
 STEPS = 25
 
 
@@ -37,10 +40,14 @@ def training_step() -> tuple:
     optimizer = torch.optim.Adam(model.parameters())
     state = torch.randn(1, 4, 60, 120)
 
-    def step():
-        optimizer.zero_grad()
-        (model(state) - state).square().mean().backward()
-        optimizer.step()
+    def step(phase=lambda name: contextlib.nullcontext()):
+        with phase("forward"):
+            loss = (model(state) - state).square().mean()
+        with phase("backward"):
+            optimizer.zero_grad()
+            loss.backward()
+        with phase("optimizer"):
+            optimizer.step()
 
     with FlopCounterMode(display=False) as counter:
         step()
@@ -55,7 +62,7 @@ def seconds_of(function, times: int) -> float:
 
 
 def measuring_costs() -> dict:
-    """Time of a training loop with our sampler at 10 Hz beside it, over the time without; interleaved pairs."""
+    """Time of a training loop measured as in a run (sampler beside it, phases timed), over the time without."""
     step, _ = training_step()
     seconds_of(step, 3)
     context = multiprocessing.get_context("spawn")
@@ -65,13 +72,15 @@ def measuring_costs() -> dict:
         for on in (pair % 2 == 0, pair % 2 == 1):  # each comes first as often
             with tempfile.TemporaryDirectory() as folder:
                 stop = context.Event()
-                child = context.Process(target=sample_until_told, args=(folder, 0.1, stop)) if on else None
+                child = context.Process(target=sample_until_told, args=(folder, PERIOD_S, stop)) if on else None
                 if child:
                     child.start()
                     while not (Path(folder) / "samples.jsonl").exists():
                         time.sleep(0.05)
-                times[on] = seconds_of(step, STEPS)
+                timer = PhaseTimer(torch.device("cpu"), folder) if on else None
+                times[on] = seconds_of(lambda t=timer: step(t) if t else step(), STEPS)
                 if child:
+                    timer.totals_s()
                     stop.set()
                     child.join()
         ratios.append(times[True] / times[False])

@@ -23,6 +23,7 @@ QUANTITIES = (
     "nodes", "sockets", "dataset_samples", "samples_trained", "samples_evaluated", "optimizer_steps",
     "forward_backward_passes", "training_time_s", "perun_time_s", "device_hours_training", "device_hours_perun",
     *(f"energy_{c}_J" for c in COMPONENTS), *(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J",
+    *(f"energy_{c}_statistical_J" for c in COMPONENTS), *(f"energy_{c}_systematic_J" for c in COMPONENTS),
     *(f"mean_power_{c}_W" for c in COMPONENTS), "perun_samples", "sampling_period_s", "samples_in_training", "coverage",
 )  # fmt: skip
 METRICS = ("top1_error", "validation_loss")  # always there; others, named with lead times, where records have them
@@ -187,6 +188,19 @@ def over_repeats(table: pd.DataFrame, by: list[str], quantity: str) -> pd.DataFr
     summary = groups.agg(["mean", "std", "count"]).rename(columns={"count": "n"}).reset_index()
     spread = summary["std"].fillna(0.0)
     return summary.assign(low=summary["mean"] - spread, high=summary["mean"] + spread)
+
+
+def phases(runs: xr.Dataset) -> pd.DataFrame:
+    """Time and energy of each phase of each rank: the records' ``energy_phases``, one row each, with its ``run_id``."""
+    rows = []
+    for run_id, run_dir in zip(runs["run_id"].values, runs["run_dir"].values, strict=True):
+        rows += [
+            {"run_id": run_id, **entry}
+            for entry in json.loads((Path(run_dir) / "record.json").read_text()).get("energy_phases", [])
+        ]
+    return pd.DataFrame(
+        rows, columns=["run_id", "rank", "device", "phase", "time_s", *(f"energy_{c}_J" for c in COMPONENTS[:3])]
+    )
 
 
 def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:

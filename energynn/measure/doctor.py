@@ -108,10 +108,7 @@ def _update_rate(sensor: sensors.Sensor) -> str:
 
 
 def _semantics(sensor: sensors.Sensor) -> str:
-    """What NVML's power is: instantaneous on GA100 (A100), an average over a second on other Ampere and newer GPUs."""
-    if sensor.component != "gpu" or sensor.kind != "power":
-        return ""
-    return ", instantaneous on this GPU" if "A100" in sensor.notes.get("name", "") else ", usually an average over 1 s"
+    return f", {sensor.notes['power']}" if sensor.kind == "power" and "power" in sensor.notes else ""
 
 
 def _gpu_findings() -> list[Finding]:

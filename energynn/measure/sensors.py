@@ -118,6 +118,7 @@ def nvml_sensors() -> tuple[list[Sensor], list[str]]:
                 continue
             notes = {"uuid": uuid, "name": _text(pynvml.nvmlDeviceGetName(handle))}
             pynvml.nvmlDeviceGetPowerUsage(handle)
+            notes["power"] = power_semantics(notes["name"])
         except Exception as error:
             problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
             continue
@@ -136,6 +137,15 @@ def nvml_sensors() -> tuple[list[Sensor], list[str]]:
                    primary=checks is None, checks=checks, read=lambda h=handle: pynvml.nvmlDeviceGetPowerUsage(h))
         )  # fmt: skip
     return sensors, problems
+
+
+def power_semantics(gpu_name: str) -> str:
+    """What NVML's power reading of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
+    if re.search(r"A100|A800|A30\b", gpu_name):
+        return "instantaneous, seen by the sensor for about a quarter of the time"  # GA100
+    if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro)", gpu_name):
+        return "of older GPUs, whose averaging differs"
+    return "an average over 1 s"
 
 
 def cpu_estimate(model: dict) -> Sensor:

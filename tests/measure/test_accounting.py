@@ -1,0 +1,125 @@
+"""Energies of whole runs written by hand: devices and phases, idle power, costs; every number known in closed form."""
+
+import json
+
+import pytest
+
+from energynn import cli, records
+from energynn.measure import accounting, comparison
+
+T0 = 10**12
+HOST_W, GPU_W = 100.0, (200.0, 300.0)
+
+
+def write_lines(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def two_gpus(tmp_path):
+    """Two ranks with a GPU each on one host, idle at half power for 2 s before and after 10 s of training."""
+    sensors = [{"id": "cpu_0", "component": "cpu", "device": "0", "kind": "energy"}]
+    gpu = {"component": "gpu", "kind": "energy"}
+    sensors += [gpu | {"id": f"gpu_{n}", "device": str(n), "notes": {"uuid": f"GPU-{n}"}} for n in range(2)]
+    common = {"provenance": "simulated", "to_SI": 1.0, "wraps_at": None, "primary": True, "checks": None,
+              "update_s": 0.001, "model": None}  # fmt: skip
+
+    def joules(watts, t):  # half power outside of 0 to 10 s
+        return watts * (0.5 * (t + 3) if t < 0 else 1.5 + t if t < 10 else 11.5 + 0.5 * (t - 10))
+
+    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": 0.1, "sensors": [common | s for s in sensors]}]
+    for step in range(160):
+        t = step / 10 - 3
+        readings = [joules(watts, t) for watts in (HOST_W, *GPU_W)]
+        lines.append({"t": T0 + int(t * 1e9), "w": int(t * 1e9), "d": 50, "v": readings})
+    write_lines(tmp_path / "samples-h.jsonl", lines)
+    for rank in range(2):
+        marks = [(-2.5, "idle_start", dict(when="before")), (-0.5, "idle_end", dict(when="before")),
+                 (-0.4, "rank_start", dict(rank=rank, host="h", gpu_uuid=str(rank))), (0, "training_start", {}),
+                 (10, "training_end", {}), (10.2, "idle_start", dict(when="after")),
+                 (12.2, "idle_end", dict(when="after"))]  # fmt: skip
+        write_lines(tmp_path / f"events-rank{rank}.jsonl", [
+            {"t_mono_ns": T0 + int(t * 1e9), "t_wall_ns": int(t * 1e9), "event": name, **more}
+            for t, name, more in marks
+        ])  # fmt: skip
+        write_lines(tmp_path / f"phases-rank{rank}.jsonl", [
+            {"names": ["forward", "backward"]},
+            {"t": T0, "phase": [0, 1], "gap_us": [1_000_000, 0], "length_us": [3_000_000, 5_000_000]},
+        ])  # fmt: skip
+    return tmp_path
+
+
+def test_a_rank_has_its_own_gpu_and_its_part_of_the_host(two_gpus):
+    found = accounting.account(two_gpus)
+    assert found["energy_gpu_J"] == pytest.approx(5000, rel=1e-3) and found["energy_cpu_J"] == pytest.approx(
+        1000, rel=1e-3
+    )
+    by_key = {(entry["rank"], entry["phase"]): entry for entry in found["energy_phases"]}
+    for rank, watts in enumerate(GPU_W):
+        assert by_key[rank, "forward"]["energy_gpu_J"] == pytest.approx(3 * watts, rel=1e-2)
+        assert by_key[rank, "backward"]["energy_gpu_J"] == pytest.approx(5 * watts, rel=1e-2)
+        assert by_key[rank, "backward"]["energy_cpu_J"] == pytest.approx(5 * HOST_W / 2, rel=1e-2)
+        assert by_key[rank, "idle"]["time_s"] == pytest.approx(2.0)
+    for component in ("gpu", "cpu"):
+        name = f"energy_{component}_J"
+        assert sum(entry[name] for entry in found["energy_phases"]) == pytest.approx(found[name], rel=1e-9)
+        assert abs(by_key[None, "unattributed"][name]) < 1e-3 * found[name]
+
+
+def test_what_belongs_to_no_rank_is_said(two_gpus):
+    (two_gpus / "phases-rank1.jsonl").unlink()
+    rest = accounting.account(two_gpus)["energy_phases"][-1]
+    assert rest["phase"] == "unattributed" and rest["energy_gpu_J"] == pytest.approx(3000, rel=1e-3)
+    assert rest["energy_cpu_J"] == pytest.approx(500, rel=1e-3)
+
+
+def test_idle_power_and_what_is_left_without_it(two_gpus):
+    found = accounting.account(two_gpus)
+    assert found["idle_power_gpu_before_W"] == pytest.approx(250, rel=1e-3)
+    assert found["idle_power_gpu_after_W"] == pytest.approx(250, rel=1e-3)
+    assert found["energy_net_gpu_J"] == pytest.approx(2500, rel=1e-2)
+    assert found["energy_net_total_J"] == pytest.approx(3000, rel=1e-2)
+
+
+def test_segments_add_up_and_the_gap_between_them_is_seen(two_gpus):
+    alone = accounting.account(two_gpus)
+    later = two_gpus / "segment-2"
+    later.mkdir()
+    for path in list(two_gpus.glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:  # an hour later, on a machine that was started anew
+            line |= {name: line[name] + 3_600_000_000_000 for name in ("w", "t_wall_ns") if name in line}
+            line |= {name: line[name] - T0 // 2 for name in ("t", "t_mono_ns") if name in line}
+        write_lines(later / path.name, lines)
+    both = accounting.account(two_gpus)
+    for name in ("energy_gpu_J", "energy_cpu_J", "energy_total_J", "training_time_s", "energy_net_gpu_J"):
+        assert both[name] == pytest.approx(2 * alone[name], rel=1e-3), name
+    assert both["mean_power_gpu_W"] == pytest.approx(alone["mean_power_gpu_W"], rel=1e-3)
+    assert [s["gap_before_s"] for s in both["segments"]] == [None, pytest.approx(3590)]
+    assert {entry["segment"] for entry in both["sensors"]} == {1, 2}
+    assert sum(e["energy_gpu_J"] for e in both["energy_phases"]) == pytest.approx(both["energy_gpu_J"], rel=1e-9)
+
+
+def test_costs_are_computed_only_where_asked_for_and_say_where_the_factor_is_from(run_dir, capsys):
+    assert comparison.footprint(3.6e6, None, None, None, None) == {}
+    found = comparison.footprint(7.2e6, 380.0, 0.3, "the grid's operator", "2025-12-31")
+    assert (found["carbon_g"], found["price"], found["factor_date"]) == (760.0, 0.6, "2025-12-31")
+    records.build(run_dir, "finished", "")
+    assert cli.main(["recompute", str(run_dir), "--carbon", "380"]) == 2
+    assert "--source" in capsys.readouterr().err
+    assert cli.main(["recompute", str(run_dir), "--carbon", "380", "--source", "x", "--date", "yesterday"]) == 2
+    assert cli.main(["recompute", str(run_dir), "--carbon", "380", "--source", "x", "--date", "2025-01-01"]) == 0
+    assert "carbon_g" in capsys.readouterr().out
+
+
+def test_recompute_sees_what_was_changed(run_dir, capsys):
+    records.build(run_dir, "finished", "")
+    assert cli.main(["recompute", str(run_dir), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["recomputed"]["energy_cpu_J"] == pytest.approx(2400, rel=1e-3) and all(answer["identical"].values())
+    path = next(run_dir.glob("samples-*.jsonl"))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(lines[:100] + lines[103:]) + "\n")
+    assert cli.main(["recompute", str(run_dir)]) == 1
+    assert "NOT as in the record" in capsys.readouterr().out
+    assert cli.main(["recompute", str(run_dir / "nothing")]) == 2
