@@ -21,6 +21,7 @@ from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
 
 TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
+LONGER = TINY | dict(devices=2, epochs=90)
 ENDLESS = TINY | dict(epochs=10_000, devices=2)
 
 
@@ -165,7 +166,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
 @pytest.mark.slow
 def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     runs_dir = tmp_path / "runs"
-    started = papermill(runs_dir, TINY | dict(devices=2))
+    started = papermill(runs_dir, LONGER)
     output, live = "", False
     for line in started.stdout:
         output += line
@@ -195,7 +196,7 @@ def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     texts = [str(output.get("data", {}).get("text/plain", "")) for cell in shown for output in cell.get("outputs", [])]
     assert any("J per sample" in text for text in texts), "the live view in the notebook"
     before = (run_dir / "record.json").stat().st_mtime_ns
-    again = papermill(runs_dir, TINY | dict(devices=2))
+    again = papermill(runs_dir, LONGER)
     assert again.wait() == 0 and (run_dir / "record.json").stat().st_mtime_ns == before
 
 
