@@ -141,9 +141,8 @@ def _measure(options) -> int:
     words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
     record, status = command.measure(words, options.out, options.period, quiet=options.json)
     if record:
-        print(
-            json.dumps(record, indent=1) if options.json else f"{command.report(record)}\n  record: {record['run_id']}"
-        )
+        folder = options.out or Path("runs") / "measured" / record["run_id"]
+        print(json.dumps(record, indent=1) if options.json else f"{command.report(record)}\n  record: {folder}")
     return status
 
 
