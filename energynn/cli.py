@@ -87,6 +87,9 @@ def _run(options) -> int:
 
     try:
         launch.run(config.make(**{name: _literal(value) for name, value in options.parameters}), options.runs_dir)
+    except InterruptedError as error:
+        print(f"energynn: {error}", file=sys.stderr)
+        return launch.CAN_GO_ON
     except RuntimeError as error:  # the run began and did not end well; its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return 1

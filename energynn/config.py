@@ -36,6 +36,7 @@ class RunConfig:
     perun_sampling_period_s: float = 0.25  # perun's; the paper used 1 s
     collective_timeout_s: float = 120.0
     save_weights: bool = False
+    checkpoint_period_s: float = 600.0  # between two checkpoints; 0: only when asked to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,10 +145,9 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 LEAST_VALUES = {
     "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "epochs": 1, "seed": 0, "repeat": 0,
     "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01, "perun_sampling_period_s": 0.1,
-    "idle_baseline_s": 0,
-    "collective_timeout_s": 1, "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1,
-    "warmup_epochs": 0, "plateau_patience": 0, "training_samples": 0, "validation_samples": 0,
-    "learning_rate": 0, "momentum": 0, "weight_decay": 0,
+    "idle_baseline_s": 0, "collective_timeout_s": 1, "checkpoint_period_s": 0, "image_size": 32, "patch_size": 1,
+    "embed_dim": 8, "depth": 1, "num_blocks": 1, "warmup_epochs": 0, "plateau_patience": 0, "training_samples": 0,
+    "validation_samples": 0, "learning_rate": 0, "momentum": 0, "weight_decay": 0,
 }  # fmt: skip
 
 

@@ -25,10 +25,12 @@ from energynn import manifests, records
 from energynn.cluster import systems
 from energynn.config import RunConfig
 from energynn.measure import perun_adapter, watch
-from energynn.measure.samples import Silence, read_events
+from energynn.measure.samples import Silence, read_events, segments
 
 LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
+CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
 SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
 LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
@@ -40,7 +42,7 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
 
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved to
     runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
-    and RuntimeError with the reason if it ended in anything but success.
+    InterruptedError if it was stopped and can go on, RuntimeError with the reason if it ended otherwise without success.
     """
     if not isinstance(runs_dir, str | Path) or not str(runs_dir):
         raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
@@ -76,6 +78,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
         if view_ended:
             view_ended.set()
     record = records.read(run_dir)
+    if record and record["status"] == "interrupted":
+        raise InterruptedError(f"{run_dir.name}: interrupted: {record['status_reason']}")
     if record is None:
         raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
     if record["status"] != "finished":
@@ -155,10 +159,19 @@ def find_mpi() -> tuple[str, str]:
 
 
 def begin(config: RunConfig, run_dir: Path) -> None:
-    """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten."""
+    """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten.
+
+    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one.
+    """
     if (run_dir / "run.json").exists():
         if records.is_running(run_dir):
             raise ValueError(f"{run_dir.name}: this run goes on already")
+        if list(run_dir.glob("checkpoint/*.sha256")):
+            number = len(segments(run_dir))
+            if (run_dir / "record.json").exists():
+                (run_dir / "record.json").rename(run_dir / f"record-after-segment-{number}.json")
+            (run_dir / f"segment-{number + 1}").mkdir()
+            return
         aside = run_dir.parent / "superseded"
         aside.mkdir(exist_ok=True)
         attempt = 1 + sum(1 for _ in aside.glob(f"{run_dir.name}.*"))
@@ -209,26 +222,29 @@ def supervise(run_dir: Path, parent: int) -> int:
     reserve.write_bytes(b"\0" * RESERVE_B)
 
     intent = json.loads((run_dir / "run.json").read_text())
+    folder = segments(run_dir)[-1]
     ranks = subprocess.Popen(
-        mpi_command(run_dir, intent), env=rank_environment(run_dir, intent),
+        mpi_command(folder, intent), env=rank_environment(folder, intent),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
     )  # fmt: skip
     last_words: list[str] = []
-    relay = threading.Thread(target=_relay, args=(ranks.stdout, run_dir / "log.txt", last_words), daemon=True)
+    relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
     relay.start()
     silence = Silence()
     while ranks.poll() is None and not stop_reasons:
         if os.getppid() != parent:
             stop_reasons.append("the process that started the run ended")
-        if silence(run_dir) > SILENCE_S:
+        if silence(folder) > SILENCE_S:
             stop_reasons.append(f"no sample for {SILENCE_S:.0f} s, the sampler is dead")
         time.sleep(0.05)
+    if stop_reasons and os.getppid() == parent and silence(folder) < SILENCE_S:
+        _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
 
     reserve.unlink()
-    status, reason = verdict(run_dir, intent, ranks.returncode, stop_reasons, last_words)
+    status, reason = verdict(folder, intent, ranks.returncode, stop_reasons, last_words)
     try:
         record = records.build(run_dir, status, reason)
     except OSError as error:
@@ -236,7 +252,16 @@ def supervise(run_dir: Path, parent: int) -> int:
               f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
         return 1
     print(summary(record), flush=True)
-    return 0 if status == "finished" else 1
+    return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
+
+
+def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
+    """Ask the ranks for a checkpoint, through a file that every launcher's ranks can see, and let them end."""
+    if any(event["event"] == "training_start" for event in read_events(folder)):
+        (folder / "stop").touch()
+        deadline = time.monotonic() + CHECKPOINT_S
+        while ranks.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def mpi_command(run_dir: Path, intent: dict) -> list[str]:
@@ -286,6 +311,8 @@ def verdict(
     silent = [str(rank) for rank in range(intent["devices"]) if rank not in ends]
     if not failures and not silent:
         return "finished", ""
+    if not silent and all(event["status"] == "interrupted" for event in failures):
+        return "interrupted", f"{(stop_reasons or ['asked to stop'])[0]}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
     without_a_word = f"rank {', '.join(silent)} ended without a word, mpirun with status {exit_status}"
@@ -354,7 +381,7 @@ def show_errors_in_one_line() -> None:
         shell._showtraceback(kind, error, lines)
         return lines
 
-    get_ipython().set_custom_exc((ValueError, RuntimeError), handler)
+    get_ipython().set_custom_exc((ValueError, RuntimeError, InterruptedError), handler)
 
 
 def _papermills_terminal():

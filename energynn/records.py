@@ -145,7 +145,8 @@ def derive(run_dir: Path, intent: dict) -> dict:
     events = [event for folder in segments(run_dir) for event in read_events(folder)]
     of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
     result: dict = {
-        "history": [_fields(event) for event in of_kind("epoch")],
+        # An epoch may stand in two segments, where an older checkpoint was taken: the last one counts.
+        "history": list({event["epoch"]: _fields(event) for event in of_kind("epoch")}.values()),
         "phases": [_fields(event, with_rank=True) for event in of_kind("phases")],
         "metrics": {}, **account(run_dir),
     }  # fmt: skip
@@ -224,7 +225,10 @@ def hash_files(run_dir: Path) -> dict:
     return {
         str(path.relative_to(run_dir)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
         for path in sorted(run_dir.rglob("*"))
-        if path.is_file() and path.name not in ("record.json", "notebook.ipynb") and not path.name.startswith(".")
+        if path.is_file()
+        and path.name not in ("record.json", "notebook.ipynb")
+        and not path.name.startswith(".")
+        and path.parent.name != "checkpoint"  # of use only until the training has ended
     }
 
 

@@ -1,25 +1,26 @@
-"""Weights on disk: written whole or not at all, and read only into the network that they were made for."""
+"""Weights and checkpoints on disk: written whole or not at all, and read only into what they were made for."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import random
+import sys
+import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+
+from energynn.train import distributed
+from energynn.train.distributed import World
+
+GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not the run
 
 
 def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
     """Write the weights with the sizes of their network; return the file's SHA-256."""
-    temporary = path.with_suffix(".part")
-    with open(temporary, "wb") as file:
-        torch.save({"architecture": architecture, "state_dict": model.state_dict()}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    with open(temporary, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    os.replace(temporary, path)
-    return digest
+    return _write(path, {"architecture": architecture, "state_dict": model.state_dict()})
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
@@ -39,3 +40,100 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
         )
         raise ValueError(f"initial_run: {path} holds another architecture ({other}); choose the same sizes")
     model.load_state_dict(state_dict)
+
+
+# --------------------------------------------------------------------------------------------------------- checkpoints
+
+
+class Checkpoints:
+    """The checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
+
+    Each is a file and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all:
+    model, optimizer and schedule are the same everywhere, batch norm's statistics are those of rank 0 for
+    DistributedDataParallel too; what differs, random generators and losses, is gathered.
+    """
+
+    def __init__(self, run_dir: Path, world: World, period_s: float):
+        self.folder, self.world, self.period_s = Path(run_dir) / "checkpoint", world, period_s
+        self.last = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Whether rank 0's clock says that it is time; the same answer on every rank only through ``StopVote``."""
+        return self.period_s > 0 and time.monotonic() - self.last > self.period_s
+
+    def save(self, optimizer_steps: int, state: dict, own: dict) -> None:
+        """Write what all ranks share and what each has of its own; returns once it is on disk."""
+        everyone: list = [None] * self.world.size
+        dist.all_gather_object(everyone, own | {"random": random_state()})
+        if self.world.rank == 0:
+            self.folder.mkdir(exist_ok=True)
+            path = self.folder / f"{optimizer_steps:012d}.pt"
+            digest = _write(path, {"state": state, "ranks": everyone})
+            _write_text(path.with_suffix(".sha256"), digest)
+            for old in sorted(self.folder.glob("*.sha256"))[:-GENERATIONS]:
+                old.unlink()
+                old.with_suffix(".pt").unlink(missing_ok=True)
+        self.last = time.monotonic()
+        distributed.barrier(self.world)
+
+    def load(self) -> tuple[dict, dict] | None:
+        """The newest whole checkpoint: shared state and this rank's own; None if there is none.
+
+        A damaged one is passed over with a warning. Random generators are put back by ``restore_random_state``.
+        """
+        for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
+            path = mark.with_suffix(".pt")
+            try:
+                with open(path, "rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != mark.read_text().strip():
+                        raise ValueError("its SHA-256 differs")
+                found = torch.load(path, map_location="cpu", weights_only=True)
+                return found["state"], found["ranks"][self.world.rank]
+            except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+                if self.world.rank == 0:
+                    print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
+                          file=sys.stderr, flush=True)  # fmt: skip
+        return None
+
+    def remove(self) -> None:
+        """After the end of the training nothing goes on from here."""
+        if self.world.rank == 0 and self.folder.is_dir():
+            for path in self.folder.iterdir():
+                path.unlink()
+            self.folder.rmdir()
+
+
+def random_state() -> dict:
+    """The state of every generator that a trainer may draw from."""
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }  # fmt: skip
+
+
+def restore_random_state(state: dict) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.random.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _write(path: Path, value) -> str:
+    """Write a file whole or not at all; return its SHA-256."""
+    temporary = path.with_suffix(".part")
+    with open(temporary, "wb") as file:
+        torch.save(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    with open(temporary, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    os.replace(temporary, path)
+    return digest
+
+
+def _write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text + "\n")
+    os.replace(temporary, path)

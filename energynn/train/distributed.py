@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
 import random
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.measure import clocks
@@ -102,6 +107,66 @@ def barrier(world: World) -> None:
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
     total([0.0], world)  # all ranks have to arrive, and reading the sum waits for it
+
+
+class Interrupted(Exception):
+    """The training was asked to stop, and can go on from its checkpoint."""
+
+
+class StopVote:
+    """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
+
+    A rank is asked by SIGTERM or SIGUSR1, all of them by a file ``stop`` in the folder, and rank 0's clock asks for
+    the regular checkpoints. Each step starts a sum over all ranks beside the training, and reads that of the step
+    before, so that nobody waits.
+    """
+
+    NOTHING, CHECKPOINT, STOP = 0, 1, 1000
+
+    def __init__(self, world: World, folder: Path):
+        self.world, self.file = world, Path(folder) / "stop"
+        self.group = dist.new_group(backend="gloo") if world.device.type == "cuda" else None
+        self.asked, self.pending, self.looked = False, None, 0.0
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame) -> None:
+        self.asked = True
+
+    def __call__(self, checkpoint_is_due: bool) -> int:
+        """Call once per step on every rank."""
+        if self.world.rank == 0 and time.monotonic() - self.looked > 0.2:
+            self.looked = time.monotonic()
+            self.asked = self.asked or self.file.exists()
+        answer = self.NOTHING
+        if self.pending:
+            tensor, work = self.pending
+            work.wait()
+            votes = int(tensor.item())
+            answer = self.STOP if votes >= self.STOP else self.CHECKPOINT if votes else self.NOTHING
+        vote = self.STOP if self.asked else int(self.world.rank == 0 and checkpoint_is_due and not answer)
+        tensor = torch.tensor([vote], dtype=torch.int64)
+        self.pending = tensor, dist.all_reduce(tensor, group=self.group, async_op=True)
+        return answer
+
+    def close(self) -> None:
+        """Take in the last sum, so that none is under way when the ranks part."""
+        if self.pending:
+            self.pending[1].wait()
+
+
+class Shard(DistributedSampler):
+    """This rank's part of a data set, from a given place within the epoch on.
+
+    With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random crop can then depend
+    on both and on nothing else, whichever process loads it and wherever the training was interrupted.
+    """
+
+    first, numbered = 0, False
+
+    def __iter__(self):
+        offset = self.epoch * len(self.dataset) if self.numbered else 0
+        return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
 
 
 def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from energynn import manifests
 from energynn.config import FourCastNetConfig
@@ -27,24 +27,27 @@ STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (sect
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
-def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
+def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -> list[float]:
     """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
 
-    Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Writes the events
-    of this rank to ``run_dir``, and the weights if ``config.save_weights``. Raises ValueError for damaged data,
-    missing or other weights, a data set smaller than one global batch, and a loss that is not finite.
+    Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Goes on from the
+    newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a segment of the
+    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data, missing
+    or other weights, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the
+    checkpoint when it was asked to stop.
     """
     run_dir = Path(run_dir)
+    folder = Path(folder or run_dir)
     world = distributed.join(config)
-    events = Events(run_dir, world.rank)
+    events = Events(folder, world.rank)
     events.mark("rank_start", **world.describe())
 
     quiet = (lambda line: None) if world.rank else print
-    folder = manifests.verify(config.dataset, progress=quiet)
-    training, test = era5.load_ensemble(folder / f"{config.dataset}.nc", STEPS[config.stage])
+    data = manifests.verify(config.dataset, progress=quiet)
+    training, test = era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
     sequences = TensorDataset(torch.from_numpy(training.sequences))
     # The published code leaves out what does not fill a batch on every rank, too.
-    sampler = DistributedSampler(sequences, shuffle=True, seed=config.seed, drop_last=True)
+    sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(
         sequences, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=True
     )
@@ -62,20 +65,41 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
     example = torch.from_numpy(test.sequences[:1]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
     distributed.warm_up(model, lambda: rollout_loss(model, example))
 
-    phases = PhaseTimer(world.device, run_dir, world.rank)
+    phases = PhaseTimer(world.device, folder, world.rank)
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
+    first_epoch = done_steps = samples_evaluated = 0
+    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
+    if found := checkpoints.load():
+        shared, own = found
+        model.module.load_state_dict(shared["model"])
+        optimizer.load_state_dict(shared["optimizer"])
+        scheduler.load_state_dict(shared["scheduler"])
+        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
+        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
+        checkpoint.restore_random_state(own["random"])
+        quiet(f"fourcastnet {config.stage}: goes on from epoch {first_epoch + 1}, step {done_steps + 1}")
+    stop = distributed.StopVote(world, folder)
     name = f"fourcastnet {config.stage}"
     progress = Progress(name, config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
-    losses: list[float] = []
-    samples_trained = samples_evaluated = 0
     metrics: dict[str, float] = {}
+
+    def save(optimizer_steps: int) -> None:
+        with phases("checkpoint"):
+            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                      "scheduler": scheduler.state_dict(), "optimizer_steps": optimizer_steps,
+                      "samples_evaluated": samples_evaluated}  # fmt: skip
+            checkpoints.save(optimizer_steps, shared, {"losses": losses})
+        phases.totals_s()
+
     distributed.barrier(world)
     events.mark("training_start", dataset_samples=len(sequences))
-    for epoch in range(config.epochs):
+    for epoch in range(first_epoch, config.epochs):
         learning_rate = optimizer.param_groups[0]["lr"]
         model.train()
         sampler.set_epoch(epoch)
+        sampler.first = done_steps * config.local_batch_size
         unread: list[Tensor] = []
-        for step, (batch,) in enumerate(phases.loading(loader)):
+        for step, (batch,) in enumerate(phases.loading(loader), start=done_steps):
             with phases("host_to_device"):
                 batch = batch.to(world.device)
             with phases("forward"):
@@ -87,13 +111,19 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
                 optimizer.step()
             unread.append(loss.detach())
             progress.step(epoch, step, unread[-1])
-            if len(unread) == CHECK_STEPS or step == steps - 1:
+            asked = stop(checkpoints.is_due())
+            if len(unread) == CHECK_STEPS or step == steps - 1 or asked:
                 read = torch.stack(unread).tolist()
                 require_finite(read, epoch, first_step=step + 1 - len(read))
                 losses += read
                 unread.clear()
+            if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
+                save(epoch * steps + step + 1)
+                if asked == stop.STOP:
+                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
+        done_steps = 0
         scheduler.step()
-        samples_trained += steps * config.global_batch_size
+        samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
             metrics = evaluate(model.module, test, world)
@@ -106,6 +136,11 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        if asked and epoch < config.epochs - 1:
+            save((epoch + 1) * steps)
+            if asked == stop.STOP:
+                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
+    stop.close()
     distributed.barrier(world)
     events.mark(
         "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
@@ -116,6 +151,7 @@ def main(config: FourCastNetConfig, run_dir: Path) -> list[float]:
     if config.save_weights and world.rank == 0:
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, architecture(config))
         events.mark("weights_saved", file="weights.pt", sha256=digest)
+    checkpoints.remove()
     distributed.leave()
     return losses
 

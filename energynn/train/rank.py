@@ -12,28 +12,35 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
+from energynn.train.distributed import Interrupted
 from energynn.train.phases import Events
 
 
-def run(run_dir: str | Path) -> None:
-    """Train as run.json asks. Ends the whole MPI world if this rank cannot go on, so that none waits for ever."""
-    run_dir = Path(run_dir)
+def run(folder: str | Path) -> None:
+    """Train as run.json asks, with raw files in a folder: the run's own, or that of a later segment.
+
+    Ends the whole MPI world if this rank cannot go on, so that none waits for ever.
+    """
+    folder = Path(folder)
+    run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
     status, reason = "finished", ""
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
     try:
         config = configuration.from_dict(json.loads((run_dir / "run.json").read_text())["config"])
-        if not list(run_dir.glob("samples-*.jsonl")):  # perun goes on without its sampler; we do not
+        if not list(folder.glob("samples-*.jsonl")):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
-        _be_idle(run_dir, rank, "before", config.idle_baseline_s)
-        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
-        _be_idle(run_dir, rank, "after", config.idle_baseline_s)
+        _be_idle(folder, rank, "before", config.idle_baseline_s)
+        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir, folder)
+        _be_idle(folder, rank, "after", config.idle_baseline_s)
+    except Interrupted as stop:  # every rank at the same step: no reason to end the world
+        status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError):  # a user's mistake explains itself; anything else needs its place
             traceback.print_exc()
     try:
-        Events(run_dir, rank).mark("rank_end", status=status, reason=reason)
+        Events(folder, rank).mark("rank_end", status=status, reason=reason)
     except OSError as error:
         print(f"energynn: rank {rank}: cannot write its end: {error}", file=sys.stderr, flush=True)
         status = "failed"
@@ -42,10 +49,10 @@ def run(run_dir: str | Path) -> None:
         _end_the_world()
 
 
-def _be_idle(run_dir: Path, rank: int, when: str, seconds: float) -> None:
+def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
     """Do nothing for a while, so that idle power is measured; at the end it is also the samples' tail."""
     if seconds > 0:
-        events = Events(run_dir, rank)
+        events = Events(folder, rank)
         events.mark("idle_start", when=when)
         time.sleep(seconds)
         events.mark("idle_end", when=when)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
@@ -31,15 +31,18 @@ REFERENCE_BATCH_SIZE = 256  # config.learning_rate is for this global batch size
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
-def main(config: ResNet50Config, run_dir: Path) -> list[float]:
+def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> list[float]:
     """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
 
-    Writes the events of this rank to ``run_dir``, and the weights if ``config.save_weights``. Raises ValueError
-    for damaged data, a data set smaller than one global batch, and a loss that is not finite.
+    Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
+    segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
+    data, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the checkpoint when
+    it was asked to stop.
     """
     run_dir = Path(run_dir)
+    folder = Path(folder or run_dir)
     world = distributed.join(config)
-    events = Events(run_dir, world.rank)
+    events = Events(folder, world.rank)
     events.mark("rank_start", **world.describe())
 
     training, validation = load_images(config, quiet=world.rank > 0)
@@ -58,28 +61,50 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
         model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
     )
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
-    torch.manual_seed(config.seed + world.rank)  # ranks draw different crops
 
     images = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size, device=world.device)
     labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
     distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
 
-    phases = PhaseTimer(world.device, run_dir, world.rank)
+    phases = PhaseTimer(world.device, folder, world.rank)
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
+    first_epoch = done_steps = samples_evaluated = 0
+    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
+    if found := checkpoints.load():
+        shared, own = found
+        model.module.load_state_dict(shared["model"])
+        optimizer.load_state_dict(shared["optimizer"])
+        plateau.load_state_dict(shared["plateau"])
+        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
+        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
+        checkpoint.restore_random_state(own["random"])
+        if world.rank == 0:
+            print(f"resnet50: goes on from epoch {first_epoch + 1}, step {done_steps + 1}", flush=True)
+    stop = distributed.StopVote(world, folder)
     progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
-    losses: list[float] = []
-    samples_trained = samples_evaluated = 0
     metrics: dict[str, float] = {}
+
+    def save(optimizer_steps: int) -> None:
+        with phases("checkpoint"):
+            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
+                      "plateau": plateau.state_dict(), "optimizer_steps": optimizer_steps,
+                      "samples_evaluated": samples_evaluated}  # fmt: skip
+            checkpoints.save(optimizer_steps, shared, {"losses": losses})
+        phases.totals_s()
+
     distributed.barrier(world)
     events.mark("training_start", dataset_samples=len(training))
-    for epoch in range(config.epochs):
+    for epoch in range(first_epoch, config.epochs):
         if epoch <= config.warmup_epochs:
             optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
         learning_rate = optimizer.param_groups[0]["lr"]
 
         model.train()
-        training_loader.sampler.set_epoch(epoch)
+        for loader in (training_loader, training_evaluation_loader, validation_loader):
+            loader.sampler.set_epoch(epoch)
+        training_loader.sampler.first = done_steps * config.local_batch_size
         unread: list[torch.Tensor] = []
-        for step, (images, labels) in enumerate(phases.loading(training_loader)):
+        for step, (images, labels) in enumerate(phases.loading(training_loader), start=done_steps):
             with phases("host_to_device"):
                 images, labels = images.to(world.device), labels.to(world.device)
             with phases("forward"):
@@ -91,12 +116,18 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
                 optimizer.step()
             unread.append(loss.detach())
             progress.step(epoch, step, unread[-1])
-            if len(unread) == CHECK_STEPS or step == steps - 1:
+            asked = stop(checkpoints.is_due())
+            if len(unread) == CHECK_STEPS or step == steps - 1 or asked:
                 read = torch.stack(unread).tolist()
                 require_finite(read, epoch, first_step=step + 1 - len(read))
                 losses += read
                 unread.clear()
-        samples_trained += steps * config.global_batch_size
+            if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
+                save(epoch * steps + step + 1)
+                if asked == stop.STOP:
+                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
+        done_steps = 0
+        samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
             metrics, evaluated = evaluate(model, validation_loader, world)
@@ -115,6 +146,11 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        if asked and epoch < config.epochs - 1:
+            save((epoch + 1) * steps)
+            if asked == stop.STOP:
+                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
+    stop.close()
     distributed.barrier(world)
     events.mark(
         "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
@@ -126,6 +162,7 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
         classes = {"classes": len(training.dataset.classes)}
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
         events.mark("weights_saved", file="weights.pt", sha256=digest)
+    checkpoints.remove()
     distributed.leave()
     return losses
 
@@ -150,11 +187,34 @@ def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Subset, Su
     )
 
 
+class SeededCrops(Dataset):
+    """Images whose random crop and flip follow from seed, epoch and index alone, whoever loads them and when.
+
+    So a training goes on from a checkpoint with the very images that it would have seen.
+    """
+
+    def __init__(self, images: Subset, seed: int):
+        self.images, self.seed = images, seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, number: int):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self.seed * 2**40 + number)  # number is epoch x samples + index
+            return self.images[number % len(self.images)]
+
+
 def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLoader:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
-    sampler = DistributedSampler(images, shuffle=shuffle, seed=config.seed, drop_last=True)
+    sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
+    sampler.numbered = True
     return DataLoader(
-        images, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=shuffle
+        SeededCrops(images, config.seed),
+        config.local_batch_size,
+        sampler=sampler,
+        num_workers=config.loader_workers,
+        drop_last=shuffle,
     )
 
 
