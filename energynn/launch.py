@@ -42,7 +42,7 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
 
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved to
     runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
-    InterruptedError if it was stopped and can go on, RuntimeError with the reason if it ended otherwise without success.
+    InterruptedError if it was stopped and can go on, RuntimeError with the reason if it failed or was killed.
     """
     if not isinstance(runs_dir, str | Path) or not str(runs_dir):
         raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")

@@ -164,6 +164,37 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
+    """Stopped by a signal to the supervisor, then started again by the same command: energies of both starts add up."""
+    runs_dir = tmp_path / "runs"
+    parameters = TINY | dict(devices=2, epochs=150)
+    started = python_run(runs_dir, parameters)
+    wait_until(lambda: training_has_begun(runs_dir))
+    time.sleep(2.5)
+    victim(runs_dir, "supervisor", started).send_signal(signal.SIGTERM)
+    output = started.communicate(timeout=60)[0]
+    run_dir = only_run(runs_dir)
+    first = records.read(run_dir)
+    assert started.returncode != 0 and first["status"] == "interrupted" and "it can go on" in first["status_reason"], (
+        output
+    )
+    assert list(run_dir.glob("checkpoint/*.sha256")) and list(run_dir.glob("perun/*.hdf5")), (
+        "perun's data are kept, too"
+    )
+    output = python_run(runs_dir, parameters).communicate(timeout=120)[0]
+    assert "goes on from epoch" in output
+    record = records.read(run_dir)
+    assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
+        "invalid_reasons"
+    ]
+    assert len(record["segments"]) == 2 and record["segments"][1]["gap_before_s"] > 1
+    assert record["energy_cpu_J"] > first["energy_cpu_J"] > 0
+    assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
+    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 151))
+    assert not (run_dir / "checkpoint").exists() and (run_dir / "record-after-segment-1.json").exists()
+
+
+@pytest.mark.slow
 def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     runs_dir = tmp_path / "runs"
     started = papermill(runs_dir, LONGER)

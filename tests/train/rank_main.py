@@ -8,12 +8,16 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
+from energynn.train.distributed import Interrupted
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
 try:
     losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
+except Interrupted as stop:
+    print(f"interrupted: {stop}", flush=True)
+    sys.exit(75)
 except ValueError as error:
     sys.exit(f"ValueError: {error}")
 print("losses", json.dumps(losses))
