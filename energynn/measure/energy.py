@@ -43,6 +43,7 @@ class Curve:
     good_ns: np.ndarray
     failed_ns: np.ndarray
     longest_ns: float
+    period_s: float
     edge_s: float = 0.0
     edge_J: float | np.ndarray = 0.0
     lag_s: float = 0.0
@@ -56,7 +57,7 @@ class Curve:
         """Energy in a window in J, edges interpolated, and its statistical standard deviation in J."""
         edges_ns = np.array([start_ns, end_ns])
         first_J, last_J = self.at(edges_ns)
-        around_ns = self.longest_ns
+        around_ns = 2.5e9 * self.period_s
         edge_W = (self.at(edges_ns + around_ns) - self.at(edges_ns - around_ns)) / (2 * around_ns / 1e9)
         inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], self.t_ns - self.t_ns[0], self.variance_J2))[0]
         edge_J = np.interp(
@@ -66,9 +67,12 @@ class Curve:
         return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2))
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
-        """Share of a window that lies between readings no further apart than the longest allowed."""
+        """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
         widths_ns = np.diff(np.clip(self.good_ns, start_ns, end_ns))
-        return float(widths_ns[np.diff(self.good_ns) <= self.longest_ns].sum() / (end_ns - start_ns))
+        whole = (np.diff(self.good_ns) <= self.longest_ns) & (
+            np.diff(np.searchsorted(self.failed_ns, self.good_ns)) == 0
+        )
+        return float(widths_ns[whole].sum() / (end_ns - start_ns))
 
 
 def curves(samples: Samples) -> list[Curve]:
@@ -85,7 +89,7 @@ def curves(samples: Samples) -> list[Curve]:
             continue
         times_ns, values = samples.t_ns[good], readings[good]
         reads = dict(sensor=sensor, host=samples.host, good_ns=times_ns, failed_ns=samples.t_ns[~good],
-                     longest_ns=samples.longest_ns)  # fmt: skip
+                     longest_ns=samples.longest_ns, period_s=samples.period_s)  # fmt: skip
         if sensor["kind"] == "power":
             found.append(_power_curve(reads, times_ns, values * sensor["to_SI"]))
         elif sensor["kind"] == "busy":

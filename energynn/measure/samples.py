@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-LONGEST_PERIODS = 2.5  # two readings further apart than so many periods have a gap between them
+# Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
+LONGEST_PERIODS, LONGEST_S = 2.5, 0.5
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
 
 
@@ -46,14 +47,18 @@ class Samples:
     @property
     def longest_ns(self) -> float:
         """Two readings further apart than this have a gap between them."""
-        return LONGEST_PERIODS * self.period_s * 1e9
+        return max(LONGEST_PERIODS * self.period_s, LONGEST_S) * 1e9
 
     def wall_clock_steps(self) -> list[dict]:
         """Where the wall clock was set while the run went on; energies and windows do not depend on it."""
-        ahead_s = (self.wall_ns - self.t_ns) / 1e9
-        steps = np.flatnonzero(np.abs(np.diff(ahead_s)) > STEP_OF_WALL_CLOCK_S)
-        return [{"host": self.host, "t_mono_ns": int(self.t_ns[i + 1]), "step_s": float(ahead_s[i + 1] - ahead_s[i])}
-                for i in steps]  # fmt: skip
+        ahead_s = (self.wall_ns - self.t_ns) / 1e9 + self.duration_us / 2e6  # the wall clock is read first
+        found = []
+        for i in np.flatnonzero(np.abs(np.diff(ahead_s)) > STEP_OF_WALL_CLOCK_S):
+            # A step stays; a sampler that lost its core between reading two clocks shows for one sample only.
+            step_s = float(np.median(ahead_s[i + 1 : i + 6]) - np.median(ahead_s[max(0, i - 4) : i + 1]))
+            if abs(step_s) > STEP_OF_WALL_CLOCK_S:
+                found.append({"host": self.host, "t_mono_ns": int(self.t_ns[i + 1]), "step_s": step_s})
+        return found
 
     def overhead(self) -> dict:
         """What sampling this host cost and how regular it was."""

@@ -11,6 +11,9 @@ from energynn import config
 POWER_W = {0: 5.0, 1: 14.0, 2: 23.0, 4: 41.0}  # of the whole host with so many devices at work
 
 
+PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "idle")
+
+
 def write_run(runs_dir: Path, configuration: config.RunConfig, provenance: str = "simulated", **changes) -> Path:
     """Write the files of one run as the launcher does; ``changes`` replace fields of the record, None removes one."""
     settings = config.to_dict(configuration)
@@ -44,7 +47,12 @@ def write_run(runs_dir: Path, configuration: config.RunConfig, provenance: str =
         "energy_total_J": energy_J, "energy_cpu_provenance": provenance,
         "energy_total_provenance": provenance, "mean_power_cpu_W": power_W, "mean_power_total_W": power_W,
         "sampling_period_s": 0.1, "samples_in_training": int(training_time_s / 0.1),
-        "coverage": 1.0, "sensors": [sensor], "metrics": metrics, "machine": {"hostname": "synthetic", "cpu": "none"},
+        "coverage": 1.0, "sensors": [sensor], "metrics": metrics,
+        "energy_phases": [
+            {"rank": rank, "device": "cpu", "phase": phase, "time_s": training_time_s / 7,
+             "energy_cpu_J": energy_J / 7 / devices} for rank in range(devices) for phase in PHASES
+        ],
+                           "energy_cpu_J": energy_J / 7 / devices} for rank in range(devices) for phase in PHASES], "machine": {"hostname": "synthetic", "cpu": "none"},
     } | changes  # fmt: skip
     record = {field: value for field, value in record.items() if value is not None}
     (run_dir / "record.json").write_text(json.dumps(record))

@@ -119,7 +119,7 @@ def test_recompute_sees_what_was_changed(run_dir, capsys):
     assert answer["recomputed"]["energy_cpu_J"] == pytest.approx(2400, rel=1e-3) and all(answer["identical"].values())
     path = next(run_dir.glob("samples-*.jsonl"))
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:100] + lines[103:]) + "\n")
+    path.write_text("\n".join(lines[:100] + lines[110:]) + "\n")
     assert cli.main(["recompute", str(run_dir)]) == 1
     assert "NOT as in the record" in capsys.readouterr().out
     assert cli.main(["recompute", str(run_dir / "nothing")]) == 2
