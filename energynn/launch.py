@@ -7,6 +7,7 @@ relays its lines and writes the record; and mpirun with the ranks, each under pe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -356,7 +357,12 @@ def _end_everything(ranks: subprocess.Popen) -> None:
     import psutil
 
     def alive() -> list:
-        return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended while we looked
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     if ranks.poll() is None:
         ranks.send_signal(signal.SIGTERM)

@@ -52,7 +52,7 @@ def write_run(runs_dir: Path, configuration: config.RunConfig, provenance: str =
             {"rank": rank, "device": "cpu", "phase": phase, "time_s": training_time_s / 7,
              "energy_cpu_J": energy_J / 7 / devices} for rank in range(devices) for phase in PHASES
         ],
-                           "energy_cpu_J": energy_J / 7 / devices} for rank in range(devices) for phase in PHASES], "machine": {"hostname": "synthetic", "cpu": "none"},
+        "machine": {"hostname": "synthetic", "cpu": "none"},
     } | changes  # fmt: skip
     record = {field: value for field, value in record.items() if value is not None}
     (run_dir / "record.json").write_text(json.dumps(record))
