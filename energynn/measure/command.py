@@ -37,8 +37,10 @@ WORLDS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SI
 def world() -> tuple[int, int, bool]:
     """Rank and size of the world that this process was started in, and whether a launcher started it at all."""
     for rank, size in WORLDS:
+        if rank == "SLURM_PROCID" and "SLURM_STEP_ID" not in os.environ:
+            continue  # the batch script itself, which is one process whatever the number of tasks
         if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size]), rank != "SLURM_PROCID" or "SLURM_STEP_ID" in os.environ
+            return int(os.environ[rank]), int(os.environ[size]), True
     return 0, 1, False
 
 

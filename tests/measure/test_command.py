@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from energynn import cli, records
-from energynn.measure import comparison, energy, perun_adapter, samples, watch
+from energynn.measure import command, comparison, energy, perun_adapter, samples, watch
 
 FAKES = Path(__file__).with_name("fake_sensors")
 ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1"}  # started by a launcher: our own sampler process, perun left out
@@ -201,11 +201,11 @@ def test_ranks_of_one_host_count_its_energy_once(tmp_path, inside):
     """mpirun within the measurement, and a measurement within each of mpirun's ranks: 300 W are 300 W."""
     mpirun = str(Path(sys.executable).with_name("mpirun"))
     env = environment([dict(shape="constant", high_W=300.0, update_s=0.02)])
-    ranks, command = [mpirun, "-n", "2"], [sys.executable, "-c", RANKS]
+    ranks, words = [mpirun, "-n", "2"], [sys.executable, "-c", RANKS]
     if inside:
-        record, status, errors = measured(tmp_path / "run", *ranks, *command, env=env)
+        record, status, errors = measured(tmp_path / "run", *ranks, *words, env=env)
     else:
-        record, status, errors = measured(tmp_path / "run", *command, env=env, before=ranks)
+        record, status, errors = measured(tmp_path / "run", *words, env=env, before=ranks)
         assert len(list((tmp_path / "run").glob("samples-*.jsonl"))) == 1 and record["devices"] == 2
     assert status == 0 and record["status"] == "finished", errors
     assert record["mean_power_gpu_W"] == pytest.approx(300, rel=0.005)
@@ -236,15 +236,15 @@ def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, w
     wait_until(lambda: has_begun(folder))
     time.sleep(1.5)
     header = json.loads(next(folder.glob("samples-*.jsonl")).read_text().splitlines()[0])
-    command = next(p for p in processes_of(folder) if marker in p.cmdline() and "energynn.cli" not in p.cmdline()
+    child = next(p for p in processes_of(folder) if marker in p.cmdline() and "energynn.cli" not in p.cmdline()
                    and "perun" not in p.cmdline())  # fmt: skip
-    victim = {"measure": started.pid, "command": command.pid, "sampler": header["pid"]}[who]
+    victim = {"measure": started.pid, "command": child.pid, "sampler": header["pid"]}[who]
     killed_at = time.time_ns()
     os.kill(victim, number)
     if who == "sampler":
         assert started.wait(timeout=60) == 0
     else:
-        wait_until(lambda: not [p for p in processes_of(folder) if p.pid == command.pid], 5)
+        wait_until(lambda: not [p for p in processes_of(folder) if p.pid == child.pid], 5)
         if number == signal.SIGKILL and who == "measure":
             wait_until(lambda: not processes_of(folder), 5, f"for {processes_of(folder)} to end")
         assert started.wait(timeout=30) in (128 + number, -number)
@@ -311,6 +311,17 @@ def test_many_ranks_have_to_be_told_where(capsys, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     assert cli.main(["measure", "--", "true"]) == 2
     assert "give --out DIR" in capsys.readouterr().err
+
+
+def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith(("PMI_", "OMPI_", "SLURM_")) or name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    assert command.world() == (0, 1, False)
+    monkeypatch.setenv("SLURM_STEP_ID", "3")
+    assert command.world() == (0, 8, True)
 
 
 def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
