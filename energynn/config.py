@@ -25,6 +25,7 @@ class RunConfig:
     devices: int = 1
     local_batch_size: int
     global_batch_size: int
+    accumulation_steps: int = 1  # local batches whose gradients are added up before a step of the optimizer
     epochs: int
     seed: int = 0
     repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
@@ -74,6 +75,8 @@ class FourCastNetConfig(RunConfig):
     mlp_ratio: float = 4.0
     sparsity_threshold: float = 0.01
     hard_thresholding_fraction: float = 1.0
+    filter_modes: str = "published"  # "zonal" corrects which modes pass
+    activation_checkpointing: bool = False  # less memory for one more forward pass
 
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
@@ -92,7 +95,8 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     """Make the configuration of one run from named parameters, at smoke scale where nothing else is said.
 
     Parameters that are None count as not given. One of ``local_batch_size`` and ``global_batch_size`` is
-    enough: global batch size = local batch size x devices (paper, section 3).
+    enough: global batch size = local batch size x devices (paper, section 3). Where both are given, or one with
+    ``accumulation_steps``, gradients of several local batches add up to those of the global batch.
 
     Raises ValueError with the remedy for an unknown, ill-typed or impossible parameter.
     """
@@ -115,21 +119,25 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
             raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
 
     values = SMOKE[workload] | given
-    devices = values.get("devices", 1)
+    devices, steps = values.get("devices", 1), given.get("accumulation_steps", 1)
     if "global_batch_size" in given:
-        if given["global_batch_size"] % devices:
+        whole = given["global_batch_size"]
+        if "local_batch_size" in given and "accumulation_steps" not in given:
+            steps = max(1, whole // (devices * given["local_batch_size"]))
+        if whole % (devices * steps):
             raise ValueError(
-                f"global_batch_size: {given['global_batch_size']} is not divisible by {devices} devices; "
-                f"choose a multiple of {devices}"
+                f"global_batch_size: {whole} is not divisible by {devices} devices x {steps} accumulation_steps; "
+                f"choose a multiple of {devices * steps}"
             )
-        local = given["global_batch_size"] // devices
+        local = whole // (devices * steps)
         if given.get("local_batch_size", local) != local:
             raise ValueError(
-                f"local_batch_size: {given['local_batch_size']} x {devices} devices is not the global batch size "
-                f"{given['global_batch_size']}; give one of the two"
+                f"local_batch_size: {given['local_batch_size']} x {devices} devices x {steps} accumulation_steps is "
+                f"not the global batch size {whole}; give a local batch size that divides it"
             )
         values["local_batch_size"] = local
-    values["global_batch_size"] = values["local_batch_size"] * devices
+    values["accumulation_steps"] = steps
+    values["global_batch_size"] = values["local_batch_size"] * devices * steps
 
     if workload == "fourcastnet":
         if values.get("stage", "pretrain") not in ("pretrain", "finetune"):
@@ -137,17 +145,20 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
             raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
         values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
+        if values.get("filter_modes", "published") not in ("published", "zonal"):
+            raise ValueError(f"filter_modes: must be published or zonal, got {values['filter_modes']!r}")
         if values["embed_dim"] % values.get("num_blocks", 8):
             raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
     return config_class(**values)
 
 
 LEAST_VALUES = {
-    "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "epochs": 1, "seed": 0, "repeat": 0,
-    "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01, "perun_sampling_period_s": 0.1,
-    "idle_baseline_s": 0, "collective_timeout_s": 1, "checkpoint_period_s": 0, "image_size": 32, "patch_size": 1,
-    "embed_dim": 8, "depth": 1, "num_blocks": 1, "warmup_epochs": 0, "plateau_patience": 0, "training_samples": 0,
-    "validation_samples": 0, "learning_rate": 0, "momentum": 0, "weight_decay": 0,
+    "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "accumulation_steps": 1, "epochs": 1, "seed": 0,
+    "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
+    "perun_sampling_period_s": 0.1, "idle_baseline_s": 0, "collective_timeout_s": 1, "checkpoint_period_s": 0,
+    "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1, "warmup_epochs": 0,
+    "plateau_patience": 0, "training_samples": 0, "validation_samples": 0, "learning_rate": 0, "momentum": 0,
+    "weight_decay": 0,
 }  # fmt: skip
 
 

@@ -12,7 +12,11 @@ from energynn import config
         (dict(local_batch_size="16"), "local_batch_size: must be a whole number"),
         (dict(local_batch_size=True), "local_batch_size: must be a whole number"),
         (dict(devices=2, global_batch_size=3), "3 is not divisible by 2 devices"),
-        (dict(devices=2, global_batch_size=32, local_batch_size=8), "give one of the two"),
+        (dict(devices=2, global_batch_size=40, local_batch_size=16), "give a local batch size that divides it"),
+        (
+            dict(devices=2, global_batch_size=10, accumulation_steps=3),
+            "10 is not divisible by 2 devices x 3 accumulation",
+        ),
         (dict(learning_rate=float("nan")), "learning_rate: must be a number"),
         (dict(evaluate_training_set=1), "evaluate_training_set: must be True or False"),
         (dict(patch_size=4), "patch_size: not a parameter of resnet50"),
@@ -34,6 +38,14 @@ def test_an_unknown_workload_names_the_known_ones():
 def test_global_and_local_batch_size_follow_from_each_other():
     assert config.make("resnet50", devices=4, global_batch_size=64).local_batch_size == 16
     assert config.make("resnet50", devices=4, local_batch_size=16).global_batch_size == 64
+
+
+def test_a_global_batch_is_reached_by_adding_up_gradients():
+    made = config.make("resnet50", devices=2, local_batch_size=8, global_batch_size=64)
+    assert (made.accumulation_steps, made.local_batch_size) == (4, 8)
+    made = config.make("resnet50", devices=2, local_batch_size=8, accumulation_steps=4)
+    assert made.global_batch_size == 64
+    assert config.make("resnet50", global_batch_size=64, accumulation_steps=4).local_batch_size == 16
 
 
 def test_none_means_not_given():

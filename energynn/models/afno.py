@@ -7,11 +7,13 @@ FourCastNet, networks/afnonet.py), so that its weights load; the code is our own
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 class AFNO(nn.Module):
@@ -34,8 +36,11 @@ class AFNO(nn.Module):
         num_blocks: int = 8,
         sparsity_threshold: float = 0.01,
         hard_thresholding_fraction: float = 1.0,
+        filter_modes: str = "published",
+        activation_checkpointing: bool = False,
     ):
         super().__init__()
+        self.activation_checkpointing = activation_checkpointing
         patch_height, patch_width = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         height, width = img_size
         if height % patch_height or width % patch_width:
@@ -50,7 +55,7 @@ class AFNO(nn.Module):
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, self.patch_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
         self.blocks = nn.ModuleList(
-            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction)
+            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction, filter_modes)
             for _ in range(depth)
         )
         self.head = nn.Linear(embed_dim, out_chans * patch_height * patch_width, bias=False)
@@ -68,7 +73,9 @@ class AFNO(nn.Module):
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
         for block in self.blocks:
-            x = block(x)
+            # Keeping only the blocks' inputs and computing the rest again costs a forward pass, and saves memory.
+            again = self.activation_checkpointing and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         x = self.head(x)  # N, h, w, p1 p2 C
         x = x.reshape(len(x), h, w, p1, p2, -1).permute(0, 5, 1, 3, 2, 4)  # N, C, h, p1, w, p2
         return x.reshape(len(x), -1, h * p1, w * p2)
@@ -93,11 +100,13 @@ class Block(nn.Module):
 
     def __init__(
         self, embed_dim: int, mlp_ratio: float, num_blocks: int,
-        sparsity_threshold: float, hard_thresholding_fraction: float,
+        sparsity_threshold: float, hard_thresholding_fraction: float, filter_modes: str = "published",
     ):  # fmt: skip
         super().__init__()
         self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.filter = FourierFilter(embed_dim, num_blocks, sparsity_threshold, hard_thresholding_fraction)
+        self.filter = FourierFilter(
+            embed_dim, num_blocks, sparsity_threshold, hard_thresholding_fraction, filter_modes
+        )  # fmt: skip
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLP(embed_dim, int(embed_dim * mlp_ratio))
 
@@ -122,11 +131,18 @@ class FourierFilter(nn.Module):
     Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
     computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
     with a fraction below 1 the rows kept surround row h // 2, the highest frequency, not the lowest;
-    and the filter's input is added to its output.
+    and the filter's input is added to its output. ``filter_modes="zonal"`` corrects the first two: every column up to
+    the fraction of its own number passes, and the rows of the lowest frequencies, of both signs.
     """
 
-    def __init__(self, embed_dim: int, num_blocks: int, sparsity_threshold: float, hard_thresholding_fraction: float):
+    def __init__(
+        self, embed_dim: int, num_blocks: int, sparsity_threshold: float, hard_thresholding_fraction: float,
+        filter_modes: str = "published",
+    ):  # fmt: skip
         super().__init__()
+        if filter_modes not in ("published", "zonal"):
+            raise ValueError(f"filter_modes: must be published or zonal, got {filter_modes!r}")
+        self.filter_modes = filter_modes
         self.sparsity_threshold = sparsity_threshold
         self.hard_thresholding_fraction = hard_thresholding_fraction
         size = embed_dim // num_blocks
@@ -144,6 +160,11 @@ class FourierFilter(nn.Module):
             total = h // 2 + 1
             kept = int(total * self.hard_thresholding_fraction)
             rows, columns = slice(total - kept, total + kept), slice(0, kept)
+            if self.filter_modes == "zonal":
+                columns = slice(0, math.ceil((w // 2 + 1) * self.hard_thresholding_fraction))
+                spectrum = spectrum.roll(h // 2, dims=1)  # the lowest frequency in the middle
+                half = math.ceil(h / 2 * self.hard_thresholding_fraction)
+                rows = slice(max(0, h // 2 - half), h // 2 + half + 1)
             modes = spectrum[:, rows, columns]  # N, rows, columns, E
 
             # Real matrices of twice the size instead of complex ones: one product per layer. (B, m, 2 S)
@@ -155,6 +176,8 @@ class FourierFilter(nn.Module):
 
             filtered = torch.zeros_like(spectrum)
             filtered[:, rows, columns] = z
+            if self.filter_modes == "zonal":
+                filtered = filtered.roll(-(h // 2), dims=1)
             return torch.fft.irfft2(filtered, s=(h, w), dim=(1, 2), norm="ortho").to(x.dtype) + x
 
 

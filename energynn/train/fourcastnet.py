@@ -6,6 +6,7 @@ github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and data 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     loader = DataLoader(
         sequences, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=True
     )
-    steps = len(loader)
+    steps = len(loader) // config.accumulation_steps
     if steps == 0:
         raise ValueError(
             f"local_batch_size: {len(sequences)} training samples are less than one batch of {config.local_batch_size} "
@@ -97,19 +98,29 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         learning_rate = optimizer.param_groups[0]["lr"]
         model.train()
         sampler.set_epoch(epoch)
-        sampler.first = done_steps * config.local_batch_size
+        sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[Tensor] = []
-        for step, (batch,) in enumerate(phases.loading(loader), start=done_steps):
+        accumulated = 0.0
+        for passes, (batch,) in enumerate(phases.loading(loader), start=done_steps * config.accumulation_steps):
+            step, part = divmod(passes, config.accumulation_steps)
+            if step == steps:  # what does not fill a global batch is left out
+                break
+            is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
                 batch = batch.to(world.device)
-            with phases("forward"):
-                loss = rollout_loss(model, batch)
-            with phases("backward"):
-                optimizer.zero_grad()
-                loss.backward()
+            with contextlib.nullcontext() if is_last_part else model.no_sync():
+                with phases("forward"):
+                    loss = rollout_loss(model, batch) / config.accumulation_steps
+                with phases("backward"):
+                    if part == 0:
+                        optimizer.zero_grad()
+                    loss.backward()
+            accumulated = (accumulated if part else 0.0) + loss.detach()
+            if not is_last_part:
+                continue
             with phases("optimizer"):
                 optimizer.step()
-            unread.append(loss.detach())
+            unread.append(accumulated)
             progress.step(epoch, step, unread[-1])
             asked = stop(checkpoints.is_due())
             if len(unread) == CHECK_STEPS or step == steps - 1 or asked:
@@ -144,7 +155,8 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     distributed.barrier(world)
     events.mark(
         "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
-        optimizer_steps=config.epochs * steps, forward_backward_passes=config.epochs * steps, metrics=metrics,
+        optimizer_steps=config.epochs * steps,
+        forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
     events.mark("phases", **phases.totals_s())
     progress.end(metrics)
@@ -159,7 +171,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
 def architecture(config: FourCastNetConfig) -> dict:
     """What decides which weights fit the network; stored with them."""
     names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks", "sparsity_threshold",
-             "hard_thresholding_fraction")  # fmt: skip
+             "hard_thresholding_fraction", "filter_modes")  # fmt: skip
     return {name: getattr(config, name) for name in names}
 
 
@@ -168,7 +180,8 @@ def make_model(
 ) -> DistributedDataParallel:
     """The AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
     channels, *grid = state_shape
-    model = AFNO(img_size=tuple(grid), in_chans=channels, out_chans=channels, **architecture(config))
+    model = AFNO(img_size=tuple(grid), in_chans=channels, out_chans=channels,
+                 activation_checkpointing=config.activation_checkpointing, **architecture(config))  # fmt: skip
     if initial_weights:
         checkpoint.load_weights(initial_weights, model, architecture(config))
     model.to(world.device)

@@ -6,6 +6,7 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     training_loader = make_loader(training, config, shuffle=True)
     training_evaluation_loader = make_loader(training, config, shuffle=False)
     validation_loader = make_loader(validation, config, shuffle=False)
-    steps = len(training_loader)
+    steps = len(training_loader) // config.accumulation_steps
     if steps == 0 or len(validation_loader) == 0:
         raise ValueError(
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
@@ -102,19 +103,31 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         model.train()
         for loader in (training_loader, training_evaluation_loader, validation_loader):
             loader.sampler.set_epoch(epoch)
-        training_loader.sampler.first = done_steps * config.local_batch_size
+        training_loader.sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[torch.Tensor] = []
-        for step, (images, labels) in enumerate(phases.loading(training_loader), start=done_steps):
+        accumulated = 0.0
+        for passes, (images, labels) in enumerate(
+            phases.loading(training_loader), start=done_steps * config.accumulation_steps
+        ):
+            step, part = divmod(passes, config.accumulation_steps)
+            if step == steps:  # what does not fill a global batch is left out
+                break
+            is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
                 images, labels = images.to(world.device), labels.to(world.device)
-            with phases("forward"):
-                loss = F.cross_entropy(model(images), labels)
-            with phases("backward"):
-                optimizer.zero_grad()
-                loss.backward()
+            with contextlib.nullcontext() if is_last_part else model.no_sync():
+                with phases("forward"):
+                    loss = F.cross_entropy(model(images), labels) / config.accumulation_steps
+                with phases("backward"):
+                    if part == 0:
+                        optimizer.zero_grad()
+                    loss.backward()
+            accumulated = (accumulated if part else 0.0) + loss.detach()
+            if not is_last_part:
+                continue
             with phases("optimizer"):
                 optimizer.step()
-            unread.append(loss.detach())
+            unread.append(accumulated)
             progress.step(epoch, step, unread[-1])
             asked = stop(checkpoints.is_due())
             if len(unread) == CHECK_STEPS or step == steps - 1 or asked:
@@ -154,7 +167,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     distributed.barrier(world)
     events.mark(
         "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
-        optimizer_steps=config.epochs * steps, forward_backward_passes=config.epochs * steps, metrics=metrics,
+        optimizer_steps=config.epochs * steps,
+        forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
     events.mark("phases", **phases.totals_s())
     progress.end(metrics)

@@ -79,3 +79,21 @@ if __name__ == "__main__":
         (TRACES / f"{name}.json").write_text(json.dumps(losses, indent=1) + "\n")
         print(name, losses[0], losses[-1])
     shutil.rmtree(folder)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, train):
+    """Four local batches of one sample, against one of four; and two of them on each of two devices."""
+    sizes = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=2, global_batch_size=4)
+    whole = train(tmp_path / "whole", **sizes)
+    parts = train(tmp_path / "parts", **sizes, local_batch_size=1)
+    shared = train(tmp_path / "shared", **sizes, local_batch_size=1, devices=2)
+    assert [run.status for run in (whole, parts, shared)] == [0, 0, 0], parts.output + shared.output
+    assert parts.losses == pytest.approx(whole.losses, rel=1e-4) and len(parts.losses) == 10
+    (end,) = [event for event in parts.events() if event["event"] == "training_end"]
+    assert (end["optimizer_steps"], end["forward_backward_passes"], end["samples_trained"]) == (10, 40, 40)
+    # Each of the two sees half of the batch's samples; their mean is the batch's loss.
+    seen = [
+        json.loads(line.removeprefix("losses ")) for line in shared.output.splitlines() if line.startswith("losses ")
+    ]
+    mean = [sum(pair) / 2 for pair in zip(*seen, strict=True)]
+    assert mean == pytest.approx(whole.losses, rel=1e-4)
