@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import energynn
@@ -403,4 +404,9 @@ def _papermills_terminal():
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    try:
+        sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    except Exception:  # who started us may be dead, and nobody hear what went wrong
+        with open(Path(sys.argv[1]) / "log.txt", "a") as log:
+            traceback.print_exc(file=log)
+        raise

@@ -164,11 +164,12 @@ def derive(run_dir: Path, intent: dict) -> dict:
         result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:
         result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
-    by_perun = [
-        read_hdf5(path, intent.get("perun_run"))
-        for folder in segments(run_dir)
-        for path in sorted(folder.glob("perun/*.hdf5"))
-    ]
+    by_perun = []
+    for path in [path for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]:
+        try:
+            by_perun.append(read_hdf5(path, intent.get("perun_run")))
+        except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
+            result["flags"].append(f"{path.relative_to(run_dir)}: cannot be read, perun was cut off while it wrote")
     for name in dict.fromkeys(name for found in by_perun for name in found):
         total = sum(found.get(name, 0.0) for found in by_perun)
         if math.isfinite(total):  # perun has added a reading that is no number; then it has no energy
@@ -196,8 +197,8 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record["workload"] not in configuration.CONFIGS:
         return reasons
-    if not any(any(folder.glob("perun/*.hdf5")) for folder in segments(run_dir)):
-        reasons.append("perun's HDF5 is missing")
+    if "perun_time_s" not in record:
+        reasons.append("perun's HDF5 is missing or cannot be read")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]
     batch = record["config"]["global_batch_size"]

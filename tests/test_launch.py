@@ -67,9 +67,10 @@ def processes_of(runs_dir):
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+            alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if str(runs_dir) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+        if str(runs_dir) in words and process.pid != os.getpid() and alive:
             found.append(process)
     return found
 

@@ -54,9 +54,10 @@ def processes_of(folder):
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+            alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if str(folder) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+        if str(folder) in words and process.pid != os.getpid() and alive:
             found.append(process)
     return found
 
