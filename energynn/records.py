@@ -14,7 +14,7 @@ from energynn import config as configuration
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import read_events, read_samples, segments
+from energynn.measure.samples import read_events, read_hosts, segments
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
@@ -368,11 +368,15 @@ def recover(runs_dir: Path) -> list[str]:
         (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
         events = [event for part in segments(folder) for event in read_events(part)]
         wall = [event["t_wall_ns"] for event in events]
-        for path in folder.rglob("samples-*.jsonl"):
-            wall += [int(t) for t in read_samples(path).wall_ns[-1:]]
+        for host in [host for part in segments(folder) for host in read_hosts(part)]:
+            wall += [int(t) for t in host.wall_ns[-1:]]
         last = datetime.datetime.fromtimestamp(max(wall) / 1e9, datetime.UTC).isoformat() if wall else None
         reason = "the launcher died before it could write a record; " + how_far(events)
-        record = build(folder, "killed", reason, ended_at=last or utc_now())
+        try:
+            record = build(folder, "killed", reason, ended_at=last or utc_now())
+        except (ValueError, KeyError, TypeError) as error:  # one folder that cannot be read must not cost the others
+            lines.append(f"{folder.name}: cannot be recovered: {error}")
+            continue
         lines.append(f"{folder.name}: recovered as {record['status']}: {reason}")
     return lines
 

@@ -102,6 +102,9 @@ def _account_segment(folder: Path) -> dict:
             result["sensors"] += [{**sensor, "host": samples.host, "samples": 0, "failed_reads": len(samples.t_ns)}
                                   for sensor in samples.header["sensors"] if sensor["id"] not in seen]  # fmt: skip
             counts.append(int(((samples.t_ns >= start_ns) & (samples.t_ns <= end_ns)).sum()))
+    blind = sorted(set(host_of_rank.values()) - {host.host for host in hosts if len(host.t_ns)})
+    if blind:  # its energy is missing from every sum
+        result["flags"].append(f"no samples of {', '.join(blind)}: its energy is missing")
     for entry in result["sensors"]:
         if entry.get("aliased"):
             result["flags"].append(
@@ -115,6 +118,8 @@ def _account_segment(folder: Path) -> dict:
     result["coverage"] = min(
         (entry.get("coverage", 0.0) for entry in result["sensors"] if entry["primary"]), default=0.0
     )
+    if blind:
+        result["samples_in_training"], result["coverage"] = 0, 0.0
     result["windows"], result["host_of_rank"] = windows, host_of_rank
     result["rank_windows"] = _rank_windows(starts, ends, host_of_rank, windows)
     result["gpu_of_rank"] = {event["rank"]: event.get("gpu_uuid") for event in of_kind("rank_start")}

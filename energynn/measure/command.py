@@ -100,6 +100,9 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path]:
     intent = json.loads((run_dir / "run.json").read_text())
     if intent["workload"] != "command":
         raise ValueError(f"out: {run_dir} holds a run of {intent['workload']}; choose another folder")
+    given = {"command": shlex.join(command), "sampling_period_s": period_s}
+    if size == 1 and intent["config"] != given:
+        raise ValueError(f"out: {run_dir} holds another command or period ({intent['config']}); choose another folder")
     parts = segments(run_dir)
     begun = lambda part: (part / f"events-rank{rank}.jsonl").exists()  # noqa: E731
     folder = next((part for part in parts if not begun(part)), run_dir / f"segment-{len(parts) + 1}")

@@ -147,8 +147,11 @@ def read_samples(path: Path) -> Samples:
 
 
 def read_hosts(folder: Path) -> list[Samples]:
-    """The samples of every host of a run, or of one segment of it."""
-    return [read_samples(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none."""
+    readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    for reader in readers:
+        reader.read()
+    return [reader.samples() for reader in readers if reader.header is not None]
 
 
 def read_events(folder: Path) -> list[dict]:
@@ -201,7 +204,7 @@ def _whole_lines(path: Path) -> list[dict]:
 
 def segments(run_dir: Path) -> list[Path]:
     """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = sorted(run_dir.glob("segment-*"), key=lambda path: int(path.name.partition("-")[2]))
+    later = sorted(run_dir.glob("segment-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
     return [run_dir, *later]
 
 

@@ -177,7 +177,9 @@ def test_a_second_start_is_a_segment_and_the_gap_between_does_not_count(tmp_path
     gpus = [dict(shape="constant", high_W=300.0, update_s=0.02)]
     first, _, _ = measured(tmp_path / "run", "sleep", "2", env=environment(gpus) | ALONE)
     time.sleep(2)
-    both, status, _ = measured(tmp_path / "run", "sleep", "1", env=environment(gpus) | ALONE)
+    other = start(tmp_path / "run", "sleep", "1", env=environment(gpus) | ALONE)
+    assert other.wait() == 2 and "another command" in other.communicate()[1]
+    both, status, _ = measured(tmp_path / "run", "sleep", "2", env=environment(gpus) | ALONE)
     assert status == 0 and len(first["segments"]) == 1 and len(both["segments"]) == 2
     assert both["training_time_s"] == pytest.approx(sum(s["training_time_s"] for s in both["segments"]))
     assert both["energy_gpu_J"] == pytest.approx(300 * both["training_time_s"], rel=0.005)
