@@ -253,7 +253,8 @@ def supervise(run_dir: Path, parent: int) -> int:
         print(f"energynn: {run_dir.name}: no record written ({error.strerror}); free some space, then "
               f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
         return 1
-    print(summary(record), flush=True)
+    with contextlib.suppress(BrokenPipeError):  # who started us may be dead
+        print(summary(record), flush=True)
     return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
 
 
@@ -407,6 +408,7 @@ if __name__ == "__main__":
     try:
         sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
     except Exception:  # who started us may be dead, and nobody hear what went wrong
-        with open(Path(sys.argv[1]) / "log.txt", "a") as log:
-            traceback.print_exc(file=log)
+        if not (Path(sys.argv[1]) / "record.json").exists():  # which holds the log's SHA-256
+            with open(Path(sys.argv[1]) / "log.txt", "a") as log:
+                traceback.print_exc(file=log)
         raise
