@@ -27,14 +27,13 @@ from energynn import manifests, records
 from energynn.cluster import systems
 from energynn.config import RunConfig
 from energynn.measure import perun_adapter, watch
-from energynn.measure.samples import Silence, read_events, segments
+from energynn.measure.samples import SILENCE_S, Silence, read_events, segments
 
 LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
-SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
 LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 

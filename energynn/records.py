@@ -92,7 +92,8 @@ FIELDS = {
     "mean_power_total_W": ("W", "the same, summed; per device it is the energy per device hour"),
     "sampling_period_s": ("s", "of our own samples"),
     "samples_in_training": ("", "instants at which our sensors were read within the training time, of the worst host"),
-    "coverage": ("", "share of the training time within two periods of a successful reading, worst primary sensor"),
+    "coverage": ("", "share of the training time in which no reading failed and none was late, by more than two "
+                     "periods and 0.2 s; worst primary sensor"),
     "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
     "flags": ("", "what is doubtful about the energies, in words; a doubt alone does not make a run invalid"),
     "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
@@ -100,7 +101,8 @@ FIELDS = {
     "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
-    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s"),
+    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
+                    "checkpoint_s"),
     "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
     "exit_status": ("", "of a measured command"),
     "method": ("", "of an imported run: how its energies were measured"),

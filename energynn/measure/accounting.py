@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from energynn.measure import energy
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.samples import Samples, read_events, read_hosts, read_phases, segments
@@ -243,11 +241,3 @@ def _shares(part: dict, rank: int, host: str, ranks_of_host: int) -> dict[str, l
         elif uuid and notes.get("uuid", "").removeprefix("GPU-") == uuid.removeprefix("GPU-"):
             shares.setdefault(component, []).append((curve, 1.0))
     return shares
-
-
-def aligned(samples: list[Samples], host: str, t_mono_ns):
-    """Instants of a host's monotonic clock on the clock of the reference host."""
-    from energynn.measure import clocks
-
-    own = next((entry for entry in samples if entry.host == host), None)
-    return clocks.align(np.asarray(t_mono_ns), own.clocks) if own and own.clocks else t_mono_ns

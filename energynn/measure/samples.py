@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
-LONGEST_PERIODS, LONGEST_S = 2.5, 0.5
+LONGEST_PERIODS, LONGEST_S = 2.0, 0.2
+SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
 
 
@@ -71,6 +72,18 @@ class Samples:
             entry |= {"interval_longest_s": float(intervals_s.max()),
                       "reading_median_s": float(np.median(self.duration_us)) / 1e6}  # fmt: skip
         return entry
+
+
+class Events:
+    """The events of one rank, appended line by line to events-rank<r>.jsonl, with both clocks."""
+
+    def __init__(self, run_dir: Path, rank: int):
+        self.file = open(Path(run_dir) / f"events-rank{rank}.jsonl", "a", buffering=1)
+
+    def mark(self, event: str, **fields) -> None:
+        """Write an event; what happened before it is on disk afterwards, even if the process is killed."""
+        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
+        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
 
 class Reader:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 
 from energynn import cli, records
-from energynn.measure import command, comparison, energy, perun_adapter, samples, watch
+from energynn.measure import command, comparison, energy, samples, watch
+from tests.processes import processes_of, wait_until
 
 FAKES = Path(__file__).with_name("fake_sensors")
 ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1"}  # started by a launcher: our own sampler process, perun left out
@@ -47,26 +47,6 @@ def measured(folder, *command, **more):
     output, errors = done.communicate(timeout=120)
     assert output, errors
     return json.loads(output), done.returncode, errors
-
-
-def processes_of(folder):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
-            alive = process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            continue
-        if str(folder) in words and process.pid != os.getpid() and alive:
-            found.append(process)
-    return found
-
-
-def wait_until(condition, timeout_s=60, what=""):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
-        time.sleep(0.05)
 
 
 def has_begun(folder):
