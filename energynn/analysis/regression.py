@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import statsmodels.formula.api as smf
+from scipy import stats
 from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 # With fewer degrees of freedom the robust HC3 covariance rests on too few residuals to be better than the classical.
@@ -67,11 +68,14 @@ class Fit:
         design = self.results.model.wexog
         return np.einsum("ij,ji->i", design, np.linalg.pinv(design))
 
-    def line(self, x: np.ndarray) -> pd.DataFrame:
-        """Fitted mean and its confidence band at x; columns: the regressor, mean, low, high."""
-        at = pd.DataFrame({self.regressor: np.asarray(x, float)})
+    def predict(self, at: pd.DataFrame) -> pd.DataFrame:
+        """The rows of ``at`` with the fitted mean and its confidence band: mean, low, high."""
         frame = self.results.get_prediction(at).summary_frame(alpha=1 - self.level)
         return at.assign(mean=frame["mean"], low=frame["mean_ci_lower"], high=frame["mean_ci_upper"])
+
+    def line(self, x: np.ndarray) -> pd.DataFrame:
+        """The same along x for a model with one regressor, whose name the column has."""
+        return self.predict(pd.DataFrame({self.regressor: np.asarray(x, float)}))
 
     def row(self) -> dict:
         """What a table of fits shows."""
@@ -121,3 +125,36 @@ def fit(
 def describe(fits: dict[str, Fit]) -> pd.DataFrame:
     """Table of several fits, one row each, under their names."""
     return pd.DataFrame([{"fit": name, **one.row()} for name, one in fits.items()])
+
+
+def weights(data: pd.DataFrame, y: str, x: str, slope: float) -> np.ndarray:
+    """Inverse variances of the means of y, with the variance of x carried over by the slope (effective variance).
+
+    Needs the columns ``<y>_std``, ``<x>_std`` (divisor repeats - 1) and ``repeats``. Raises ValueError where a
+    spread is not known or zero.
+    """
+    variance = (data[f"{y}_std"] ** 2 + (slope * data[f"{x}_std"]) ** 2) / data["repeats"]
+    if not (variance > 0).all():
+        raise ValueError(f"{y}: {int((~(variance > 0)).sum())} rows have no spread; fit them without weights")
+    return 1 / variance.to_numpy(float)
+
+
+def linearity(data: pd.DataFrame, y: str, x: str) -> dict:
+    """Is y proportional to x, linear with an intercept, or neither?
+
+    ``exponent`` of the power law y ~ x^exponent with its interval, and the probability of one at least as far from 1
+    if y were proportional to x; ``curvature_p``, the same for a quadratic term beside intercept and slope (NaN with
+    fewer than four rows); the largest deviation of a row from the line through the origin and from the line with
+    intercept, in percent of the line.
+    """
+    power = fit(f"np.log({y}) ~ np.log({x})", data)
+    exponent = power.slope
+    t = (exponent["value"] - 1) / exponent["standard_error"]
+    found = {"exponent": exponent["value"], "exponent_low": exponent["low"], "exponent_high": exponent["high"]}
+    found |= {"proportional_p": 2 * stats.t.sf(abs(t), power.results.df_resid), "curvature_p": np.nan}
+    if len(data) > 3:
+        found["curvature_p"] = fit(f"{y} ~ {x} + I({x}**2)", data).results.pvalues.iloc[2]
+    for name, formula in (("through_origin", f"{y} ~ 0 + {x}"), ("with_intercept", f"{y} ~ {x}")):
+        line = fit(formula, data)
+        found[f"deviation_{name}_percent"] = 100 * np.abs(line.residuals / line.results.fittedvalues).max()
+    return found

@@ -32,6 +32,7 @@ TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provena
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
 LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe", "run_dir")
 REQUIRED = ("run_id", "workload", "system", "devices", "training_time_s", "device_hours_training", "config", "valid")
+NO_TRAINING = ("command", "perun import")  # workloads of records that `energynn measure` and `import-perun` write
 CPU_MODEL = ("idle_W_per_core", "full_W_per_core", "cores")
 
 
@@ -48,9 +49,10 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
             record = json.loads(path.read_text())
-            if record.get("workload") not in run_config.CONFIGS:  # a measured command or an import: no training of ours
+            if record.get("workload") in NO_TRAINING:
                 continue
             row = _row(record, path)
+            _check_files(record, path.parent)
             if only_valid and not row.pop("valid"):
                 raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
             if row["run_id"] in seen:
@@ -71,6 +73,11 @@ def _row(record: dict, path: Path) -> dict:
     missing += [f"config.{name}" for name in CONFIG_NUMBERS if name not in record.get("config", {})]
     if missing:
         raise ValueError(f"fields are missing: {', '.join(missing)}")
+    if record["workload"] not in run_config.CONFIGS:
+        raise ValueError(f"workload {record['workload']!r} belongs to no series that is known here")
+    unknown = [name for name in record if name not in records.FIELDS]
+    if unknown:
+        raise ValueError(f"fields are not known: {', '.join(unknown)}; units stand in names, and energies are in J")
     configuration = record["config"]
     names = (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")
     row = {name: record.get(name, "") for name in names}
@@ -80,6 +87,7 @@ def _row(record: dict, path: Path) -> dict:
     row |= {"valid": bool(record["valid"]), "invalid_reasons": "; ".join(record.get("invalid_reasons", []))}
     row |= {name: _number(name, record[name]) for name in QUANTITIES if name in record}
     row |= {name: _number(name, value) for name, value in record.get("metrics", {}).items()}
+    _check_consistency(row)
     machine = record.get("machine", {})
     row |= {"machine_cpu": machine.get("cpu", ""), "machine_hostname": machine.get("hostname", "")}
     model = next((sensor["model"] for sensor in record.get("sensors", []) if sensor.get("model")), {})
@@ -96,9 +104,34 @@ def _number(name: str, value) -> float:
     return float(value)
 
 
+def _check_consistency(row: dict) -> None:
+    """ValueError where numbers of one record contradict each other, as mixed units and lost samples make them do."""
+    parts_J = [row[f"energy_{c}_J"] for c in COMPONENTS[:3] if f"energy_{c}_J" in row]
+    total_J, time_s = row.get("energy_total_J", 0.0), row["training_time_s"]
+    if not math.isclose(sum(parts_J), total_J, rel_tol=1e-6):
+        raise ValueError(f"energies are in mixed units: energy_total_J is {total_J:g}, its parts are {sum(parts_J):g}")
+    by_power_J = row.get("mean_power_total_W", 0.0) * time_s
+    if "mean_power_total_W" in row and not math.isclose(by_power_J, total_J, rel_tol=1e-6):
+        raise ValueError(f"units are mixed: mean power x training time is {by_power_J:g} J, the energy {total_J:g} J")
+    if not math.isclose(row["device_hours_training"] * energy.SECOND_PER_HOUR, row["devices"] * time_s, rel_tol=1e-6):
+        raise ValueError("units are mixed: device_hours_training is not devices x training_time_s")
+    sampled_s = row.get("samples_in_training", math.inf) * row.get("sampling_period_s", 1.0)
+    if row["valid"] and (sampled_s < 0.5 * time_s or row.get("coverage", 1.0) < records.LEAST_COVERAGE):
+        raise ValueError(f"its trace is shorter than the run: about {sampled_s:.3g} s of samples for {time_s:.3g} s")
+
+
+def _check_files(record: dict, run_dir: Path) -> None:
+    """ValueError for a raw file that was cut or changed in size; one that is not there is no fault of the record."""
+    for name, facts in record.get("files", {}).items():
+        path = run_dir / name
+        if path.is_file() and path.stat().st_size != facts["bytes"]:
+            raise ValueError(f"{name} has {path.stat().st_size} of {facts['bytes']} bytes: its trace is not the run's")
+
+
 def _recipe(record: dict) -> str:
-    """Short digest of what is equal in a scaling series: configuration and data without devices, batch size, repeat."""
-    varied = ("devices", "local_batch_size", "global_batch_size", "repeat", "initial_run")
+    """Short digest of what is equal in a scaling series: not devices, batch and data set size, and repeat."""
+    varied = ("devices", "local_batch_size", "global_batch_size", "accumulation_steps", "repeat", "initial_run")
+    varied += ("training_samples", "validation_samples")
     kept = {name: value for name, value in record["config"].items() if name not in varied}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
 
@@ -157,25 +190,34 @@ def lead_time_h(metric: str) -> int:
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     """Select the runs of one table of ``load`` into scaling series: one row per series and run.
 
-    Runs belong to one series if they share recipe, system and device, and either the local or the global batch size,
-    on at least two device counts; one run can be in several (n = 1 usually is). Adds the columns ``series``, the label,
+    Runs belong to one series if they share recipe, system and device, either the local or the global batch size, and
+    either the data set's size or its size per device, on at least two device counts; one run can be in several (n = 1
+    usually is). Adds the columns ``series``, the label, ``constant``, a column's name, ``data``, "fixed" or "scaled",
     and ``base_devices``, the smallest device count of the series, to which speed-up relates.
     """
     alike = ["workload", "stage", "dataset", "system", "device_name", "recipe"]
+    samples = table["dataset_samples"].fillna(0)
+    sizes = {"fixed": samples, "scaled": samples // table["devices"]}  # floor(N n / n_max) / n, hence //
     parts = []
     for constant, label in (("local_batch_size", "constant LBS"), ("global_batch_size", "constant GBS")):
-        for key, rows in table.groupby([*alike, constant]):
-            if rows["devices"].nunique() > 1:
-                parts.append(rows.assign(series=f"{label} = {key[-1]}", base_devices=rows["devices"].min()))
+        for data, size in sizes.items():
+            for key, rows in table.groupby([*alike, constant, size]):
+                name = f"{label} = {key[-2]}" + (", scaled data" if data == "scaled" else "")
+                if rows["devices"].nunique() > 1:
+                    about = {"series": name, "constant": constant, "data": data, "base_devices": rows["devices"].min()}
+                    parts.append(rows.assign(**about))
     if not parts:
-        return table.iloc[:0].assign(series="", base_devices=0)
+        return table.iloc[:0].assign(series="", constant="", data="", base_devices=0)
     selected = pd.concat(parts, ignore_index=True)
     # Several series of one name: say in what they differ.
-    for fields in (("system", "device_name", "dataset", "epochs", "seed"), ("recipe",)):
-        for _, rows in selected.groupby(["workload", "stage", "series"]):
-            for field in fields:
-                if rows[field].nunique() > 1:
-                    selected.loc[rows.index, "series"] += f", {field} " + rows[field].astype(str)
+    for _, rows in selected.groupby(["workload", "stage", "series"]):
+        names = rows["series"]
+        for field in ("system", "device_name", "dataset", "seed", "epochs", "recipe"):
+            if rows.groupby(names)["recipe"].nunique().max() == rows.groupby(names)["system"].nunique().max() == 1:
+                break
+            if rows[field].nunique() > 1:
+                names = names + f", {field} " + rows[field].astype(str)
+        selected.loc[rows.index, "series"] = names
     return selected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 
 import altair as alt
@@ -16,6 +17,11 @@ FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 GREY = "#6b6b6b"
+# The study's series have fixed colours in all figures; what else there is gets the others, in order.
+SERIES = dict(zip(("R1", "R2", "R3", "R4", "R5", "R6"), COLOURS, strict=False))
+FOURCASTNET = ["#332288", "#882255", "#44AA99", "#AA4499", "#999933", "#88CCEE"]  # from Paul Tol's "muted"
+SERIES |= dict(zip(("F1", "F2", "F3", "F4", "F5", "T1"), FOURCASTNET, strict=True))
+OTHERS = ["#000000", "#7f7f7f", "#117733", "#661100", "#6699CC", "#DDCC77"]
 
 # provenance -> shape, drawn in the colour of its series; hollow and filled shapes differ even in grey and small. A path
 # is in units of the symbol's radius; its inner outline runs backwards, which leaves a hole.
@@ -46,6 +52,7 @@ def _theme() -> alt.theme.ThemeConfig:
             "legend": {
                 **text, "symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8,
                 "labelLimit": 400, "titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom",
+                "layout": {"bottom": {"anchor": "start", "direction": "vertical", "margin": 4}},
             },
             "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group",
                       "offset": 6},
@@ -78,6 +85,15 @@ def provenance(table: pd.DataFrame, field: str = "provenance", title: str | None
     return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title))
 
 
+def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
+    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the colour of R4."""
+    names = sorted(set(table["name"]), key=lambda name: (name.split(":")[0] not in SERIES, name))
+    others = [name for name in names if name.split(":")[0] not in SERIES]
+    colours = [SERIES.get(name.split(":")[0]) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
+    legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 28)
+    return alt.Color("name", type="nominal", scale=alt.Scale(domain=names, range=colours), legend=legend)
+
+
 def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.Chart:
     """A figure that says why there is nothing to see; no invented point."""
     words = pd.DataFrame({"message": [message]})
@@ -88,8 +104,8 @@ def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.C
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
     """Write the chart as SVG, PNG (4 pixels per px) and PDF to ``build_dir``/figures, and return the SVG's path.
 
-    The same data give the same SVG, byte for byte.
-    Raises ValueError if the figure is wider than a page.
+    The same data give the same SVG, byte for byte. A figure that is wider than a page, as long names of own series can
+    make it, is warned of, and shrinks in the PDF of the paper.
     """
     folder = Path(build_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,5 +116,5 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
         chart.save(path.with_suffix(".pdf"))
     width = float(re.search(r'width="([\d.]+)"', path.read_text()).group(1))
     if width > PAGE_px:
-        raise ValueError(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower")
+        warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
     return path

@@ -13,7 +13,7 @@ from energynn.analysis import numbers, paper
 from energynn.config import REPOSITORY
 
 ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-ANALYSIS = ["10_energy_against_gpu_hours", "20_resnet50_scaling", "30_fourcastnet_scaling", "40_measurement"]
+ANALYSIS = ["60_energy_against_gpu_hours", "20_resnet50_scaling", "30_fourcastnet_scaling", "80_measurement"]
 MINE = [path for path in ALL if path.stem in ("00_start_here", *ANALYSIS)]
 
 
@@ -72,10 +72,11 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     pdf = paper.compile(folder)
     assert pdf.read_bytes().startswith(b"%PDF")
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
-    with open(REPOSITORY / "runs/published/resnet50_scaled_dataset.csv") as file:
-        rows = list(csv.DictReader(file))
-    rows = [row for row in rows if not (row["series"] == "R6" and row["same_run_as"] == "R4")]
-    hours, energies = ([float(row[name]) for row in rows] for name in ("gpu_hours", "energy_total_kWh"))
+    with open(REPOSITORY / "runs/published/values.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["workload"] == "resnet50" and row["kind"] == "measurement"]
+    energies = [float(row["value"]) for row in rows if row["quantity"] == "energy_total"]
+    hours = [float(row["value"]) for row in rows if row["quantity"] == "gpu_hours"]
+    assert len(hours) == len(energies) == 17  # in the same order, each run once
     slope = sum(h * e for h, e in zip(hours, energies, strict=True)) / sum(h * h for h in hours)
     assert merged["slope_ResNet50"]["value"] == pytest.approx(slope, rel=1e-9)
     assert merged["slope_ResNet50"]["provenance"] == "published"

@@ -1,56 +1,100 @@
 """The published values are what was published, and say so."""
 
+import csv
 import hashlib
 
 import pytest
 
 from energynn.analysis import published
 
+TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from the paper
+    ("H100", 4): (115.63, 105.32, 421.26), ("A100", 4): (120.70, 139.92, 559.70), ("H100", 16): (145.31, 32.26, 516.18),
+    ("A100", 16): (144.87, 43.28, 692.55), ("H100", 32): (174.25, 20.72, 663.13), ("A100", 32): (175.72, 28.42, 909.31),
+}  # fmt: skip
+
 
 def test_files_are_those_of_the_checksums():
     lines = (published.PUBLISHED / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split() for line in lines)}
-    assert set(listed) == {path.name for path in published.PUBLISHED.glob("*.csv")}
+    assert set(listed) == {path.name for path in published.PUBLISHED.iterdir() if path.suffix in (".csv", ".toml")}
     for name, digest in listed.items():
         assert hashlib.sha256((published.PUBLISHED / name).read_bytes()).hexdigest() == digest, name
 
 
-@pytest.mark.parametrize(("name", "rows"), [
-    ("resnet50_scaled_dataset", 18), ("fourcastnet_table1", 6), ("fourcastnet_text", 3), ("stated_intervals", 6),
-])  # fmt: skip
-def test_every_row_says_where_it_stands(name, rows):
-    table = published.read(name)
-    assert len(table) == rows
+def test_every_value_says_what_it_is_and_where_it_stands():
+    table = published.values()
     assert (table["provenance"] == "published").all()
-    for column in ("stands_in", "source_version"):
-        assert table[column].str.len().gt(0).all()
-    spreads = [column for column in table if column.endswith("_std")]
-    for column in spreads:  # a spread names its divisor
-        assert table.loc[table[column].notna(), "std_ddof"].notna().all()
+    for column in ("quantity", "kind", "stands_in", "source_version"):
+        assert table[column].str.len().gt(0).all(), column
+    known = table[table["kind"] != "picture"]
+    assert (known["value"].notna() | known["low"].notna() | known["high"].notna()).all()
+    pictures = published.values("picture")
+    assert (
+        pictures[["value", "low", "high", "spread"]].isna().all(axis=None) and len(pictures) > 50
+    )  # no invented point
+    spreads = table[table["spread"].notna()]
+    assert len(spreads) == 17 * 2 + 3 and spreads["spread_ddof"].notna().all()
+    assert not table.duplicated([name for name in table if name != "note"]).any()
 
 
-def test_the_shared_run_counts_once():
-    table = published.measurements()
-    resnet = table[table["workload"] == "resnet50"]
-    assert len(resnet) == 18 and len(published.distinct(resnet)) == 17
-    shared = resnet[(resnet["devices"] == 32)]
-    assert set(shared["series"]) == {"R4", "R6"} and shared["energy_total_kWh"].nunique() == 1
-    assert len(published.distinct(table)) == len(table) - 1
+def test_printed_values_have_their_decimals():
+    printed = published.values()
+    printed = printed[printed["decimals"].notna() & printed["value"].notna()]
+    for row in printed[printed["kind"] != "setup"].itertuples():
+        if row.quantity != "training_time" or row.series != "fluctuation":  # 4 h 23 min
+            assert len(row.value.partition(".")[2]) == row.decimals, row
 
 
-def test_values_agree_with_each_other():
-    table1 = published.read("fourcastnet_table1")
-    assert (table1["devices"] * table1["training_time_h"]).to_list() == pytest.approx(table1["gpu_hours"], rel=1e-3)
-    for name in ("fourcastnet_table1", "resnet50_scaled_dataset"):
-        table = published.read(name)
-        assert (table["devices"] * table["local_batch_size"] == table["global_batch_size"]).all()
-    resnet = published.read("resnet50_scaled_dataset")
-    most = resnet["series"].map({"R4": 256, "R5": 16, "R6": 256})
-    assert (resnet["dataset_samples"] == 1281167 * resnet["devices"] // most).all()
-    stated = published.stated_intervals()
-    assert (stated["low_kW"] < stated["high_kW"]).all()
+def test_table_1_and_the_text_are_there():
+    runs = published.measurements()
+    runs["hardware"] = runs["device_name"].str.extract("(A100|H100)")[0]
+    table1 = runs[runs["series"].str.contains("T1")].set_index(["hardware", "devices"])
+    found = table1[["energy_total_kWh", "training_time_h", "gpu_hours"]].apply(tuple, axis=1).to_dict()
+    assert found == TABLE1
+    assert (table1.index.get_level_values("devices") * table1["training_time_h"]).to_list() == pytest.approx(
+        table1["gpu_hours"], rel=1e-3
+    )
+    one = runs[(runs["series"] == "R1 R2")].iloc[0]
+    assert (one["energy_cpu_kWh"], one["energy_gpu_kWh"], one["share_cpu_percent"]) == (18.9, 17.6, 49)
+    assert one["energy_cpu_kWh_half"] == pytest.approx(0.05)
 
 
-def test_an_unknown_file_names_the_known_ones():
-    with pytest.raises(ValueError, match="fourcastnet_table1"):
-        published.read("table_9")
+def test_repository_values_are_those_of_the_study():
+    shared = published.REPOSITORY.parent / "shared" / "data" / "resnet_scaled_dataset_series.csv"
+    if not shared.is_file():
+        pytest.skip("the study's table is not beside the checkout")
+    runs = published.measurements()
+    with open(shared) as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 18
+    for row in rows:
+        (found,) = [one for one in runs.itertuples() if row["series"] in one.series.split()
+                    and one.devices == int(row["gpus"]) and one.energy_total_kWh_half == 0]  # fmt: skip
+        assert found.energy_total_kWh == float(row["energy_kWh_mean"])
+        assert found.energy_total_kWh_std == float(row["energy_kWh_std"])
+        assert (found.gpu_hours, found.gpu_hours_std) == (float(row["gpu_hours_mean"]), float(row["gpu_hours_std"]))
+        assert (found.local_batch_size, found.dataset_samples) == (int(row["lbs"]), int(row["train_samples"]))
+
+
+def test_runs_meet_the_conditions_of_their_series():
+    series = published.series()
+    for run in published.measurements().to_dict("records"):
+        for name in run["series"].split():
+            if name in series:
+                one = series[name]
+                assert run["workload"] == one["workload"] and run["stage"] == one.get("stage", "")
+                assert one.get("hardware", "") in run["device_name"]
+                for size in ("local_batch_size", "global_batch_size"):
+                    assert run[size] == one.get(size, run[size]), (name, run)
+        assert run["devices"] * run["local_batch_size"] == run["global_batch_size"]
+
+
+def test_errata_name_places_and_claims():
+    errata = published.errata()
+    assert len({one["id"] for one in errata}) == len(errata) > 15
+    assert all(one["where"] and one["what"] and one["treated"] for one in errata)
+
+
+def test_an_unknown_quantity_names_the_known_ones():
+    with pytest.raises(ValueError, match="energy_per_gpu_hour"):
+        published.values(quantity="temperature")

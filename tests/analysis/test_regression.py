@@ -73,3 +73,37 @@ def test_missing_values_are_refused():
     data.loc[3, "energy_kWh"] = np.nan
     with pytest.raises(Exception, match="(?i)nan|missing"):
         regression.fit(ORIGIN, data)
+
+
+def test_a_power_law_is_told_from_a_line_through_the_origin():
+    data = observations(noise=0.0)
+    curved = data.assign(energy_kWh=0.3 * data["gpu_hours"] ** 0.8 * (1 + 1e-3 * np.cos(data["gpu_hours"])))
+    straight = data.assign(energy_kWh=data["energy_kWh"] * (1 + 1e-3 * np.cos(data["gpu_hours"])))
+    for rows, exponent in ((curved, 0.8), (straight, 1.0)):
+        found = regression.linearity(rows, "energy_kWh", "gpu_hours")
+        assert found["exponent"] == pytest.approx(exponent, abs=1e-3)
+        assert found["exponent_low"] < exponent < found["exponent_high"]
+    assert regression.linearity(curved, "energy_kWh", "gpu_hours")["proportional_p"] < 1e-6
+    assert regression.linearity(straight, "energy_kWh", "gpu_hours")["proportional_p"] > 0.05
+    assert regression.linearity(straight.head(3), "energy_kWh", "gpu_hours")["curvature_p"] != 0
+    affine = regression.linearity(data.assign(energy_kWh=5 + 0.3 * data["gpu_hours"]), "energy_kWh", "gpu_hours")
+    assert affine["deviation_with_intercept_percent"] == pytest.approx(0, abs=1e-9)
+    assert affine["deviation_through_origin_percent"] > 50
+
+
+def test_weights_carry_both_errors():
+    data = pd.DataFrame({"y": [1.0, 2.0], "x": [1.0, 2.0], "y_std": [0.3, 0.3], "x_std": [0.0, 0.4], "repeats": [9, 4]})
+    assert regression.weights(data, "y", "x", 2.0) == pytest.approx([9 / 0.09, 4 / (0.09 + 0.64)])
+    with pytest.raises(ValueError, match="1 rows have no spread"):
+        regression.weights(data.assign(y_std=[0.3, np.nan]), "y", "x", 2.0)
+
+
+def test_several_regressors_are_recovered_and_predicted():
+    noise = np.random.default_rng(3)
+    data = pd.DataFrame({"samples": noise.uniform(1, 2, 40), "passes": noise.uniform(0, 5, 40)})
+    data["power_W"] = 70 + 120 * data["samples"] + 5 * data["passes"] + noise.normal(0, 0.5, 40)
+    fit = regression.fit("power_W ~ samples + passes", data)
+    for term, truth in (("Intercept", 70), ("samples", 120), ("passes", 5)):
+        assert fit.parameters.loc[term, "low"] < truth < fit.parameters.loc[term, "high"]
+    at = fit.predict(pd.DataFrame({"samples": [1.5], "passes": [2.0]}))
+    assert at["mean"].item() == pytest.approx(260, abs=1) and at["low"].item() < at["mean"].item() < at["high"].item()

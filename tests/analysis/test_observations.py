@@ -1,0 +1,66 @@
+"""Published and own runs stand in one table, in the study's series where they belong there."""
+
+import numpy as np
+import pytest
+
+from energynn import config
+from energynn.analysis import observations
+
+
+@pytest.fixture(scope="module")
+def replica(synthetic, tmp_path_factory):
+    return observations.load(synthetic.write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1"))
+
+
+def test_published_runs_are_there_without_any_record(tmp_path):
+    table = observations.load(tmp_path)
+    assert set(table["origin"]) == {"published"} and set(table["provenance"]) == {"published"}
+    counts = table.groupby("series").size()
+    assert counts[["R4", "R5", "R6", "T1", "F1", "F3"]].to_list() == [9, 5, 4, 6, 3, 2]
+    assert len(observations.distinct(table)) == 28
+    one = table[(table["series"] == "R4") & (table["devices"] == 256)].iloc[0]
+    assert one["training_time_h"] == pytest.approx(113.48748437500001 / 256)
+    assert one["energy_per_dataset_sample_Wh"] == pytest.approx(30207.4785 / 1281167, rel=1e-6)
+    assert one["mean_power_gpu_W"] == pytest.approx(1000 * 20.3 / 113.487484, rel=1e-6)
+    # Five runs, population's standard deviation: the sample's is larger by sqrt(5 / 4).
+    assert one["energy_total_kWh_std"] == pytest.approx(0.09984616597351016 * np.sqrt(1.25))
+    low, high = table[(table["series"] == "R4") & (table["devices"] <= 4)]["sockets_per_gpu"].agg(["min", "max"])
+    assert (low, high) == (0.5, 2.0)
+
+
+def test_own_runs_belong_to_the_studys_series(replica):
+    own = replica[replica["origin"] == "own"]
+    devices = {name: sorted(set(rows["devices"])) for name, rows in own.groupby("series")}
+    assert devices["R1"] == devices["R4"] == [2**k for k in range(9)]
+    assert devices["R5"] == [1, 2, 4, 8, 16] and devices["R6"] == [32, 64, 128, 256]
+    assert devices["F1"] == [4, 8, 16, 32, 64, 128, 256]
+    assert set(own["hardware"]) == {"A100"}
+    base = own[(own["series"] == "R1") & (own["devices"] == 1)]["training_time_h"].mean()
+    largest = own[(own["series"] == "R1") & (own["devices"] == 256)]
+    assert largest["speed_up"].to_list() == pytest.approx(base / largest["training_time_h"])
+    assert (largest["passes_per_gpu_hour"] * 256).to_list() == pytest.approx(largest["samples_per_gpu_hour"], rel=1e-3)
+
+
+def test_means_over_repeats_and_their_spread(replica):
+    means = observations.means(replica)
+    runs = replica[(replica["origin"] == "own") & (replica["series"] == "R1") & (replica["devices"] == 8)]
+    (one,) = means[(means["origin"] == "own") & (means["series"] == "R1") & (means["devices"] == 8)].to_dict("records")
+    assert one["repeats"] == len(runs) == 2
+    assert one["training_time_h"] == pytest.approx(runs["training_time_h"].mean())
+    assert one["training_time_h_std"] == pytest.approx(runs["training_time_h"].std(ddof=1))
+    bars = observations.bounds(means, "training_time_h")
+    single = bars[bars["series"] == "F1"]
+    assert (single["low"] == single["high"]).all()  # no error bar, which is not an error of zero
+
+
+def test_small_runs_of_a_laptop_are_in_no_series_of_the_study(synthetic_runs):
+    own = observations.load(synthetic_runs).query("origin == 'own'")
+    assert set(own["provenance"]) == {"simulated"} and set(own["hardware"]) == {"cpu core"}
+    assert not set(own["series"]) & {"R1", "R2", "R3", "R4", "R5", "R6", "F1", "F2", "F3", "F4", "F5"}
+    assert "pre-training, constant LBS = 1" in set(own["series"])
+
+
+def test_runs_in_no_series_are_kept(synthetic, tmp_path):
+    synthetic.write_run(tmp_path, config.make("resnet50"))
+    own = observations.load(tmp_path).query("origin == 'own'")
+    assert own["name"].to_list() == ["no series"] and own["energy_total_kWh"].notna().all()
