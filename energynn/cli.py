@@ -64,6 +64,10 @@ def main(arguments: list[str] | None = None) -> int:
     manifest.add_argument("dataset", nargs="*")
     manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
 
+    claims = commands.add_parser("claims", help="judge the study's statements on published values and on own runs")
+    claims.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
+    claims.add_argument("--json", action="store_true")
+
     paper = commands.add_parser("paper", help="merge the numbers of the notebooks and compile the paper")
     paper.add_argument("--build-dir", type=Path, default=Path("build"))
 
@@ -238,6 +242,18 @@ def _manifest(options) -> int:
             manifests.build(name, **({"source": options.source} if options.source else {}))
         root = manifests.verify(name)
         print(f"{name}: every file is there and has its SHA-256 ({root})")
+    return 0
+
+
+def _claims(options) -> int:
+    import json
+
+    from energynn.analysis import claims
+
+    if not options.data.is_dir():
+        raise ValueError(f"data: {options.data} is no folder; give one with records, as runs/")
+    found = claims.evaluate(options.data)
+    print(json.dumps(found, indent=1) if options.json else claims.report(found))
     return 0
 
 

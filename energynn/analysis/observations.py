@@ -16,6 +16,7 @@ ENERGIES = [f"energy_{component}_kWh" for component in results.COMPONENTS]
 QUANTITIES = [*ENERGIES, "gpu_hours", "training_time_h", "top1_error_percent", "z500_rmse_m", "lead_time_h"]
 QUANTITIES += ["persistence_m", "samples_per_gpu_hour", "passes_per_gpu_hour", "sockets_per_gpu", "mean_power_gpu_W"]
 QUANTITIES += ["mean_power_cpu_socket_W", "energy_per_gpu_hour_kW", "energy_per_dataset_sample_Wh", "speed_up"]
+QUANTITIES += ["share_cpu_percent", "share_ram_percent"]
 WHAT = ["origin", "series", "name", "workload", "stage", "dataset", "data", "system", "device_kind", "device_name"]
 WHAT += ["hardware", "recipe", "provenance", "base_devices", *COUNTED]
 
@@ -150,6 +151,9 @@ def _derived(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
         mean_power_gpu_W=1000 * table["energy_gpu_kWh"] / hours,
         mean_power_cpu_socket_W=1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"],
     )  # fmt: skip
+    for part in ("cpu", "ram"):
+        share = 100 * table[f"energy_{part}_kWh"] / energy_kWh if f"energy_{part}_kWh" in table else np.nan
+        table[f"share_{part}_percent"] = table.get(f"share_{part}_percent", share)
     known = table[table["training_time_h"].notna()]
     smallest = known.groupby(by)["devices"].min()
     keys = pd.MultiIndex.from_frame(table[by])

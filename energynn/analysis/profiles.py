@@ -1,0 +1,99 @@
+"""Power over time of a run: reading, summary numbers, and thinning that keeps peaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from energynn.measure import energy
+from energynn.measure.samples import segments
+
+NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
+BACK_UP = 0.5  # only what was as high as this before has fallen back
+LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant period
+
+
+def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
+    """Mean power of every primary sensor of a component in steps of ``period_s``: time_s, device, power_W.
+
+    Time counts from the start of the training, only within it; segments of a resumed run follow one another without the
+    gaps between them. Empty if the run has no such sensor or no samples. Works on own runs and on imported perun files.
+    """
+    run_dir = Path(run_dir)
+    record = json.loads((run_dir / "record.json").read_text())
+    sensors = [
+        one for one in record.get("sensors", []) if one.get("component") == component and one.get("primary", True)
+    ]
+    names = {one["id"] for one in sensors} | {f"{one.get('host')}:{one['id']}" for one in sensors}
+    lengths_s = [part.get("training_time_s", 0.0) for part in record.get("segments", [])] or [record["training_time_s"]]
+    parts, begin_s = [], 0.0
+    for folder, length_s in zip(segments(run_dir) or [run_dir], lengths_s, strict=False):
+        for device, (t_s, power_W) in energy.power_trace(folder, period_s).items():
+            inside = (t_s > 0) & (t_s < length_s) & (device in names)
+            parts.append(pd.DataFrame({"time_s": begin_s + t_s, "device": device, "power_W": power_W})[inside])
+        begin_s += length_s
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["time_s", "device", "power_W"])
+
+
+def summary(profile: pd.DataFrame, idle_W: float | None = None) -> dict:
+    """Numbers of one profile, means over its devices; empty without samples.
+
+    ``mean_W`` and ``spread_W`` over time; ``relative_spread``; ``baseline_W``: ``idle_W`` per device if given and below
+    the profile, else its 1st percentile; ``near_baseline``: share of the time near it; ``fallbacks_per_h``: how often
+    power comes down there from above half of its range; ``period_s``: of the strongest periodic part, NaN without one;
+    ``period_share``: its share of the variance.
+    """
+    rows = [
+        _of_device(part["time_s"].to_numpy(), part["power_W"].to_numpy(), idle_W)
+        for _, part in profile.groupby("device")
+    ]
+    return pd.DataFrame(rows).mean().to_dict() if rows else {}
+
+
+def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float | None) -> dict:
+    lowest, high = np.percentile(power_W, [1, 95])
+    baseline = idle_W if idle_W is not None and idle_W < high else lowest
+    width = high - baseline
+    is_flat = width <= 0.05 * high  # hardly any fluctuation: nothing to fall back from
+    near = (power_W < baseline + NEAR * width) & (not is_flat)
+    # Up (1) and near (-1), with what is between taken from before: a fall-back is a step from 1 to -1.
+    state = pd.Series(np.where(near, -1.0, np.where(power_W > baseline + BACK_UP * width, 1.0, np.nan))).ffill()
+    falls = int(((state.shift() == 1) & (state == -1)).sum())
+    period_s, share = _period(t_s, power_W)
+    return {
+        "mean_W": power_W.mean(), "spread_W": power_W.std(), "relative_spread": power_W.std() / power_W.mean(),
+        "baseline_W": baseline, "near_baseline": near.mean(), "period_s": period_s, "period_share": share,
+        "fallbacks_per_h": 3600 * falls / max(np.ptp(t_s), np.finfo(float).tiny),
+    }  # fmt: skip
+
+
+def _period(t_s: np.ndarray, power_W: np.ndarray) -> tuple[float, float]:
+    """Period of the largest peak of the spectrum that repeats at least three times, and its share of the variance."""
+    if len(t_s) < 12:
+        return np.nan, np.nan
+    even_s = np.linspace(t_s[0], t_s[-1], len(t_s))
+    even_W = np.interp(even_s, t_s, power_W)
+    trend = np.polynomial.Polynomial.fit(even_s, even_W, 1)(even_s)
+    spectrum = np.abs(np.fft.rfft((even_W - trend) * np.hanning(len(even_s)))) ** 2
+    spectrum[:3] = 0
+    if not spectrum.sum():
+        return np.nan, np.nan
+    peak = int(spectrum.argmax())
+    share = spectrum[max(peak - 2, 0) : peak + 3].sum() / spectrum.sum()
+    length_s = np.ptp(even_s) * len(even_s) / (len(even_s) - 1)
+    return (length_s / peak if share >= LEAST_SHARE_OF_VARIANCE else np.nan), share
+
+
+def thin(profile: pd.DataFrame, points: int = 1000) -> pd.DataFrame:
+    """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no peak is lost."""
+    kept = []
+    for _, part in profile.groupby("device"):
+        if len(part) > points:
+            stretch = np.arange(len(part)) * (points // 2) // len(part)
+            power = part["power_W"].groupby(stretch)
+            part = part.loc[sorted({*power.idxmin(), *power.idxmax()})]
+        kept.append(part)
+    return pd.concat(kept) if kept else profile

@@ -1,0 +1,141 @@
+"""The ledger: precise entries, verdicts that follow the data, and no support from what was assumed."""
+
+import json
+import tomllib
+
+import pytest
+
+from energynn import cli, config
+from energynn.analysis import claims, observations, published
+
+LEDGER = tomllib.loads(claims.CLAIMS.read_text())
+
+
+def verdicts(found, column="own"):
+    """Verdict of each statement in one column; of own runs on several systems, the first."""
+    return {
+        one["id"]: (one["published"] if column == "published" else one["own"][0])["verdict"] for one in found["claims"]
+    }
+
+
+@pytest.fixture(scope="module")
+def replica(synthetic, tmp_path_factory):
+    return claims.evaluate(synthetic.write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R6 F1 F4"))
+
+
+def test_entries_are_precise():
+    entries = LEDGER["claim"]
+    assert len(entries) >= 100 and len({one["id"] for one in entries}) == len(entries)
+    places = {one["place"].split(",")[0] for one in entries}
+    assert places >= {
+        "Abstract",
+        "Section 3.2.2",
+        "Section 3.2.3",
+        "Section 3.3.2",
+        "Section 3.4",
+        "Section 3.5",
+        "Section 4",
+    }
+    for one in entries:
+        if one["test"] == "none":
+            assert one["reason"]
+            continue
+        assert one["test"] in {*claims.TESTS, "slope", "effect"}, one["id"]
+        assert one["word"] in LEDGER["tolerances"], one["id"]
+        if "speed-up" in one["says"] or one["test"] == "change":
+            assert one.get("base") or one["test"] != "change" or "profile" in one["quantity"], one["id"]
+        known = {*observations.QUANTITIES, "profile_near_baseline", "profile_relative_spread"}
+        assert set([one["quantity"]] if isinstance(one["quantity"], str) else one["quantity"]) <= known
+    ids = {one["id"] for one in entries}
+    assert all(name in ids for erratum in published.errata() for name in erratum.get("claims", []))
+
+
+def test_published_values_judge_the_text(tmp_path):
+    found = claims.evaluate(tmp_path)
+    verdict = verdicts(found, "published")
+    assert verdict["scaled-lbs-energy-per-sample"] == "supported"
+    assert verdict["interval-resnet50"] == "supported" and verdict["interval-resnet50-all"] == "contradicted"
+    assert verdict["scaled-small-samples-constant"] == "contradicted"  # the regimes are swapped in the text
+    assert verdict["fcn-example-hours"] == verdict["lbs-cpu-energy-falls"] == "by construction"
+    assert verdict["lbs-error-constant-to-8192"] == "not testable with these data"  # only a picture
+    assert set(verdicts(found).values()) == {"not testable with these data"}
+    one = next(one for one in found["claims"] if one["id"] == "scaled-small-samples-constant")
+    assert "regimes-swapped" in one["errata"]
+    assert one["published"]["effect"] == pytest.approx(0.386, abs=1e-3)  # 1.5620 over 1.1272 million per GPU hour
+    assert one["published"]["low"] < one["published"]["effect"] < one["published"]["high"]
+    assert sum(found["counts"]["published"].values()) == len(LEDGER["claim"])
+
+
+def test_own_runs_are_judged_in_a_column_of_their_own(replica, tmp_path):
+    verdict = verdicts(replica)
+    # What the replica's formulas say: rates fall as n^-0.04, power follows the rate, errors rise beyond 8192.
+    assert verdict["lbs-error-constant-to-8192"] == verdict["lbs-error-rises-rapidly"] == "supported"
+    assert verdict["fixed-lbs-samples-decrease"] == verdict["fixed-lbs-power-decreases"] == "supported"
+    assert verdict["lbs-speed-up-near-optimal"] == "contradicted"  # 32^0.04 is 1.149
+    assert verdict["conclusion-h100-higher-power"] == "supported"
+    time = next(one for one in replica["claims"] if one["id"] == "h100-time")["own"][0]
+    assert time["effect"] == pytest.approx(1 / 1.35 - 1, abs=0.01)  # within 25 % to 30 %, but from single runs
+    assert time["verdict"] == "not testable with these data" and "estimate lies inside" in time["reason"]
+    assert verdict["gbs-energy-minimum"] == "not testable with these data"
+    alone = claims.evaluate(tmp_path)
+    for one, other in zip(replica["claims"], alone["claims"], strict=True):
+        assert one["published"] == other["published"], "own runs must not touch the published column"
+
+
+def test_tolerances_decide(replica):
+    one = next(one for one in replica["claims"] if one["id"] == "lbs-speed-up-near-optimal")["own"][0]
+    assert one["effect"] == pytest.approx(32**0.04 - 1, abs=0.01) and one["allowed"] == [None, 0.1]
+    assert (one["at_half"], one["verdict"], one["at_double"]) == ("contradicted", "contradicted", "supported")
+
+
+@pytest.mark.parametrize("provenance", ["estimated", "simulated"])
+def test_energy_that_is_not_measured_never_supports(synthetic, tmp_path, provenance):
+    found = claims.evaluate(synthetic.write_replica(tmp_path, provenance, series="R1 R4"))
+    of_energy = [
+        one for one in LEDGER["claim"] if "energy" in str(one.get("quantity")) or "power" in str(one.get("quantity"))
+    ]
+    verdict = verdicts(found)
+    assert {verdict[one["id"]] for one in of_energy} == {"by construction", "not testable with these data"}
+    assert verdict["lbs-energy-increases"] == "by construction"
+    # Estimated energies leave times and errors alone; of a simulated run nothing is evidence.
+    expected = {"estimated": "supported", "simulated": "by construction"}
+    assert verdict["lbs-error-constant-to-8192"] == expected[provenance]
+    if provenance == "simulated":
+        assert not {"supported", "contradicted"} & set(verdict.values())
+
+
+def test_small_runs_on_a_cpu_are_no_evidence(synthetic, tmp_path):
+    found = claims.evaluate(synthetic.write_study(tmp_path, "measured"))
+    assert set(verdicts(found).values()) == {"not testable with these data"}
+    reasons = {one["own"][0]["reason"] for one in found["claims"]}
+    assert len(reasons) == 1 and "cpu core with era5_ensemble" in reasons.pop()
+
+
+def test_scatter_makes_a_small_effect_undecided(synthetic, tmp_path):
+    for n, minutes in ((32, 60.0), (256, 60.0 * 0.125 * 1.03)):  # 3 % more GPU hours, single runs: scatter of 4 % each
+        settings = {"dataset": "imagenet", "devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
+        synthetic.write_run(
+            tmp_path, config.make("resnet50"), "measured", time_s=60 * minutes, samples=False, settings=settings,
+            parts_W={"gpu": 200.0 * n}, device_kind="gpu", device_name="NVIDIA A100", devices=n, run_id=f"n{n}",
+            dataset_samples=1281167,
+        )  # fmt: skip
+    found = claims.evaluate(tmp_path)
+    one = next(one for one in found["claims"] if one["id"] == "lbs-speed-up-below-optimal")["own"][0]
+    assert one["verdict"] == "not testable with these data" and "estimate lies inside" in one["reason"]
+    assert one["effect"] == pytest.approx(0.03, abs=1e-6) and one["low"] < 0 < one["high"]
+
+
+def test_command_line_prints_the_same_twice(synthetic, tmp_path, capsys):
+    runs = str(synthetic.write_replica(tmp_path, series="R1"))
+    printed = []
+    for _ in range(2):
+        assert cli.main(["claims", "--data", runs, "--json"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    found = json.loads(printed[0])
+    assert found["tolerances"] == LEDGER["tolerances"]
+    assert cli.main(["claims", "--data", runs]) == 0
+    text = capsys.readouterr().out
+    assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text and "base: n = 1" in text
+    assert "erratum regimes-swapped" in text
+    assert cli.main(["claims", "--data", "/no/such/folder"]) == 2
