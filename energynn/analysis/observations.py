@@ -54,10 +54,16 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def bounds(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """The rows that have a quantity, with the ends ``low`` and ``high`` of an error bar: mean -+ standard deviation."""
+    """The rows that have a quantity: its ``value``, and ``low`` and ``high``, one standard deviation to each side.
+
+    ``provenance`` is then the quantity's: times and metrics of a run whose energy is estimated are measured.
+    """
     known = table[table[quantity].notna()]
     spread = known.get(f"{quantity}_std", pd.Series(np.nan, known.index)).fillna(0.0)
-    return known.assign(value=known[quantity], low=known[quantity] - spread, high=known[quantity] + spread)
+    rows = known.assign(value=known[quantity], low=known[quantity] - spread, high=known[quantity] + spread)
+    if not quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
+        rows["provenance"] = rows["provenance"].replace("estimated", "measured")
+    return rows
 
 
 def distinct(table: pd.DataFrame) -> pd.DataFrame:

@@ -16,6 +16,35 @@ BACK_UP = 0.5  # only what was as high as this before has fallen back
 LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant period
 
 
+def available(runs_dir: str | Path) -> pd.DataFrame:
+    """All valid runs that have a trace, trainings, measured commands and imported perun files alike: one row each.
+
+    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` its idle power per sensor, NaN if unknown.
+    """
+    rows = []
+    for path in sorted(Path(runs_dir).glob("*/*/record.json")):
+        try:
+            record = json.loads(path.read_text())
+            component = "gpu" if "energy_gpu_J" in record else "cpu"
+            sensors = [
+                one for one in record["sensors"] if one.get("component") == component and one.get("primary", True)
+            ]
+            if not record["valid"] or not sensors or not list(path.parent.rglob("samples-*.jsonl")):
+                continue
+            config, idle_W = record.get("config", {}), record.get(f"idle_power_{component}_before_W", np.nan)
+            row = {name: record.get(name, "") for name in ("system", "workload", "device_name", "training_time_s")}
+            rows.append({
+                **row, "run": record["run_id"], "run_dir": str(path.parent), "component": component,
+                "stage": config.get("stage", ""), "devices": record.get("devices", 1), "idle_W": idle_W / len(sensors),
+                "local_batch_size": config.get("local_batch_size", np.nan),
+                "provenance": record[f"energy_{component}_provenance"],
+            })  # fmt: skip
+        except (ValueError, KeyError, TypeError):
+            continue  # what is wrong with a record is told where records are loaded
+    names = ["run", "run_dir", "component", "system", "workload", "stage", "devices", "local_batch_size", "idle_W"]
+    return pd.DataFrame(rows, columns=[*names, "device_name", "training_time_s", "provenance"])
+
+
 def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
     """Mean power of every primary sensor of a component in steps of ``period_s``: time_s, device, power_W.
 

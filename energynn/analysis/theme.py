@@ -74,13 +74,15 @@ def enable() -> None:
     alt.data_transformers.disable_max_rows()
 
 
-def provenance(table: pd.DataFrame, field: str = "provenance", title: str | None = "energy is") -> alt.Shape:
-    """The channel ``shape`` for the provenances in a table's column; the legend has those that are present.
+def provenance(
+    table: pd.DataFrame, field: str = "provenance", title: str | None = "energy is", also: tuple = ()
+) -> alt.Shape:
+    """The channel ``shape`` for the provenances in a table's column; the legend has those present and ``also``.
 
     For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs, estimated hollow
     triangles, simulated crosses.
     """
-    present = [name for name in PROVENANCE if name in set(table[field])]
+    present = [name for name in PROVENANCE if name in {*table[field], *also}]
     scale = alt.Scale(domain=present, range=[PROVENANCE[name] for name in present])
     return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title))
 
@@ -92,6 +94,24 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     colours = [SERIES.get(name.split(":")[0]) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
     legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 28)
     return alt.Color("name", type="nominal", scale=alt.Scale(domain=names, range=colours), legend=legend)
+
+
+def titled(title: str, *lines: str) -> alt.Title:
+    """A panel's title with small grey lines under it: what is known there, and what is not."""
+    return alt.Title(title, subtitle=list(lines), subtitleColor=GREY, subtitleFontSize=6.5, subtitlePadding=2)
+
+
+def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 10) -> alt.X | alt.Y:
+    """The channel with a logarithmic axis and round ticks, or a linear one from zero where values span no decade."""
+    known = [value for value in values if value > 0]
+    low, high = min(known, default=1.0), max(known, default=1.0)
+    if base == 10 and high < 8 * low:
+        return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(tickCount=5)
+    steps = (1, 2, 5) if base == 10 and high < 50 * low else (1,)
+    ticks = [step * base**power for power in range(-12, 12) for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    ticks = ticks[:: 1 + (len(ticks) - 1) // 9]
+    return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(values=ticks, format="~g")
 
 
 def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.Chart:
