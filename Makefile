@@ -33,9 +33,9 @@ kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether a
 	$(BIN)/energynn check runs
 	$(MAKE) --no-print-directory paper
 
-paper: $(BASE) ## figures, numbers and build/paper.pdf from the records that are there (no torch needed)
+paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.html from the records that are there (no torch needed)
 	@$(MAKE) --no-print-directory -j2 build/paper.pdf
-	@echo "open build/paper.pdf; figures are in build/figures/, numbers in build/numbers.json"
+	@echo "open build/paper.pdf, or build/report.html in a browser; figures are in build/figures/, numbers in build/numbers.json"
 
 test: $(TRAIN) ## tests that take minutes
 	$(BIN)/python -m pytest -m "not slow"
@@ -90,15 +90,21 @@ $(TRAIN): | $(BASE)
 
 # ---------------------------------------------------------------------------------------------------- the paper
 
-# Every record and every folder of runs, so that a run added, changed or removed makes the figures again.
-RECORDS := $(shell find runs \( -name record.json -o -name '*.csv' -o -name '*.toml' \) 2>/dev/null) $(wildcard runs runs/*/)
-NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-8]*.ipynb)))
-ANALYSIS := $(wildcard energynn/*.py energynn/analysis/*.py energynn/measure/*.py)
+# The analysis is made again if a record was added, changed or removed; the name of the stamp carries their list.
+RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name '*.csv' -o -name '*.toml' \) \
+	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
+COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
+NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))
+ANALYSIS := $(wildcard energynn/*.py energynn/analysis/*.py energynn/measure/*.py) paper/claims.toml
+
+$(RECORDS) $(COMMIT):
+	@mkdir -p build && rm -f $(firstword $(subst -, ,$@))-* && touch $@
 
 build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 	@mkdir -p build/notebooks
 	@echo "analysis: $<"
-	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $< $@ 2> $@.log || { cat $@.log; exit 1; }
+	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $(if $(findstring explore,$<),-p live False) $< $@ \
+	  2> $@.log || { cat $@.log; exit 1; }
 
-build/paper.pdf: $(NOTEBOOKS) $(wildcard paper/*)
+build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)
 	$(BIN)/energynn paper

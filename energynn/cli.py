@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     claims.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
     claims.add_argument("--json", action="store_true")
 
-    paper = commands.add_parser("paper", help="merge the numbers of the notebooks and compile the paper")
+    paper = commands.add_parser("paper", help="merge the numbers of the notebooks, compile paper and report")
     paper.add_argument("--build-dir", type=Path, default=Path("build"))
 
     compare = commands.add_parser("compare", help="compare the default study with the committed reference")
@@ -258,11 +258,11 @@ def _claims(options) -> int:
 
 
 def _paper(options) -> int:
-    from energynn.analysis import numbers, paper
+    from energynn.analysis import numbers, paper, report
 
     numbers.colophon(options.build_dir)
     numbers.merge(options.build_dir)
-    print(f"wrote {paper.compile(options.build_dir)}")
+    print(f"wrote {paper.compile(options.build_dir)} and {report.build(options.build_dir)}")
     return 0
 
 

@@ -25,6 +25,7 @@ def compile(build_dir: str | Path = "build") -> Path:
     manuscript = (PAPER / "energynn.typ").read_text()
     known = json.loads(numbers.read_text())
     missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
+    missing += [name for name in ("claims.json", "artifact.json", "excluded.json") if not (build_dir / name).is_file()]
     missing += [name for name in figures(manuscript) if not (build_dir / "figures" / f"{name}.pdf").is_file()]
     if missing:
         raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")

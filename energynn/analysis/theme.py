@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -31,6 +32,23 @@ PROVENANCE = {
     "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
     "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
+
+
+SCREEN = 1.6  # how much larger than in print, where a figure is made to be used on a screen
+
+
+def _scaled(value, by: float):
+    """Sizes of a configuration, whatever is nested in it, times a factor; colours, names and flags as they are."""
+    if isinstance(value, dict):
+        kept = ("opacity", "symbolOpacity")
+        return {name: one if name in kept else _scaled(one, by) for name, one in value.items()}
+    return value * by if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+@alt.theme.register("energynn-screen", enable=False)
+def _screen() -> alt.theme.ThemeConfig:
+    print_theme = _theme()
+    return print_theme | {"config": _scaled(print_theme["config"], SCREEN)}
 
 
 @alt.theme.register("energynn", enable=False)
@@ -134,7 +152,17 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
         chart.save(path)
         chart.save(path.with_suffix(".png"), scale_factor=4)
         chart.save(path.with_suffix(".pdf"))
+        save_spec(chart, name, build_dir)
     width = float(re.search(r'width="([\d.]+)"', path.read_text()).group(1))
     if width > PAGE_px:
         warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
     return path
+
+
+def save_spec(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> None:
+    """Write the chart's Vega-Lite specification for the interactive report; a mark tells what it encodes."""
+    spec = chart.to_dict()
+    spec["config"]["mark"] = {"tooltip": {"content": "encoding"}}
+    path = Path(build_dir) / "figures" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(spec, sort_keys=True) + "\n")

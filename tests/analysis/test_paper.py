@@ -9,14 +9,14 @@ from energynn.config import REPOSITORY
 
 MANUSCRIPT = (paper.PAPER / "energynn.typ").read_text()
 # Names that contain digits, and the level of the intervals, which the fits share.
-ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H100|ERA5|\bR[1-6]\b|top-1|500 hPa|95 per\s+cent"
+ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H100|ERA5|\b[RF][1-6]\b|top-1|500 hPa|95 per\s+cent"
 
 
 def prose(manuscript: str) -> str:
     """The text without comments, code that takes numbers, figures and references, labels, and allowed names."""
     text = re.sub(r"//.*", "", manuscript)
-    text = re.sub(r'#import "[^\n]*', "", text)
-    text = re.sub(r'\b(num|range|value|drawing|bibliography)\(("[^"]*"(, )?)+[^)]*\)', "", text)
+    text = re.sub(r'#import "[^)]*\)', "", text)
+    text = re.sub(r'\b(num|range|value|drawing|bibliography|made-by|with-verdict)\(("[^"]*"(, )?)+[^)]*\)', "", text)
     text = re.sub(r"@[\w-]+|<[\w-]+>|R\^2|`[^`]*`|(==|>) 0", "", text)
     return re.sub(ALLOWED, "", text)
 

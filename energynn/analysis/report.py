@@ -1,0 +1,81 @@
+"""The interactive report: one HTML file with figures, explorer and ledger, that needs no network."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from string import Template
+
+import vl_convert
+
+from energynn.analysis.paper import PAPER, figures
+
+SVG_AT_MOST = 3000  # marks that a browser draws as elements of their own without becoming slow
+
+
+def build(build_dir: str | Path = "build") -> Path:
+    """Write ``build_dir``/report.html from the figures' specifications and claims.json; returns its path.
+
+    Raises ValueError if the notebooks have not made them yet.
+    """
+    build_dir = Path(build_dir)
+    names = ["explore", *figures((PAPER / "energynn.typ").read_text())]
+    specs = {}
+    for name in dict.fromkeys(names):
+        path = build_dir / "figures" / f"{name}.json"
+        if path.is_file():
+            specs[name] = json.loads(path.read_text())
+    if "explore" not in specs or not (build_dir / "claims.json").is_file():
+        raise ValueError(f"{build_dir} has no explorer or no claims.json; run the notebooks first")
+    ledger = json.loads((build_dir / "claims.json").read_text())
+    points = max((len(rows) for rows in specs["explore"]["datasets"].values()), default=0)
+    drawings = "".join(
+        f'<h3>{html.escape(name.replace("_", " "))}</h3><div id="{name}" class="figure printed"></div>\n'
+        for name in specs if name != "explore"
+    )  # fmt: skip
+    text = Template((PAPER / "report.html").read_text()).substitute(
+        bundle=_bundle(build_dir), figures=drawings, claims="\n".join(map(_row, ledger["claims"])),
+        claims_count=len(ledger["claims"]), specs=json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
+        renderer="svg" if points <= SVG_AT_MOST else "canvas", made=_made(build_dir),
+    )  # fmt: skip
+    path = build_dir / "report.html"
+    path.write_text(text)
+    return path
+
+
+def _bundle(build_dir: Path) -> str:
+    """Vega, Vega-Lite and Vega-Embed in one script; kept in the build folder, since making it takes seconds."""
+    path = build_dir / f"vega-{vl_convert.__version__}.js"
+    if not path.is_file():
+        path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
+    return path.read_text()
+
+
+def _row(claim: dict) -> str:
+    cells = [html.escape(claim["place"]), html.escape(claim["says"])]
+    if "base" in claim:
+        cells[1] += f' <span class="small">(base: {html.escape(claim["base"])})</span>'
+    for one in ([claim["published"]], claim["own"]):
+        words = []
+        for verdict in one:
+            effect = (
+                f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]" if "effect" in verdict else ""
+            )
+            said = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
+            style, words_of = verdict["verdict"].split()[0], verdict["verdict"]
+            words.append(
+                f'<span class="verdict {style}">{words_of}</span> {effect}<br><span class="small">{said}</span>'
+            )
+        cells.append("<br>".join(words))
+    title = html.escape(claim["test"], quote=True)
+    return (
+        f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>'
+        + "</td><td>".join(cells)
+        + "</td></tr>"
+    )
+
+
+def _made(build_dir: Path) -> str:
+    numbers = json.loads((build_dir / "numbers.json").read_text())
+    return f"Made from commit {numbers['git_commit']['text']}, {numbers['git_state']['text']}."
