@@ -91,7 +91,7 @@ def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float | None) -> di
     # Up (1) and near (-1), with what is between taken from before: a fall-back is a step from 1 to -1.
     state = pd.Series(np.where(near, -1.0, np.where(power_W > baseline + BACK_UP * width, 1.0, np.nan))).ffill()
     falls = int(((state.shift() == 1) & (state == -1)).sum())
-    period_s, share = _period(t_s, power_W)
+    period_s, share = (np.nan, np.nan) if is_flat else _period(t_s, power_W)
     return {
         "mean_W": power_W.mean(), "spread_W": power_W.std(), "relative_spread": power_W.std() / power_W.mean(),
         "baseline_W": baseline, "near_baseline": near.mean(), "period_s": period_s, "period_share": share,
