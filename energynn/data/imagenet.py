@@ -11,7 +11,6 @@ import io
 import json
 import os
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -224,21 +223,22 @@ def summary(listing: Listing) -> dict:
 # ------------------------------------------------------------------------------------------------------ prepared store
 
 
-def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print) -> dict:
-    """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG; returns the cost.
+def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print) -> list[str]:
+    """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
 
     Each image is a PPM (``ppm``) whose shorter side is at most ``shorter_side`` pixels (0: as it is): other pixels than
     the originals', so a training with them is another experiment. An interrupted call goes on where it stopped. An
-    image that cannot be decoded is kept as one without pixels, which training names as bad, and is returned in "bad".
+    image that cannot be decoded is kept as one without pixels, which training names as bad; returns where these lie.
+    Raises ValueError if ``out`` was begun with other images or another size.
     """
     out.mkdir(parents=True, exist_ok=True)
-    bad, begun, total_B = [], time.monotonic(), 0
-    made_from = {"shorter_side_pixels": shorter_side, "root": str(root.resolve())}
-    note = out / "prepared.json"
-    if note.is_file() and json.loads(note.read_text())["made_from"] != made_from:
-        raise ValueError(f"images: {out} was begun with {json.loads(note.read_text())['made_from']}; empty it first")
-    note.write_text(json.dumps({"made_from": made_from}))
-    for split, listing in zip(SPLITS, list_images(root, progress), strict=True):
+    listings, bad, note = list_images(root, progress), [], out / "prepared.json"
+    names = [summary(listing)["digest"] for listing in listings]
+    made_from = json.dumps({"shorter_side_pixels": shorter_side, "names_sha256": names})
+    if note.is_file() and note.read_text() != made_from:
+        raise ValueError(f"images: {out} was begun with other images or sizes: {note.read_text()}; empty it first")
+    note.write_text(made_from)
+    for split, listing in zip(SPLITS, listings, strict=True):
         path, complete = out / f"{split}.ppm", out / f"{split}.npz"
         offsets = _ppm_offsets(path)[: len(listing) + 1]
         advance = meter(f"prepare {split}", len(listing) - len(offsets) + 1, "images", progress)
@@ -254,10 +254,7 @@ def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[
         sizes = np.diff(offsets)
         bad += [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
         _save(complete, names=listing.names, offsets=np.array(offsets[:-1]), sizes=sizes)
-        total_B += offsets[-1]
-    cost = {"made_from": made_from, "seconds_of_last_call": time.monotonic() - begun, "bytes": total_B, "bad": bad}
-    note.write_text(json.dumps(cost, indent=1) + "\n")
-    return cost
+    return bad
 
 
 NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import re
 import tarfile
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.io import savemat
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from energynn import cli
 from energynn.data import imagenet, photographs
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
@@ -241,8 +243,8 @@ def test_centre_crop_and_normalization_are_the_usual_ones():
 def test_prepared_store_resumes_and_is_the_same_listing(tree, tmp_path, monkeypatch):
     (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"broken")
     out = tmp_path / "store"
-    cost = imagenet.prepare(tree, tmp_path / "whole", 20, silent)
-    assert [line.rpartition("/")[2] for line in cost["bad"]] == ["n02_3.JPEG"]
+    bad = imagenet.prepare(tree, tmp_path / "whole", 20, silent)
+    assert [line.rpartition("/")[2] for line in bad] == ["n02_3.JPEG"]
 
     monkeypatch.setattr(imagenet, "BATCH", 4)
     original, calls = imagenet.ppm, []
@@ -266,7 +268,7 @@ def test_prepared_store_resumes_and_is_the_same_listing(tree, tmp_path, monkeypa
     assert 10 <= len(calls) <= 13  # of 17: four to seven were there
     for name in ("train.ppm", "val.ppm"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with pytest.raises(ValueError, match="was begun with.*20"):
+    with pytest.raises(ValueError, match="was begun with other.*20"):
         imagenet.prepare(tree, out, 30, silent)
 
     for here, there in zip(list_images(tree), list_images(out), strict=True):
@@ -286,3 +288,12 @@ def test_prepared_store_gives_the_same_part_of_the_picture():
     for side, bound in ((0, 1e-6), (320, 8)):  # other pixels, same place
         torch.manual_seed(3)
         assert (random_crop(imagenet.ppm(data, side), 224, 0.5).float() - expected).abs().mean() < bound
+
+
+def test_prepare_reports_its_cost(tree, tmp_path, capsys):
+    arguments = ["imagenet", "prepare", "--root", str(tree), "--out", str(tmp_path / "store"), "--shorter-side", "16"]
+    assert cli.main(arguments) == 0
+    assert re.search(r"GB in [\d.]+ s with [\d.e-]+ kWh \((estimated|measured)\)", capsys.readouterr().out)
+    (tree / "val" / "n01" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"")
+    assert cli.main([*arguments[:5], str(tmp_path / "other")]) == 1
+    assert "cannot be decoded: " in capsys.readouterr().out
