@@ -42,6 +42,7 @@ FIELDS = {
     "dataset_samples": ("samples", "size of the training set"),
     "samples_trained": ("samples", "that went through forward and backward passes, over all devices and epochs"),
     "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
+    "images_skipped": ("samples", "broken images that others stood in for, counted once on each device; on_bad_image"),
     "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
     "forward_backward_passes": ("", "passes of one device"),
     "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation"),
@@ -137,6 +138,8 @@ def derive(run_dir: Path, intent: dict) -> dict:
     elif result["history"]:
         for name in ("samples_trained", "samples_evaluated", "optimizer_steps"):
             result[name] = result["history"][-1][name]
+    if bad := of_kind("bad_images"):
+        result["images_skipped"] = sum(event["images_skipped"] for event in bad)
     if starts:
         result["dataset_samples"] = starts[0]["dataset_samples"]
         # Each host has its own monotonic clock: its ranks' marks bound the window of its own samples.

@@ -121,8 +121,9 @@ def main(config: ResNet50Config, run_dir: Path) -> list[float]:
         optimizer_steps=config.epochs * steps, forward_backward_passes=config.epochs * steps, metrics=metrics,
     )  # fmt: skip
     events.mark("phases", **phases.totals_s())
-    skipped = training.skipped() + validation.skipped()  # different images, each counted once
-    events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
+    if config.on_bad_image == "skip":
+        skipped = training.skipped() + validation.skipped()
+        events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
         classes = {"classes": len(training.listing.classes)}

@@ -2,7 +2,10 @@
 
 import hashlib
 import io
+import json
 import re
+import subprocess
+import sys
 import tarfile
 
 import numpy as np
@@ -13,7 +16,7 @@ from scipy.io import savemat
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import cli
+from energynn import cli, config
 from energynn.data import imagenet, photographs
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
@@ -297,3 +300,30 @@ def test_prepare_reports_its_cost(tree, tmp_path, capsys):
     (tree / "val" / "n01" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"")
     assert cli.main([*arguments[:5], str(tmp_path / "other")]) == 1
     assert "cannot be decoded: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_bad_image", ["fail", "skip"])
+def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image):
+    """Through the trainer, in a process of its own, with workers; only the manifest is left out."""
+    for name in ("n02_1.JPEG", "n02_2.JPEG"):
+        (tree / "train" / "n02" / name).write_bytes(b"")
+    settings = config.make(
+        local_batch_size=3, epochs=2, image_size=32, training_samples=11, validation_samples=6, loader_workers=2,
+        evaluate_training_set=True, on_bad_image=on_bad_image,
+    )  # fmt: skip
+    program = "import sys, runpy, pathlib; from energynn import manifests; " \
+              "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); " \
+              "runpy.run_path('tests/train/rank_main.py')"  # fmt: skip
+    arguments = [str(tmp_path), json.dumps(config.to_dict(settings)), "float32", str(tree)]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
+                          cwd=config.REPOSITORY)  # fmt: skip
+    if on_bad_image == "fail":
+        assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stderr), done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
+    assert all("n02_" in path for path in events[-1]["first"])
+    assert done.stderr.count("skipped: ") == 2  # each once, not in every epoch
+    (end,) = (event for event in events if event["event"] == "training_end")
+    assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
