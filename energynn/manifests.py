@@ -8,9 +8,9 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -85,8 +85,8 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
     """Raise ValueError at the first file in the folder that is not as the manifest says."""
     expected = checksums(dataset)
     sizes = {entry["name"]: entry["contentSize"] for entry in read(dataset)["distribution"]}
-    begun = last = time.monotonic()
-    for index, (name, digest) in enumerate(expected.items()):
+    advance = meter(dataset, len(expected), "files", progress)
+    for name, digest in expected.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{dataset}: {path} is missing; {remedy}")
@@ -94,10 +94,7 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
             raise ValueError(f"{dataset}: {path} has {path.stat().st_size} B, not {sizes.get(name)}; {remedy}")
         if sha256(path) != digest:
             raise ValueError(f"{dataset}: {path} differs from its SHA-256 in the manifest; {remedy}")
-        now = time.monotonic()
-        if now - last > 2:
-            last, rate = now, (index + 1) / (now - begun)
-            progress(f"{dataset}: {index + 1} of {len(expected)} files, {(len(expected) - index) / rate:.0f} s left")
+        advance(1)
     if folder.is_relative_to(DATA_MANIFESTS):
         return  # an embedded data set shares its folder with the manifest
     # An image too many would be trained on, because ImageFolder takes what it finds.
@@ -113,14 +110,15 @@ def verify_tree(
 
     Raises ValueError naming the first file that is missing or differs.
     """
-    pieces = pieces or {name: (Path(root) / name, 0, -1) for name in checksums}
-    for name, digest in digests(root, pieces, progress, algorithm):
-        if digest != checksums[name]:
-            raise ValueError(f"{pieces[name][0]}: {name} differs from its {algorithm} {checksums[name]}; copy it again")
+    pieces = pieces or {name: (f"{root}/{name}", 0, -1) for name in checksums}
+    with closing(digests(root, pieces, progress, algorithm)) as found:  # closed at an error, not when it is collected
+        for name, digest in found:
+            if digest != checksums[name]:
+                raise ValueError(f"{pieces[name][0]}: {name} differs from its {algorithm} {checksums[name]}")
 
 
 def digests(
-    root: Path, pieces: dict[str, tuple[Path, int, int]], progress=print, algorithm: str = "sha256"
+    root: Path, pieces: dict[str, tuple[str, int, int]], progress=print, algorithm: str = "sha256"
 ) -> Iterator[tuple[str, str]]:
     """Name and hex digest of pieces of files, each a path, an offset and bytes (-1: to the end), in their order.
 
@@ -135,7 +133,7 @@ def digests(
     stamps = {}
     for name, (path, offset, size) in pieces.items():
         try:
-            found = path.stat()
+            found = os.stat(path)
         except FileNotFoundError:
             raise ValueError(f"{path} is missing; copy it again") from None
         stamps[name] = (str(found.st_size - offset if size < 0 else size), str(found.st_mtime_ns))
@@ -206,7 +204,7 @@ def _check_archives(folder: Path, progress: Callable[[str], None]) -> None:
     verify_tree(folder, there, progress, algorithm="md5")
 
 
-def _pieces(listings: tuple[imagenet.Listing, ...]) -> dict[str, tuple[Path, int, int]]:
+def _pieces(listings: tuple[imagenet.Listing, ...]) -> dict[str, tuple[str, int, int]]:
     return {name.decode(): listing.piece(index) for listing in listings for index, name in enumerate(listing.names)}
 
 

@@ -60,25 +60,26 @@ class Listing:
         name = self.names[index].decode()
         return str(self.place / name) if self.offsets is None else f"{self.place}: {name}"
 
-    def piece(self, index: int) -> tuple[Path, int, int]:
+    def piece(self, index: int) -> tuple[str, int, int]:
         """File, offset and bytes of the image; -1 bytes are the whole file."""
         if self.offsets is None:
-            return self.place / self.names[index].decode(), 0, -1
-        return self.place, int(self.offsets[index]), int(self.sizes[index])
+            return f"{self.place}/{self.names[index].decode()}", 0, -1
+        return str(self.place), int(self.offsets[index]), int(self.sizes[index])
 
     def read(self, index: int) -> bytes:
         """The image's bytes as they lie there. Raises ValueError if the file ends before."""
         path, offset, size = self.piece(index)
         if size < 0:
-            return path.read_bytes()
+            with open(path, "rb") as file:
+                return file.read()
         data = os.pread(_descriptor(path), size, offset)
         if len(data) != size:
-            raise ValueError(f"{self.where(index)}: the file ends within this image; copy {path.name} again")
+            raise ValueError(f"{self.where(index)}: the file ends within this image; copy it again")
         return data
 
 
 @lru_cache
-def _descriptor(path: Path) -> int:
+def _descriptor(path: str) -> int:
     """A file, opened once in each process; pread has no position that forked loader workers could share."""
     return os.open(path, os.O_RDONLY)
 
