@@ -375,7 +375,7 @@ def _describe_imagenet(listings: tuple[imagenet.Listing, ...]) -> dict:
             *({"@type": "cr:FileObject", "@id": name, "name": name, "md5": md5, "encodingFormat": "application/x-tar",
                "contentUrl": f"https://image-net.org/data/ILSVRC/2012/{name}"}
               for name, md5 in imagenet.ARCHIVES.items()),
-            *({"@type": "cr:FileSet", "@id": f"{split} images", "name": f"{split} images", "includes": "*.JPEG",
+            *({"@type": "cr:FileSet", "@id": f"{split}-images", "name": f"{split} images", "includes": "*.JPEG",
                "containedIn": {"@id": archive}, "encodingFormat": "image/jpeg"}
               for split, archive in archives.items()),
         ],

@@ -62,7 +62,7 @@ def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
     if data[:2] == b"P6":
         pixels, original = read_ppm(data)
         return torch.from_numpy(pixels).permute(2, 0, 1), original
-    try:
+    try:  # torchvision 0.29 announces that it will drop this decoder one day; requirements.lock keeps it
         pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError):
         pixels = torch.from_numpy(np.array(load_pillow(data))).permute(2, 0, 1)
