@@ -63,6 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
     manifest.add_argument("action", choices=["verify", "build"])
     manifest.add_argument("dataset", nargs="*")
     manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
+    manifest.add_argument("--root", type=Path, help="imagenet: its folder tree, the official archives, or a store")
+
+    images = commands.add_parser("imagenet", help="write ImageNet as uint8 pixels, so that training decodes no JPEG")
+    images.add_argument("action", choices=["prepare"])
+    images.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
+    images.add_argument("--out", type=Path, required=True)
+    images.add_argument("--shorter-side", type=int, default=256, help="pixels; 0 keeps the original size (default 256)")
 
     paper = commands.add_parser("paper", help="merge the numbers of the notebooks and compile the paper")
     paper.add_argument("--build-dir", type=Path, default=Path("build"))
@@ -235,10 +242,41 @@ def _manifest(options) -> int:
 
     for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
-            manifests.build(name, **({"source": options.source} if options.source else {}))
-        root = manifests.verify(name)
+            given = options.source or options.root
+            manifests.build(name, **({"source": given} if given else {}))
+        if name == "imagenet":
+            root = manifests.verify_imagenet(options.root or manifests.root(name))
+        else:
+            root = manifests.verify(name)
         print(f"{name}: every file is there and has its SHA-256 ({root})")
     return 0
+
+
+def _imagenet(options) -> int:
+    import time
+
+    from energynn.cluster import systems
+    from energynn.data import imagenet
+    from energynn.measure import energy, sensors
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    samples = options.out / f"samples-{time.time_ns()}.jsonl"
+    found, problems = sensors.find(systems.CPU_MODEL)
+    sampler = sensors.Sampler(samples, found, 1.0, problems)
+    sampler.start()
+    try:
+        bad = imagenet.prepare(options.root, options.out, options.shorter_side)
+    finally:
+        sampler.stop()
+    cost = energy.cost_so_far(options.out)
+    print(
+        f"{options.out}: {sum(path.stat().st_size for path in options.out.glob('*.ppm')) / 1e9:.3g} GB in "
+        f"{cost['seconds']:.1f} s with {cost['energy_total_J'] / 3.6e6:.3g} kWh ({cost['energy_total_provenance']}); "
+        "other pixels than the originals', so training with them is another experiment"
+    )
+    for line in bad:
+        print(f"cannot be decoded: {line}")
+    return 1 if bad else 0
 
 
 def _paper(options) -> int:

@@ -49,6 +49,7 @@ class ResNet50Config(RunConfig):
     image_size: int
     training_samples: int = 0  # a nested, class-balanced part of the data set; 0 is all of it
     validation_samples: int = 0
+    on_bad_image: str = "fail"  # or "skip": the next image stands in for a broken one, and the run counts it
     crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -111,6 +112,8 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         given[name] = _typed(name, value, types_by_name[name])
     if given.get("device", "auto") not in ("auto", "cpu", "gpu"):
         raise ValueError(f"device: must be auto, cpu or gpu, got {given['device']!r}")
+    if given.get("on_bad_image", "fail") not in ("fail", "skip"):
+        raise ValueError(f"on_bad_image: must be fail or skip, got {given['on_bad_image']!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
         if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")

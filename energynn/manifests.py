@@ -2,29 +2,47 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 from energynn.config import DATA_MANIFESTS, REPOSITORY
-from energynn.data import era5, photographs
+from energynn.data import era5, imagenet, photographs
+from energynn.data.progress import meter
 from energynn.records import sha256
 
 DATASETS = ("era5_ensemble", "photographs")
 GENERATED = REPOSITORY / "build" / "data"
+VERIFIED = REPOSITORY / "build" / "verified"  # what ``digests`` need not read again
+IMAGENET_VARIABLE = "ENERGYNN_IMAGENET"
+HASHING_THREADS = 8
+BLOCK_B = 1 << 20
 CONTEXT = {
     "@language": "en", "@vocab": "https://schema.org/", "citeAs": "cr:citeAs", "conformsTo": "dct:conformsTo",
-    "cr": "http://mlcommons.org/croissant/", "dct": "http://purl.org/dc/terms/", "energynn": "urn:energynn:",
-    "sc": "https://schema.org/",
+    "containedIn": "cr:containedIn", "cr": "http://mlcommons.org/croissant/", "dct": "http://purl.org/dc/terms/",
+    "energynn": "urn:energynn:", "includes": "cr:includes", "md5": "cr:md5", "sc": "https://schema.org/",
 }  # fmt: skip
 
 
 def root(dataset: str) -> Path:
-    """Where a data set's files lie: beside its manifest if they are embedded, else below build/data/."""
+    """Where a data set's files lie: beside its manifest if they are embedded, else below build/data/.
+
+    ImageNet lies where the environment variable ENERGYNN_IMAGENET says; raises ValueError if it says nothing.
+    """
+    if dataset == "imagenet":
+        if not os.environ.get(IMAGENET_VARIABLE):
+            raise ValueError(
+                f"imagenet: set {IMAGENET_VARIABLE} to the folder with its tree, its archives, or a prepared store"
+            )
+        return Path(os.environ[IMAGENET_VARIABLE])
     return DATA_MANIFESTS / dataset if dataset == "era5_ensemble" else GENERATED / dataset
 
 
@@ -32,8 +50,12 @@ def verify(dataset: str, progress: Callable[[str], None] = print) -> Path:
     """Check every file of a data set against its manifest and return its folder; made at first use if it can be.
 
     Raises ValueError naming the data set, the file and the remedy: no manifest, missing or unlisted file, other size
-    or SHA-256.
+    or SHA-256. Of ImageNet only the names are compared, in seconds; ``verify_imagenet`` reads it all.
     """
+    if dataset == "imagenet":
+        manifest, folder = read(dataset), root(dataset)
+        _check_names(manifest, imagenet.list_images(folder, progress))
+        return folder
     folder = prepare(dataset, progress)
     _check(dataset, folder, progress, _remedy(dataset))
     return folder
@@ -63,8 +85,8 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
     """Raise ValueError at the first file in the folder that is not as the manifest says."""
     expected = checksums(dataset)
     sizes = {entry["name"]: entry["contentSize"] for entry in read(dataset)["distribution"]}
-    begun = last = time.monotonic()
-    for index, (name, digest) in enumerate(expected.items()):
+    advance = meter(dataset, len(expected), "files", progress)
+    for name, digest in expected.items():
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{dataset}: {path} is missing; {remedy}")
@@ -72,16 +94,118 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
             raise ValueError(f"{dataset}: {path} has {path.stat().st_size} B, not {sizes.get(name)}; {remedy}")
         if sha256(path) != digest:
             raise ValueError(f"{dataset}: {path} differs from its SHA-256 in the manifest; {remedy}")
-        now = time.monotonic()
-        if now - last > 2:
-            last, rate = now, (index + 1) / (now - begun)
-            progress(f"{dataset}: {index + 1} of {len(expected)} files, {(len(expected) - index) / rate:.0f} s left")
+        advance(1)
     if folder.is_relative_to(DATA_MANIFESTS):
         return  # an embedded data set shares its folder with the manifest
     # An image too many would be trained on, because ImageFolder takes what it finds.
     unlisted = sorted({str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - set(expected))
     if unlisted:
         raise ValueError(f"{dataset}: {folder / unlisted[0]} is not in the manifest; {remedy}")
+
+
+def verify_tree(
+    root: Path, checksums: dict[str, str], progress=print, pieces: dict | None = None, algorithm: str = "sha256"
+) -> None:
+    """Check the files below ``root`` (name -> hex digest); goes on where an interrupted call stopped (``digests``).
+
+    Raises ValueError naming the first file that is missing or differs.
+    """
+    pieces = pieces or {name: (f"{root}/{name}", 0, -1) for name in checksums}
+    with closing(digests(root, pieces, progress, algorithm)) as found:  # closed at an error, not when it is collected
+        for name, digest in found:
+            if digest != checksums[name]:
+                raise ValueError(f"{pieces[name][0]}: {name} differs from its {algorithm} {checksums[name]}")
+
+
+def digests(
+    root: Path, pieces: dict[str, tuple[str, int, int]], progress=print, algorithm: str = "sha256"
+) -> Iterator[tuple[str, str]]:
+    """Name and hex digest of pieces of files, each a path, an offset and bytes (-1: to the end), in their order.
+
+    Every digest is noted in build/verified/ with size and modification time of the file as soon as it is known; while
+    these stay as they are, the piece is not read again. Raises ValueError naming a file that is missing.
+    """
+    key = hashlib.sha256(str(Path(root).resolve()).encode()).hexdigest()[:16]
+    VERIFIED.mkdir(parents=True, exist_ok=True)
+    sidecar = VERIFIED / f"{key}.{algorithm}"
+    lines = sidecar.read_text().splitlines() if sidecar.is_file() else []
+    known = {fields[0]: (*fields[1:3], fields[3]) for line in lines if len(fields := line.split("\t")) == 5}
+    stamps = {}
+    for name, (path, offset, size) in pieces.items():
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing; copy it again") from None
+        stamps[name] = (str(found.st_size - offset if size < 0 else size), str(found.st_mtime_ns))
+    new = [name for name, stamp in stamps.items() if known.get(name, ())[:2] != stamp]
+    advance = meter(f"{algorithm} of {root}", sum(int(stamps[name][0]) for name in new) / 1e9, "GB", progress)
+    stop = threading.Event()
+
+    def digest_of(name: str) -> str:
+        path, offset, _ = pieces[name]
+        left, result = int(stamps[name][0]), hashlib.new(algorithm)
+        with open(path, "rb") as file:
+            file.seek(offset)
+            while left > 0 and (block := file.read(min(left, BLOCK_B))) and not stop.is_set():
+                left -= len(block)
+                result.update(block)
+                advance(len(block) / 1e9)
+        return result.hexdigest()
+
+    names, todo = list(pieces), set(new)
+    with ThreadPoolExecutor(HASHING_THREADS) as pool, open(sidecar, "a", buffering=1) as file:
+        file.write("\n")  # ends the line at which an interrupted call stopped
+        try:
+            for start in range(0, len(names), 1024):  # a batch at a time: a pool keeps all that it is given in memory
+                batch = names[start : start + 1024]
+                fresh = pool.map(digest_of, [name for name in batch if name in todo])
+                for name in batch:
+                    digest = next(fresh) if name in todo else known[name][2]
+                    if name in todo:
+                        file.write("\t".join([name, *stamps[name], digest, "end"]) + "\n")
+                    yield name, digest
+        finally:
+            stop.set()  # the threads leave large files at once
+
+
+def verify_imagenet(folder: Path, progress: Callable[[str], None] = print) -> Path:
+    """Check ImageNet against its manifest: names, subsets, the archives' MD5, and every image's SHA-256; resumable.
+
+    Raises ValueError naming what differs. The pixels of a prepared store have no published digest: only its names and
+    subsets are checked.
+    """
+    manifest, listings = read("imagenet"), imagenet.list_images(folder, progress)
+    _check_names(manifest, listings)
+    _check_archives(folder, progress)
+    for split, listing in zip(imagenet.SPLITS, listings, strict=True):
+        if imagenet.subsets(listing) != manifest["energynn:subsets"][split]:
+            raise ValueError(f"imagenet: subsets of {split} differ from the manifest; it was made by another rule")
+    if listings[0].place.suffix == ".ppm":
+        progress(f"imagenet: {folder} is a prepared store; its names were checked, its pixels cannot be")
+    else:
+        verify_tree(folder, checksums("imagenet"), progress, _pieces(listings))
+    return folder
+
+
+def _check_names(manifest: dict, listings: tuple[imagenet.Listing, ...]) -> None:
+    """Raise ValueError naming a class that has other images than in the manifest."""
+    for split, listing in zip(imagenet.SPLITS, listings, strict=True):
+        expected, found = manifest["energynn:splits"][split], imagenet.summary(listing)
+        if found["digest"] != expected["digest"]:
+            for name in sorted(set(expected["classes"]) | set(found["classes"])):
+                wanted, there = (counts["classes"].get(name, 0) for counts in (expected, found))
+                if wanted != there:
+                    raise ValueError(f"imagenet: {listing.place}: {split}/{name} has {there} images, not {wanted}")
+            raise ValueError(f"imagenet: {listing.place}: images of {split} have other names than in the manifest")
+
+
+def _check_archives(folder: Path, progress: Callable[[str], None]) -> None:
+    there = {name: md5 for name, md5 in imagenet.ARCHIVES.items() if (folder / name).is_file()}
+    verify_tree(folder, there, progress, algorithm="md5")
+
+
+def _pieces(listings: tuple[imagenet.Listing, ...]) -> dict[str, tuple[str, int, int]]:
+    return {name.decode(): listing.piece(index) for listing in listings for index, name in enumerate(listing.names)}
 
 
 def read(dataset: str) -> dict:
@@ -131,9 +255,10 @@ def _remedy(dataset: str) -> str:
     return f"delete {root(dataset)}, it is made anew at the next use"
 
 
-def build(dataset: str, source: Path | None = None) -> None:
+def build(dataset: str, source: Path | None = None, progress: Callable[[str], None] = print) -> None:
     """Make a data set's files anew and write the manifest that describes them; for those who maintain one.
 
+    ``source`` is the file that era5_ensemble is packed from, or the folder with ImageNet, which is read as it is.
     Raises ValueError for an unknown data set, or where ``source`` is needed and missing.
     """
     folder = DATA_MANIFESTS / dataset
@@ -149,10 +274,27 @@ def build(dataset: str, source: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         errors = era5.pack_ensemble(source, folder / "era5_ensemble.nc")
         details = _describe_ensemble(source, errors)
+    elif dataset == "imagenet":
+        source = source or root(dataset)
+        listings = imagenet.list_images(source, progress)
+        _check_archives(source, progress)
+        sums = dict(digests(source, _pieces(listings), progress))
+        return _write(dataset, sums, _describe_imagenet(listings))
     else:
-        raise ValueError(f"dataset: {dataset!r} is not known; choose photographs or era5_ensemble")
+        raise ValueError(f"dataset: {dataset!r} is not known; choose photographs, era5_ensemble or imagenet")
     files = sorted(path for path in root(dataset).rglob("*") if path.suffix in (".jpg", ".nc"))
     sums = {str(path.relative_to(root(dataset))): sha256(path) for path in files}
+    details["distribution"] = [
+        {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name,
+         "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
+         "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
+        for name, digest in sums.items()
+    ]  # fmt: skip
+    _write(dataset, sums, details)
+
+
+def _write(dataset: str, sums: dict[str, str], details: dict) -> None:
+    folder = DATA_MANIFESTS / dataset
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     manifest = {
@@ -162,15 +304,10 @@ def build(dataset: str, source: Path | None = None) -> None:
         "name": dataset,
         "version": "1.0.0",
         "datePublished": "2026-11-21",
-        **details,
+        **{name: value for name, value in details.items() if name != "distribution"},
         "energynn:files": len(sums),
-        "distribution": [
-            {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name,
-             "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
-             "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
-            for name, digest in sums.items()
-        ],
-    }  # fmt: skip
+        "distribution": details["distribution"],
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     print(f"{dataset}: wrote {folder / 'manifest.json'} and SHA256SUMS for {len(sums)} files", file=sys.stderr)
 
@@ -213,4 +350,33 @@ def _describe_ensemble(source: Path, errors: dict[str, float]) -> dict:
         "energynn:largest_packing_error": errors,
         "energynn:sources": [{"package": "cfgrib (source distribution)", "version": "0.9.15.1",
                               "file": "tests/sample-data/era5-levels-members.nc", "sha256": sha256(source)}],
+    }  # fmt: skip
+
+
+def _describe_imagenet(listings: tuple[imagenet.Listing, ...]) -> dict:
+    splits = dict(zip(imagenet.SPLITS, listings, strict=True))
+    archives = dict(zip(("train", "val"), imagenet.ARCHIVES, strict=False))
+    return {
+        "description": "ImageNet-2012 (ILSVRC 2012 classification): 1,281,167 training and 50,000 validation images of "
+        "1000 classes. Not embedded and not distributed here; names and digests are the same for the folder tree and "
+        "the official archives.",
+        "license": "https://image-net.org/download.php",
+        "url": "https://image-net.org/challenges/LSVRC/2012/",
+        "citeAs": "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, "
+        "doi:10.1007/s11263-015-0816-y",
+        "energynn:rule": "energynn.data.imagenet.stratified_prefix with seed 0: per class sorted by "
+        "sha256(seed|file name), one of each class in turn, the first floor(samples n / n_max); a subset's digest is "
+        "the SHA-256 of its names, <split>/<class>/<file> and a newline each, in that order",
+        "energynn:split": "train and val as published",
+        "energynn:complete": all(len(listing) == imagenet.SAMPLES[split] for split, listing in splits.items()),
+        "energynn:splits": {split: imagenet.summary(listing) for split, listing in splits.items()},
+        "energynn:subsets": {split: imagenet.subsets(listing) for split, listing in splits.items()},
+        "distribution": [
+            *({"@type": "cr:FileObject", "@id": name, "name": name, "md5": md5, "encodingFormat": "application/x-tar",
+               "contentUrl": f"https://image-net.org/data/ILSVRC/2012/{name}"}
+              for name, md5 in imagenet.ARCHIVES.items()),
+            *({"@type": "cr:FileSet", "@id": f"{split}-images", "name": f"{split} images", "includes": "*.JPEG",
+               "containedIn": {"@id": archive}, "encodingFormat": "image/jpeg"}
+              for split, archive in archives.items()),
+        ],
     }  # fmt: skip

@@ -44,6 +44,7 @@ FIELDS = {
     "dataset_samples": ("samples", "size of the training set"),
     "samples_trained": ("samples", "that went through forward and backward passes, over all devices and epochs"),
     "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
+    "images_skipped": ("samples", "broken images that others stood in for, counted once on each device; on_bad_image"),
     "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
     "forward_backward_passes": ("", "passes of one device"),
     "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation; of a "
@@ -160,6 +161,8 @@ def derive(run_dir: Path, intent: dict) -> dict:
         result["metrics"] = ends[0].get("metrics", {})
         if "exit_status" in ends[0]:
             result["exit_status"] = max(abs(end["exit_status"]) for end in ends)
+    if bad := of_kind("bad_images"):
+        result["images_skipped"] = sum(event["images_skipped"] for event in bad)
     if starts and "dataset_samples" in starts[0]:
         result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:

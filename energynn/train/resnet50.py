@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
-from torchvision.datasets import ImageFolder
 
 from energynn import manifests
 from energynn.config import ResNet50Config
-from energynn.data.imagenet import stratified_prefix
+from energynn.data.imagenet import list_images, stratified_prefix
+from energynn.data.images import Images, load_pillow
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
 from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
@@ -56,7 +56,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
-    model = make_model(len(training.dataset.classes), world)
+    model = make_model(len(training.listing.classes), world)
     # Weight decay on all parameters, batch norm and biases too (study's code).
     optimizer = torch.optim.SGD(
         model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
@@ -171,9 +171,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
     events.mark("phases", **phases.totals_s())
+    if config.on_bad_image == "skip":
+        skipped = training.skipped() + validation.skipped()
+        events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
-        classes = {"classes": len(training.dataset.classes)}
+        classes = {"classes": len(training.listing.classes)}
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
         events.mark("weights_saved", file="weights.pt", sha256=digest)
     checkpoints.remove()
@@ -181,23 +184,24 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return losses
 
 
-def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Subset, Subset]:
+def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
     The standard preprocessing, but crops cover ``crop_scale_min`` to 1 of the image, and the validation images are
     cropped and flipped at random as well (study's code), so the error is not that of a centre crop.
     """
     root = manifests.verify(config.dataset, progress=(lambda line: None) if quiet else print)
-    transform = transforms.Compose([
+    load = transforms.Compose([
+        load_pillow,
         transforms.RandomResizedCrop(config.image_size, scale=(config.crop_scale_min, 1.0)),
         transforms.RandomHorizontalFlip(),
         transforms.ToTensor(),
         transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
     ])  # fmt: skip
-    training, validation = (ImageFolder(root / split, transform) for split in ("train", "val"))
-    return (
-        Subset(training, stratified_prefix(training.samples, config.training_samples)),
-        Subset(validation, stratified_prefix(validation.samples, config.validation_samples)),
+    counts = (config.training_samples, config.validation_samples)
+    return tuple(
+        Images(listing, stratified_prefix(listing.names, listing.labels, count), load, config.on_bad_image)
+        for listing, count in zip(list_images(root), counts, strict=True)
     )
 
 
@@ -207,7 +211,7 @@ class SeededCrops(Dataset):
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
 
-    def __init__(self, images: Subset, seed: int):
+    def __init__(self, images: Images, seed: int):
         self.images, self.seed = images, seed
 
     def __len__(self) -> int:
@@ -219,7 +223,7 @@ class SeededCrops(Dataset):
             return self.images[number % len(self.images)]
 
 
-def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLoader:
+def make_loader(images: Images, config: ResNet50Config, shuffle: bool) -> DataLoader:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
     sampler.numbered = True
