@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 
 import energynn
@@ -26,14 +27,13 @@ from energynn import manifests, records
 from energynn.cluster import systems
 from energynn.config import RunConfig
 from energynn.measure import perun_adapter, watch
-from energynn.measure.samples import Silence, read_events, segments
+from energynn.measure.samples import SILENCE_S, Silence, read_events, segments
 
 LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
-SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
 LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
@@ -252,7 +252,8 @@ def supervise(run_dir: Path, parent: int) -> int:
         print(f"energynn: {run_dir.name}: no record written ({error.strerror}); free some space, then "
               f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
         return 1
-    print(summary(record), flush=True)
+    with contextlib.suppress(BrokenPipeError):  # who started us may be dead
+        print(summary(record), flush=True)
     return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
 
 
@@ -403,4 +404,10 @@ def _papermills_terminal():
 
 
 if __name__ == "__main__":
-    sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    try:
+        sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    except Exception:  # who started us may be dead, and nobody hear what went wrong
+        if not (Path(sys.argv[1]) / "record.json").exists():  # which holds the log's SHA-256
+            with open(Path(sys.argv[1]) / "log.txt", "a") as log:
+                traceback.print_exc(file=log)
+        raise

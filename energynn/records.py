@@ -14,7 +14,7 @@ from energynn import config as configuration
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import read_events, read_samples, segments
+from energynn.measure.samples import read_events, read_hosts, segments
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
@@ -93,7 +93,8 @@ FIELDS = {
     "mean_power_total_W": ("W", "the same, summed; per device it is the energy per device hour"),
     "sampling_period_s": ("s", "of our own samples"),
     "samples_in_training": ("", "instants at which our sensors were read within the training time, of the worst host"),
-    "coverage": ("", "share of the training time within two periods of a successful reading, worst primary sensor"),
+    "coverage": ("", "share of the training time in which no reading failed and none was late, by more than two "
+                     "periods and 0.2 s; worst primary sensor"),
     "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
     "flags": ("", "what is doubtful about the energies, in words; a doubt alone does not make a run invalid"),
     "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
@@ -101,7 +102,8 @@ FIELDS = {
     "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
-    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s"),
+    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
+                    "checkpoint_s"),
     "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
     "exit_status": ("", "of a measured command"),
     "method": ("", "of an imported run: how its energies were measured"),
@@ -167,11 +169,12 @@ def derive(run_dir: Path, intent: dict) -> dict:
         result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:
         result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
-    by_perun = [
-        read_hdf5(path, intent.get("perun_run"))
-        for folder in segments(run_dir)
-        for path in sorted(folder.glob("perun/*.hdf5"))
-    ]
+    by_perun = []
+    for path in [path for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]:
+        try:
+            by_perun.append(read_hdf5(path, intent.get("perun_run")))
+        except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
+            result["flags"].append(f"{path.relative_to(run_dir)}: cannot be read, perun was cut off while it wrote")
     for name in dict.fromkeys(name for found in by_perun for name in found):
         total = sum(found.get(name, 0.0) for found in by_perun)
         if math.isfinite(total):  # perun has added a reading that is no number; then it has no energy
@@ -199,8 +202,8 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record["workload"] not in configuration.CONFIGS:
         return reasons
-    if not any(any(folder.glob("perun/*.hdf5")) for folder in segments(run_dir)):
-        reasons.append("perun's HDF5 is missing")
+    if "perun_time_s" not in record:
+        reasons.append("perun's HDF5 is missing or cannot be read")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]
     batch = record["config"]["global_batch_size"]
@@ -370,11 +373,15 @@ def recover(runs_dir: Path) -> list[str]:
         (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
         events = [event for part in segments(folder) for event in read_events(part)]
         wall = [event["t_wall_ns"] for event in events]
-        for path in folder.rglob("samples-*.jsonl"):
-            wall += [int(t) for t in read_samples(path).wall_ns[-1:]]
+        for host in [host for part in segments(folder) for host in read_hosts(part)]:
+            wall += [int(t) for t in host.wall_ns[-1:]]
         last = datetime.datetime.fromtimestamp(max(wall) / 1e9, datetime.UTC).isoformat() if wall else None
         reason = "the launcher died before it could write a record; " + how_far(events)
-        record = build(folder, "killed", reason, ended_at=last or utc_now())
+        try:
+            record = build(folder, "killed", reason, ended_at=last or utc_now())
+        except (ValueError, KeyError, TypeError) as error:  # one folder that cannot be read must not cost the others
+            lines.append(f"{folder.name}: cannot be recovered: {error}")
+            continue
         lines.append(f"{folder.name}: recovered as {record['status']}: {reason}")
     return lines
 

@@ -19,6 +19,7 @@ from energynn.config import REPOSITORY
 from energynn.measure import perun_adapter
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
+from tests.processes import processes_of, wait_until
 
 TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
 LONGER = TINY | dict(devices=2, epochs=90)
@@ -49,29 +50,9 @@ def only_run(runs_dir):
     return run_dir
 
 
-def wait_until(condition, timeout_s=60, what=""):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
-        time.sleep(0.1)
-
-
 def training_has_begun(runs_dir):
     texts = [path.read_text() for path in Path(runs_dir).glob("local/*/events-rank*.jsonl")]
     return len(texts) == 2 and all("training_start" in text for text in texts)
-
-
-def processes_of(runs_dir):
-    """Everything that carries the run's folder in its command line or environment, except this test."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
-        except psutil.Error:
-            continue
-        if str(runs_dir) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
 
 
 def victim(runs_dir, who, started):

@@ -75,7 +75,7 @@ def test_what_makes_a_run_no_evidence(run_dir):
     assert any("power samples" in reason for reason in record["invalid_reasons"])
     trace.write_text("".join(lines))
     (run_dir / "perun" / "energynn.hdf5").unlink()
-    assert records.build(run_dir, "finished", "")["invalid_reasons"] == ["perun's HDF5 is missing"]
+    assert records.build(run_dir, "finished", "")["invalid_reasons"] == ["perun's HDF5 is missing or cannot be read"]
 
 
 def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from energynn.measure import energy
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.samples import Samples, read_events, read_hosts, read_phases, segments
@@ -102,6 +100,9 @@ def _account_segment(folder: Path) -> dict:
             result["sensors"] += [{**sensor, "host": samples.host, "samples": 0, "failed_reads": len(samples.t_ns)}
                                   for sensor in samples.header["sensors"] if sensor["id"] not in seen]  # fmt: skip
             counts.append(int(((samples.t_ns >= start_ns) & (samples.t_ns <= end_ns)).sum()))
+    blind = sorted(set(host_of_rank.values()) - {host.host for host in hosts if len(host.t_ns)})
+    if blind:  # its energy is missing from every sum
+        result["flags"].append(f"no samples of {', '.join(blind)}: its energy is missing")
     for entry in result["sensors"]:
         if entry.get("aliased"):
             result["flags"].append(
@@ -115,6 +116,8 @@ def _account_segment(folder: Path) -> dict:
     result["coverage"] = min(
         (entry.get("coverage", 0.0) for entry in result["sensors"] if entry["primary"]), default=0.0
     )
+    if blind:
+        result["samples_in_training"], result["coverage"] = 0, 0.0
     result["windows"], result["host_of_rank"] = windows, host_of_rank
     result["rank_windows"] = _rank_windows(starts, ends, host_of_rank, windows)
     result["gpu_of_rank"] = {event["rank"]: event.get("gpu_uuid") for event in of_kind("rank_start")}
@@ -238,11 +241,3 @@ def _shares(part: dict, rank: int, host: str, ranks_of_host: int) -> dict[str, l
         elif uuid and notes.get("uuid", "").removeprefix("GPU-") == uuid.removeprefix("GPU-"):
             shares.setdefault(component, []).append((curve, 1.0))
     return shares
-
-
-def aligned(samples: list[Samples], host: str, t_mono_ns):
-    """Instants of a host's monotonic clock on the clock of the reference host."""
-    from energynn.measure import clocks
-
-    own = next((entry for entry in samples if entry.host == host), None)
-    return clocks.align(np.asarray(t_mono_ns), own.clocks) if own and own.clocks else t_mono_ns

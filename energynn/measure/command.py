@@ -23,12 +23,12 @@ from energynn import records
 from energynn.cluster import systems
 from energynn.measure import perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
-from energynn.measure.samples import Silence, read_events, segments
+from energynn.measure.samples import SILENCE_S, Events, Silence, read_events, segments
 
 IDLE_S = 1.0  # before and after the command
 PERUN_PERIOD_S = 1.0  # as in the paper
 READY_S = 60.0  # for the first sample; Python starts slowly from a cluster's file system
-SILENCE_S = 10.0
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # rank and size as MPICH and Slurm's pmi2, Open MPI, torchrun and srun tell them
 WORLDS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("RANK", "WORLD_SIZE"),
           ("SLURM_PROCID", "SLURM_NTASKS"))  # fmt: skip
@@ -55,10 +55,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     stopped: list[int] = []
     children: list[subprocess.Popen] = []
-    # A Ctrl-C reaches the command from the terminal, and the command decides; other signals are passed on.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda n, _: (stopped.append(n), [child.send_signal(n) for child in children]))
+    _pass_signals_on(children, stopped)
     stdout = sys.stderr if quiet else None
     if with_perun:
         perun_adapter.write_configuration(folder / "perun.ini", folder, PERUN_PERIOD_S, on_gpu=True)
@@ -100,6 +97,9 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path]:
     intent = json.loads((run_dir / "run.json").read_text())
     if intent["workload"] != "command":
         raise ValueError(f"out: {run_dir} holds a run of {intent['workload']}; choose another folder")
+    given = {"command": shlex.join(command), "sampling_period_s": period_s}
+    if size == 1 and intent["config"] != given:
+        raise ValueError(f"out: {run_dir} holds another command or period ({intent['config']}); choose another folder")
     parts = segments(run_dir)
     begun = lambda part: (part / f"events-rank{rank}.jsonl").exists()  # noqa: E731
     folder = next((part for part in parts if not begun(part)), run_dir / f"segment-{len(parts) + 1}")
@@ -129,9 +129,7 @@ def run_under_perun(folder: str) -> None:
     folder = Path(folder)
     intent = perun_adapter.intent_of(folder)
     children: list[subprocess.Popen] = []
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda n, _: [child.send_signal(n) for child in children])
+    _pass_signals_on(children, [])
     stop_sampler = lambda: None  # noqa: E731
     if not (folder / f"samples-{os.uname().nodename}.jsonl").exists():
         print("energynn: perun's sampler did not start (see above); ours runs alone", file=sys.stderr, flush=True)
@@ -143,38 +141,40 @@ def run_under_perun(folder: str) -> None:
 def _run(command: list[str], folder: Path, rank: int, children: list, stdout) -> None:
     """Idle, command, idle, with their marks; whatever happens to the command, its end is written."""
     host = os.uname().nodename
-    with open(folder / f"events-rank{rank}.jsonl", "a", buffering=1) as file:
+    mark = Events(folder, rank).mark
+    mark("rank_start", rank=rank, host=host, pid=os.getpid())
+    mark("idle_start", when="before")
+    time.sleep(IDLE_S)
+    mark("idle_end", when="before")
+    mark("training_start")
+    try:
+        hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        child = subprocess.Popen(
+            command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
+        )  # MPI's launchers hand open files to their ranks
+        children.append(child)
+        status = child.wait()
+    except OSError as error:
+        print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        status = 126
+    mark("training_end", exit_status=status)
+    mark("idle_start", when="after")
+    time.sleep(IDLE_S)
+    mark("idle_end", when="after")
+    mark("rank_end", status="finished" if status == 0 else "failed", exit_status=status)
 
-        def mark(event: str, **fields) -> None:
-            clock = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
-            file.write(json.dumps(clock | {"event": event} | fields) + "\n")
 
-        mark("rank_start", rank=rank, host=host, pid=os.getpid())
-        mark("idle_start", when="before")
-        time.sleep(IDLE_S)
-        mark("idle_end", when="before")
-        mark("training_start")
-        try:
-            hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
-            environment = {name: value for name, value in os.environ.items() if name not in hidden}
-            child = subprocess.Popen(
-                command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
-            )  # MPI's launchers hand open files to their ranks
-            children.append(child)
-            status = child.wait()
-        except OSError as error:
-            print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-            status = 126
-        mark("training_end", exit_status=status)
-        mark("idle_start", when="after")
-        time.sleep(IDLE_S)
-        mark("idle_end", when="after")
-        mark("rank_end", status="finished" if status == 0 else "failed", exit_status=status)
+def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:
+    """A Ctrl-C reaches the command from the terminal, and the command decides; other signals are passed on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in PASSED_ON:
+        signal.signal(number, lambda n, _: (stopped.append(n), [child.send_signal(n) for child in children]))
 
 
 def _prepare_child() -> None:
     """The command is as it would be without us, but it does not outlive the measurement of it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGINT, *PASSED_ON):
         signal.signal(number, signal.SIG_DFL)
     die_with_parent(signal.SIGTERM)
 
@@ -195,8 +195,9 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
 
 def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int]:
     """Status, reason and exit status of one rank's command."""
-    ends = [event for event in read_events(folder) if event["event"] == "training_end" and event["rank"] == rank]
-    if not any(event["event"] == "training_start" for event in read_events(folder)):
+    events = [event for event in read_events(folder) if event["rank"] == rank]
+    ends = [event for event in events if event["event"] == "training_end"]
+    if not any(event["event"] == "training_start" for event in events):
         return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from pathlib import Path
 
@@ -23,7 +24,8 @@ def against_perun(run_dir: Path) -> list[dict]:
     for folder in segments(run_dir):
         reported: dict = {}
         for path in sorted(folder.glob("perun/*.hdf5")):
-            reported |= read_hdf5(path)
+            with contextlib.suppress(ValueError):  # cut off while perun wrote it
+                reported |= read_hdf5(path)
         for component, causes in _causes(folder).items():
             entry = found.setdefault(component, {"component": component, "ours_J": 0.0, "perun_J": 0.0,
                                                  "perun_from": "perun's file", "causes": {}})  # fmt: skip

@@ -99,7 +99,7 @@ def curves(samples: Samples) -> list[Curve]:
             if sensor["id"] in power_of:
                 other = sensors[power_of[sensor["id"]]]
                 watts = samples.readings[good, power_of[sensor["id"]]] * other["to_SI"]
-            found.append(_counter_curve(reads, times_ns, _unwrapped(sensor, values), watts, samples.period_s))
+            found.append(_counter_curve(reads, times_ns, _unwrapped(sensor, times_ns, values), watts, samples.period_s))
     return found
 
 
@@ -243,13 +243,14 @@ def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarra
     return result
 
 
-def _unwrapped(sensor: dict, readings: np.ndarray) -> np.ndarray:
-    """A counter's readings in J from 0 on, with wrap-around; over a reset it goes on at the rate from before it."""
-    steps = np.diff(readings)
+def _unwrapped(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
+    """A counter's readings in J from 0 on, with wrap-around; over a reset it goes on at its median rate."""
+    steps, seconds = np.diff(readings), np.diff(t_ns) / 1e9
     if sensor["wraps_at"] is not None:
         steps = np.where(steps < 0, steps + sensor["wraps_at"], steps)
-    elif (steps < 0).any():
-        steps = np.where(steps < 0, np.median(steps), steps)
+    # A step that no device can draw is a counter that was set, there or back.
+    false = (steps < 0) | (steps * sensor["to_SI"] > MOST_W * seconds)
+    steps = np.where(false, np.median(steps / seconds) * seconds, steps)
     return np.concatenate([[0.0], np.cumsum(steps)]) * sensor["to_SI"]
 
 

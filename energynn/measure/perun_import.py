@@ -31,7 +31,7 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     """
     path = Path(path)
     runs = perun_adapter.read_runs(path)
-    digest = _sha256(path)
+    digest = records.sha256(path)
     folders = []
     for run in runs:
         suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
@@ -162,11 +162,6 @@ def _start_ns(run: PerunRun) -> int:
     except (KeyError, TypeError, ValueError):
         return 0
     return round((started if started.tzinfo else started.replace(tzinfo=datetime.UTC)).timestamp() * 1e6) * 1000
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _file_name(text: str) -> str:

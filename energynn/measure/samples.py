@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
-LONGEST_PERIODS, LONGEST_S = 2.5, 0.5
+LONGEST_PERIODS, LONGEST_S = 2.0, 0.2
+SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
 
 
@@ -71,6 +72,18 @@ class Samples:
             entry |= {"interval_longest_s": float(intervals_s.max()),
                       "reading_median_s": float(np.median(self.duration_us)) / 1e6}  # fmt: skip
         return entry
+
+
+class Events:
+    """The events of one rank, appended line by line to events-rank<r>.jsonl, with both clocks."""
+
+    def __init__(self, run_dir: Path, rank: int):
+        self.file = open(Path(run_dir) / f"events-rank{rank}.jsonl", "a", buffering=1)
+
+    def mark(self, event: str, **fields) -> None:
+        """Write an event; what happened before it is on disk afterwards, even if the process is killed."""
+        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
+        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
 
 class Reader:
@@ -147,8 +160,11 @@ def read_samples(path: Path) -> Samples:
 
 
 def read_hosts(folder: Path) -> list[Samples]:
-    """The samples of every host of a run, or of one segment of it."""
-    return [read_samples(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none."""
+    readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    for reader in readers:
+        reader.read()
+    return [reader.samples() for reader in readers if reader.header is not None]
 
 
 def read_events(folder: Path) -> list[dict]:
@@ -201,7 +217,7 @@ def _whole_lines(path: Path) -> list[dict]:
 
 def segments(run_dir: Path) -> list[Path]:
     """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = sorted(run_dir.glob("segment-*"), key=lambda path: int(path.name.partition("-")[2]))
+    later = sorted(run_dir.glob("segment-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
     return [run_dir, *later]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from energynn.records import sha256
 from energynn.train import distributed
 from energynn.train.distributed import World
 
@@ -84,9 +84,8 @@ class Checkpoints:
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
             try:
-                with open(path, "rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != mark.read_text().strip():
-                        raise ValueError("its SHA-256 differs")
+                if sha256(path) != mark.read_text().strip():
+                    raise ValueError("its SHA-256 differs")
                 found = torch.load(path, map_location="cpu", weights_only=True)
                 return found["state"], found["ranks"][self.world.rank]
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
@@ -127,8 +126,7 @@ def _write(path: Path, value) -> str:
         torch.save(value, file)
         file.flush()
         os.fsync(file.fileno())
-    with open(temporary, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = sha256(temporary)
     os.replace(temporary, path)
     return digest
 

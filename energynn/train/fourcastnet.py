@@ -19,10 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from energynn import manifests
 from energynn.config import FourCastNetConfig
 from energynn.data import era5
+from energynn.measure.samples import Events
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
-from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
+from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (section 3.3.1)
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU

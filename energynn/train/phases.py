@@ -12,21 +12,11 @@ from typing import TypeVar
 
 import torch
 
+from energynn.measure.samples import Events
+
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 PERIOD_S = 2.0  # between two lines for the person who waits
 Batch = TypeVar("Batch")
-
-
-class Events:
-    """The events of one rank, appended line by line to events-rank<r>.jsonl, with both clocks."""
-
-    def __init__(self, run_dir: Path, rank: int):
-        self.file = open(Path(run_dir) / f"events-rank{rank}.jsonl", "a", buffering=1)
-
-    def mark(self, event: str, **fields) -> None:
-        """Write an event; what happened before it is on disk afterwards, even if the process is killed."""
-        clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
-        self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
 
 class PhaseTimer:

@@ -12,8 +12,8 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
+from energynn.measure.samples import Events
 from energynn.train.distributed import Interrupted
-from energynn.train.phases import Events
 
 
 def run(folder: str | Path) -> None:

@@ -20,9 +20,10 @@ from energynn import manifests
 from energynn.config import ResNet50Config
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, load_pillow
+from energynn.measure.samples import Events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
-from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
+from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 # Of ImageNet's training images; the usual constants of torchvision's reference training.
 CHANNEL_MEAN = (0.485, 0.456, 0.406)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import psutil
 import pytest
 
 from energynn import cli, records
-from energynn.measure import command, comparison, energy, perun_adapter, samples, watch
+from energynn.measure import command, comparison, energy, samples, watch
+from tests.processes import processes_of, wait_until
 
 FAKES = Path(__file__).with_name("fake_sensors")
 ALONE = {"PMI_RANK": "0", "PMI_SIZE": "1"}  # started by a launcher: our own sampler process, perun left out
@@ -47,25 +47,6 @@ def measured(folder, *command, **more):
     output, errors = done.communicate(timeout=120)
     assert output, errors
     return json.loads(output), done.returncode, errors
-
-
-def processes_of(folder):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
-        except psutil.Error:
-            continue
-        if str(folder) in words and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
-
-
-def wait_until(condition, timeout_s=60, what=""):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
-        time.sleep(0.05)
 
 
 def has_begun(folder):
@@ -176,7 +157,9 @@ def test_a_second_start_is_a_segment_and_the_gap_between_does_not_count(tmp_path
     gpus = [dict(shape="constant", high_W=300.0, update_s=0.02)]
     first, _, _ = measured(tmp_path / "run", "sleep", "2", env=environment(gpus) | ALONE)
     time.sleep(2)
-    both, status, _ = measured(tmp_path / "run", "sleep", "1", env=environment(gpus) | ALONE)
+    other = start(tmp_path / "run", "sleep", "1", env=environment(gpus) | ALONE)
+    assert other.wait() == 2 and "another command" in other.communicate()[1]
+    both, status, _ = measured(tmp_path / "run", "sleep", "2", env=environment(gpus) | ALONE)
     assert status == 0 and len(first["segments"]) == 1 and len(both["segments"]) == 2
     assert both["training_time_s"] == pytest.approx(sum(s["training_time_s"] for s in both["segments"]))
     assert both["energy_gpu_J"] == pytest.approx(300 * both["training_time_s"], rel=0.005)

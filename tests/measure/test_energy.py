@@ -169,3 +169,11 @@ def test_phases_share_the_energy_by_time_and_idle_is_the_rest(tmp_path):
     assert found["a"]["energy_cpu_J"] == pytest.approx(0.5 * (200 + 300), rel=1e-3)
     assert found["b"]["energy_cpu_J"] == pytest.approx(0.5 * (100 + 75), rel=1e-3)
     assert sum(entry["energy_cpu_J"] for entry in found.values()) == pytest.approx(0.5 * (400 + 600), rel=1e-3)
+
+
+@pytest.mark.parametrize("level", [0, 10**9])
+def test_readings_that_are_false_for_a_second_cost_nothing(tmp_path, level):
+    t = np.arange(0, 10.05, 0.1)
+    counter = [[level if 4.05 < s < 5.0 else int(s * 200e6 + 50e9)] for s in t]
+    samples = read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter))
+    assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(2000, rel=0.12), "not 262 kJ"

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from energynn.measure.samples import read_phases
+from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
-from energynn.train.phases import Events, PhaseTimer, Progress, require_finite
+from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 
 def test_events_are_on_disk_at_once_and_never_lost(tmp_path):

@@ -1,0 +1,30 @@
+"""Processes as the tests that kill them see them."""
+
+import os
+import time
+
+import psutil
+
+from energynn.measure import perun_adapter
+
+
+def wait_until(condition, timeout_s=60, what=""):
+    """Wait for a condition, or fail."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain {what}"
+        time.sleep(0.05)
+
+
+def processes_of(folder):
+    """Everything that carries a folder in its command line or its run's variable, except this test."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+            alive = process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if str(folder) in words and process.pid != os.getpid() and alive:
+            found.append(process)
+    return found
