@@ -36,6 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     manifest.add_argument("dataset", nargs="*")
     manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
 
+    manifest.add_argument("--root", type=Path, help="era5: the folder of the store")
+
+    era5 = commands.add_parser("era5", help="write the store that FourCastNet trains on at full size; resumable")
+    era5.add_argument("action", choices=["prepare"])
+    era5.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
+    era5.add_argument("--out", type=Path, required=True)
+    era5.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
+    era5.add_argument("--workers", type=int, default=4, help="states that are read at the same time")
+
     paper = commands.add_parser("paper", help="merge the numbers of the notebooks and compile the paper")
     paper.add_argument("--build-dir", type=Path, default=Path("build"))
 
@@ -128,9 +137,17 @@ def _manifest(options) -> int:
 
     for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
-            manifests.build(name, **({"source": options.source} if options.source else {}))
-        root = manifests.verify(name)
+            manifests.build(name, options.source, options.root)
+        root = manifests.verify(name, data_root=options.root or "")
         print(f"{name}: every file is there and has its SHA-256 ({root})")
+    return 0
+
+
+def _era5(options) -> int:
+    from energynn.data import era5_store
+
+    era5_store.prepare(options.source, options.out, era5_store.parse_years(options.years), options.workers)
+    print(f"{options.out}: complete; `energynn manifest build era5 --root {options.out}` describes it")
     return 0
 
 

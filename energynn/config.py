@@ -20,6 +20,7 @@ class RunConfig:
 
     workload: str
     dataset: str
+    data_root: str = ""  # folder of a data set that is neither embedded nor made here, as "era5"
     system: str = "local"
     device: str = "auto"  # "gpu", "cpu", or a GPU where there is one
     devices: int = 1
@@ -61,7 +62,10 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"
+    dataset: str = "era5_ensemble"  # or "era5": what `energynn era5 prepare` wrote to data_root
+    training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
+    validation_years: str = "2016-2017"
+    test_years: str = "2019"
     stage: str = "pretrain"
     initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
     learning_rate: float = 5e-4

@@ -88,7 +88,7 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
             f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
         )
     systems.load(runs_dir, config.system)
-    manifests.verify(config.dataset)
+    manifests.verify(config.dataset, data_root=config.data_root)
     find_mpi()
     gpus, cores = len(systems.gpus()), systems.usable_cores()
     on_gpu = device_kind(config, gpus) == "gpu"

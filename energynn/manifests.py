@@ -11,10 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 from energynn.config import DATA_MANIFESTS, REPOSITORY
-from energynn.data import era5, photographs
+from energynn.data import era5, era5_store, photographs
 from energynn.records import sha256
 
 DATASETS = ("era5_ensemble", "photographs")
+ENCODINGS = {".jpg": "image/jpeg", ".nc": "application/netcdf", ".json": "application/json",
+             ".npy": "application/octet-stream"}  # fmt: skip
 GENERATED = REPOSITORY / "build" / "data"
 CONTEXT = {
     "@language": "en", "@vocab": "https://schema.org/", "citeAs": "cr:citeAs", "conformsTo": "dct:conformsTo",
@@ -28,12 +30,18 @@ def root(dataset: str) -> Path:
     return DATA_MANIFESTS / dataset if dataset == "era5_ensemble" else GENERATED / dataset
 
 
-def verify(dataset: str, progress: Callable[[str], None] = print) -> Path:
+def verify(dataset: str, progress: Callable[[str], None] = print, data_root: str | Path = "") -> Path:
     """Check every file of a data set against its manifest and return its folder; made at first use if it can be.
 
+    ``data_root`` is the folder of a data set that is neither embedded nor made here: "era5".
     Raises ValueError naming the data set, the file and the remedy: no manifest, missing or unlisted file, other size
     or SHA-256.
     """
+    if dataset == "era5":
+        if not data_root:
+            raise ValueError("era5: name the folder of the prepared store (data_root, or --root on the command line)")
+        era5_store.verify_files(Path(data_root), checksums(dataset), progress)
+        return Path(data_root)
     folder = prepare(dataset, progress)
     _check(dataset, folder, progress, _remedy(dataset))
     return folder
@@ -131,13 +139,19 @@ def _remedy(dataset: str) -> str:
     return f"delete {root(dataset)}, it is made anew at the next use"
 
 
-def build(dataset: str, source: Path | None = None) -> None:
+def build(dataset: str, source: Path | None = None, data_root: Path | None = None) -> None:
     """Make a data set's files anew and write the manifest that describes them; for those who maintain one.
+
+    "era5" is not made, only described: the store in ``data_root``.
 
     Raises ValueError for an unknown data set, or where ``source`` is needed and missing.
     """
-    folder = DATA_MANIFESTS / dataset
-    if dataset == "photographs":
+    folder, sums = DATA_MANIFESTS / dataset, {}
+    if dataset == "era5":
+        if data_root is None:
+            raise ValueError("era5: give --root, the folder that `energynn era5 prepare` wrote")
+        sums, details = era5_store.describe(data_root)
+    elif dataset == "photographs":
         shutil.rmtree(root(dataset), ignore_errors=True)
         photographs.make_crops(root(dataset))
         details = _describe_photographs()
@@ -150,9 +164,10 @@ def build(dataset: str, source: Path | None = None) -> None:
         errors = era5.pack_ensemble(source, folder / "era5_ensemble.nc")
         details = _describe_ensemble(source, errors)
     else:
-        raise ValueError(f"dataset: {dataset!r} is not known; choose photographs or era5_ensemble")
-    files = sorted(path for path in root(dataset).rglob("*") if path.suffix in (".jpg", ".nc"))
-    sums = {str(path.relative_to(root(dataset))): sha256(path) for path in files}
+        raise ValueError(f"dataset: {dataset!r} is not known; choose photographs, era5_ensemble or era5")
+    data_root = data_root or root(dataset)
+    files = sorted(path for path in data_root.rglob("*") if path.suffix in (".jpg", ".nc"))
+    sums = sums or {str(path.relative_to(data_root)): sha256(path) for path in files}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     manifest = {
@@ -166,8 +181,8 @@ def build(dataset: str, source: Path | None = None) -> None:
         "energynn:files": len(sums),
         "distribution": [
             {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name,
-             "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
-             "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
+             "contentSize": f"{(data_root / name).stat().st_size} B", "sha256": digest,
+             "encodingFormat": ENCODINGS[Path(name).suffix]}
             for name, digest in sums.items()
         ],
     }  # fmt: skip
