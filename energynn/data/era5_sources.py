@@ -58,7 +58,7 @@ def open_year(place: str, year: int) -> Source:
 
     Raises ValueError if there is nothing of that year, a variable or level is missing, or the shape is another.
     """
-    found = sorted(Path(place).rglob(f"{year}.h5"))
+    found = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]  # train/, test/, out_of_sample/
     source = _open_hdf5(found[0], year) if found else _open_xarray(place, year)
     if len(source.hours) == 0:
         raise ValueError(f"{place}: no 00, 06, 12 or 18 UTC of {year}; other years (--years) or another --source?")

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ import numpy as np
 
 from energynn.config import REPOSITORY
 from energynn.data import era5, era5_sources
-from energynn.data.era5_sources import CHANNELS, STEP_H, Source
+from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.data.progress import meter
 from energynn.records import sha256, write_json
 
@@ -36,15 +37,13 @@ INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of th
 
 
 def parse_years(text: str) -> list[int]:
-    """ "1979-2015" or "1979-2017,2019" as a list of years. Raises ValueError for anything else."""
-    try:
-        ends = [[int(year) for year in part.split("-")] for part in text.split(",")]
-        years = sorted({year for first, *last in ends for year in range(first, (last or [first])[0] + 1)})
-    except ValueError:
-        years = []
-    if not years:
+    """The years of a text like "1979-2017,2019". Raises ValueError for anything else."""
+    parts = [part.partition("-") for part in text.split(",")]
+    if not re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text) or any(
+        last and last < first for first, _, last in parts
+    ):
         raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
-    return years
+    return sorted({year for first, _, last in parts for year in range(int(first), int(last or first) + 1)})
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -55,9 +54,9 @@ def prepare(
 ) -> None:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
 
-    A call that was interrupted, even killed, goes on where it stopped; several calls may make different years of one
-    store at the same time. Every state is checked for missing values before it is written. Raises ValueError naming
-    what is wrong with the source before anything is written, or if there is no room.
+    A call that was interrupted, even killed, goes on where it stopped; several may make different years of one store
+    at the same time. Raises ValueError naming what is wrong with the source, if possible before anything is written,
+    or if there is no room.
     """
     out.mkdir(parents=True, exist_ok=True)
     found = {year: era5_sources.open_year(source, year) for year in years if not (out / f"{year}.npy").is_file()}
@@ -65,14 +64,12 @@ def prepare(
     left_B -= sum(part.stat().st_size for year in found if (part := out / f"{year}.part").is_file())
     free_B = shutil.disk_usage(out).free
     if left_B > free_B:
-        raise ValueError(
-            f"{out}: {left_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free; make room, or fewer --years"
-        )
+        raise ValueError(f"{out}: {left_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free; give another --out")
     advance = meter("era5 prepare", left_B / 1e9, "GB", progress)
     with ThreadPoolExecutor(workers) as pool:
         for year, one in found.items():
             _write_year(one, out / f"{year}.npy", source, pool, advance)
-            progress(f"{year}: {len(one.hours)} of {len(era5_sources.hours_of_year(year))} six-hourly times in {out}")
+            progress(f"{year}: {len(one.hours)} of {len(hours_of_year(year))} six-hourly times in {out}")
 
 
 def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecutor, advance) -> None:
@@ -120,9 +117,7 @@ def _what_is_there(file: BinaryIO, note: Path, content: dict, state_B: int):
     if note.is_file():
         kept = json.loads(note.read_text())
         if {name: kept.get(name) for name in content} != content:
-            raise ValueError(
-                f"{note}: was begun from other data ({kept['source']}); delete it, or choose another --out"
-            )
+            raise ValueError(f"{note}: was begun from other data ({kept['source']}); give another --out, or delete it")
         file.seek(0)
         digest = _hash(file, HEADER_B + kept["done"] * state_B)
         if digest.hexdigest() == kept["sha256"]:
@@ -182,9 +177,10 @@ class Sequences:
 
     def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
         notes = [_note(root, year) for year in years]
-        for year, note in zip(years, notes, strict=True):
-            if any(note[name] != notes[0][name] for name in ("channels", "latitude_deg", "longitude_deg")):
-                raise ValueError(f"{root}: the grid of {year} is not that of {years[0]}; prepare both from one source")
+        if any(
+            note[name] != notes[0][name] for note in notes for name in ("channels", "latitude_deg", "longitude_deg")
+        ):
+            raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
         self.hours = np.concatenate([note["hours_since_1970"] for note in notes])
         self.places = [(root / f"{year}.npy", index) for year, note in zip(years, notes, strict=True)
                        for index in range(len(note["hours_since_1970"]))]  # fmt: skip
@@ -226,8 +222,7 @@ class Sequences:
                 np.subtract(source[first : first + CHUNK], self.mean[channel], out=values)
                 values *= self.scale[channel]
                 if not np.isfinite(values.dot(values)):
-                    time = era5_sources.utc(self.hours[row])
-                    raise ValueError(f"{path}: {CHANNELS[channel]} at {time} is not finite; prepare this year again")
+                    raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again")
 
 
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
@@ -241,7 +236,7 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
         raise ValueError(f"years: {', '.join(years)} overlap; what is tested must not have been trained on")
     mean, std = statistics(root, parsed[0])
     splits = [Sequences(root, each, steps, mean, std) for each in parsed]
-    test, first_hour = splits[-1], era5_sources.hours_of_year(parsed[-1][0])[0]
+    test, first_hour = splits[-1], hours_of_year(parsed[-1][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
     test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0])["latitude_deg"]))
@@ -251,19 +246,14 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 def _note(root: Path, year: int) -> dict:
     if not (root / f"{year}.npy").is_file() or not (root / f"{year}.json").is_file():
-        raise ValueError(
-            f"{root}: no {year}.npy with its .json; `energynn era5 prepare` makes them, or goes on with them"
-        )
+        raise ValueError(f"{root}: no {year}.npy with {year}.json; `energynn era5 prepare` makes them")
     return json.loads((root / f"{year}.json").read_text())
 
 
 @cache
 def _map(path: Path) -> tuple[np.ndarray, int]:
     """A year's file, mapped once in each process, and its descriptor."""
-    try:
-        return np.asarray(np.load(path, mmap_mode="r")), os.open(path, os.O_RDONLY)
-    except ValueError as error:
-        raise ValueError(f"{path}: not a whole file ({error}); prepare this year again") from error
+    return np.asarray(np.load(path, mmap_mode="r")), os.open(path, os.O_RDONLY)
 
 
 # -------------------------------------------------------------------------------------------------------- the manifest
@@ -283,9 +273,7 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     for year, note in notes.items():
         sums |= {f"{year}.json": sha256(root / f"{year}.json"), f"{year}.npy": note["sha256"]}
     return sums, {
-        "description": f"ERA5 every six hours, the {len(CHANNELS)} channels of FourCastNet ({', '.join(CHANNELS)}), "
-        f"{len(notes[years[0]]['latitude_deg'])} x {len(notes[years[0]]['longitude_deg'])} grid points, float32, SI "
-        "units and % of relative humidity.",
+        "description": f"ERA5 every six hours, FourCastNet's channels {', '.join(CHANNELS)}, float32, SI units and %",
         "license": "Licence to Use Copernicus Products",
         "url": "https://doi.org/10.24381/cds.adbb2d47",
         "citeAs": "Hersbach et al. 2020, The ERA5 global reanalysis, doi:10.1002/qj.3803",
@@ -293,9 +281,8 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
         "energynn:split": "by years, in the configuration of a run: the paper's are 1979-2015, 2016-2017 and 2019",
         "energynn:times": sum(len(note["hours_since_1970"]) for note in notes.values()),
         "energynn:years": [
-            {"year": year, "times": len(hours := note["hours_since_1970"]), "first": era5_sources.utc(hours[0]),
-             "last": era5_sources.utc(hours[-1]), "missing": len(era5_sources.hours_of_year(year)) - len(hours),
-             "source": note["source"]}
+            {"year": year, "times": len(hours := note["hours_since_1970"]), "first": utc(hours[0]),
+             "last": utc(hours[-1]), "missing": len(hours_of_year(year)) - len(hours), "source": note["source"]}
             for year, note in notes.items()
         ],
     }  # fmt: skip
