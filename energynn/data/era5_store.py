@@ -15,8 +15,9 @@ import math
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, reduce
 from pathlib import Path
 from typing import BinaryIO
@@ -29,8 +30,8 @@ from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, 
 from energynn.data.progress import meter
 from energynn.records import sha256, write_json
 
-BLOCK = 8  # states between two notes of what is done; they are in memory together, 0.7 GB at full size
-CHUNK = 2**15  # values that are normalized at once, and stay in the processor's cache meanwhile
+BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
+CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
 HEADER_B = 128  # of NumPy's format, for every shape that occurs
 MOMENTS = ("count", "mean", "squared_deviations")
 INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
@@ -98,17 +99,20 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
             file.truncate(0)
             file.write(header.getvalue())
             digest.update(header.getvalue())
-        for first in range(done, len(source.hours), BLOCK):
-            block = range(first, min(first + BLOCK, len(source.hours)))
-            for state, found in pool.map(read, block):
-                file.write(state)
-                digest.update(state)
-                collected = merge(collected, found)
-            file.flush()
-            os.fsync(file.fileno())  # the note never promises what the disk has not got
-            noted = {"done": block.stop, "sha256": digest.hexdigest()}
-            write_json(note, content | noted | dict(zip(MOMENTS, collected.tolist(), strict=True)))
-            advance(len(block) * state_B / 1e9)
+        reading: deque[Future] = deque()  # goes on while what was read is written
+        for index in range(done, len(source.hours)):
+            while len(reading) < BLOCK and index + len(reading) < len(source.hours):
+                reading.append(pool.submit(read, index + len(reading)))
+            state, found = reading.popleft().result()
+            file.write(state)
+            digest.update(state)
+            collected = merge(collected, found)
+            advance(state_B / 1e9)
+            if (index + 1) % BLOCK == 0 or index + 1 == len(source.hours):
+                file.flush()
+                os.fsync(file.fileno())  # the note never promises what the disk has not got
+                noted = {"done": index + 1, "sha256": digest.hexdigest()}
+                write_json(note, content | noted | dict(zip(MOMENTS, collected.tolist(), strict=True)))
         os.replace(part, path)
 
 
