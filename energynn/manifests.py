@@ -99,7 +99,7 @@ def read(dataset: str) -> dict:
         known = sorted(found.parent.name for found in DATA_MANIFESTS.glob("*/manifest.json"))
         raise ValueError(
             f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
-            "`git checkout data_manifests` restores them"
+            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
         )
     try:
         return json.loads(path.read_text())

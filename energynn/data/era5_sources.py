@@ -120,7 +120,9 @@ def _datasets(place: str) -> list:
         return [xr.open_zarr(place, chunks=None, **options)]
     files = [path] if path.is_file() else sorted(path.rglob("*.nc"))
     if not files:
-        raise ValueError(f"{place}: no <year>.h5, Zarr store or NetCDF file there")
+        raise ValueError(
+            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files; look at --source and --years"
+        )
     return [xr.open_dataset(file) for file in files]
 
 
