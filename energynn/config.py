@@ -157,6 +157,8 @@ def _typed(name: str, value, kind: type):
     """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
     if kind is float and type(value) is int:
         return float(value)
+    if name.endswith("_years") and type(value) is int:  # one year, read by papermill or the command line
+        return str(value)
     if type(value) is not kind or (kind is float and value != value):
         raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
     return value

@@ -1,5 +1,6 @@
 """ERA5 from every layout that it is published in, through the training store, to normalized sequences; a small grid."""
 
+import fcntl
 import json
 import os
 import re
@@ -276,6 +277,15 @@ def test_a_damaged_part_begins_anew_and_another_source_is_refused(tmp_path):
         era5_store.prepare(str(tmp_path / "elsewhere"), out, [2019])
 
 
+def test_two_calls_never_write_the_same_year(tmp_path):
+    write_hdf5(tmp_path / "source", 2019, 3)
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out" / "2019.part", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="2019.part: another process writes this year"):
+            era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+
+
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
     write_hdf5(tmp_path / "source", 2019, 3)
     monkeypatch.setattr(era5_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
@@ -400,7 +410,7 @@ print(json.dumps(fourcastnet.main(made, folder / "run")))
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
 def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     parameters = dict(
-        workload="fourcastnet", dataset="era5", data_root=str(described), training_years="2015",
+        workload="fourcastnet", dataset="era5", data_root=str(described), training_years=2015,
         validation_years="2016", test_years="2019", patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1,
         stage=stage, initial_run="earlier" if stage == "finetune" else "", loader_workers=workers, device="cpu",
     )  # fmt: skip
