@@ -225,7 +225,7 @@ class Sequences:
                 values = plane[first : first + CHUNK]
                 np.subtract(source[first : first + CHUNK], self.mean[channel], out=values)
                 values *= self.scale[channel]
-                if not np.isfinite(values.dot(values)):
+                if np.isnan(values.min()):
                     raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again")
 
 
