@@ -63,13 +63,20 @@ def main(arguments: list[str] | None = None) -> int:
     manifest.add_argument("action", choices=["verify", "build"])
     manifest.add_argument("dataset", nargs="*")
     manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
-    manifest.add_argument("--root", type=Path, help="imagenet: its folder tree, the official archives, or a store")
+    manifest.add_argument("--root", type=Path, help="where imagenet (tree, archives or store) or era5 (store) lies")
 
     images = commands.add_parser("imagenet", help="write ImageNet as uint8 pixels, so that training decodes no JPEG")
     images.add_argument("action", choices=["prepare"])
     images.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
     images.add_argument("--out", type=Path, required=True)
     images.add_argument("--shorter-side", type=int, default=256, help="pixels; 0 keeps the original size (default 256)")
+
+    era5 = commands.add_parser("era5", help="write the store that FourCastNet trains on at full size; resumable")
+    era5.add_argument("action", choices=["prepare"])
+    era5.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
+    era5.add_argument("--out", type=Path, required=True)
+    era5.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
+    era5.add_argument("--workers", type=int, default=4, help="states that are read at the same time")
 
     paper = commands.add_parser("paper", help="merge the numbers of the notebooks and compile the paper")
     paper.add_argument("--build-dir", type=Path, default=Path("build"))
@@ -242,12 +249,8 @@ def _manifest(options) -> int:
 
     for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
-            given = options.source or options.root
-            manifests.build(name, **({"source": given} if given else {}))
-        if name == "imagenet":
-            root = manifests.verify_imagenet(options.root or manifests.root(name))
-        else:
-            root = manifests.verify(name)
+            manifests.build(name, options.root or options.source)
+        root = manifests.verify(name, folder=options.root, every_byte=True)
         print(f"{name}: every file is there and has its SHA-256 ({root})")
     return 0
 
@@ -277,6 +280,14 @@ def _imagenet(options) -> int:
     for line in bad:
         print(f"cannot be decoded: {line}")
     return 1 if bad else 0
+
+
+def _era5(options) -> int:
+    from energynn.data import era5_store
+
+    era5_store.prepare(options.source, options.out, era5_store.parse_years(options.years), options.workers)
+    print(f"{options.out}: complete; `energynn manifest build era5 --root {options.out}` describes it")
+    return 0
 
 
 def _paper(options) -> int:

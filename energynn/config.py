@@ -65,7 +65,10 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"
+    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`
+    training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
+    validation_years: str = "2016-2017"
+    test_years: str = "2019"
     stage: str = "pretrain"
     initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
     learning_rate: float = 5e-4
@@ -169,6 +172,8 @@ def _typed(name: str, value, kind: type):
     """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
     if kind is float and type(value) is int:
         return float(value)
+    if name.endswith("_years") and type(value) is int:  # one year, read by papermill or the command line
+        return str(value)
     if type(value) is not kind or (kind is float and value != value):
         raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
     return value
@@ -204,7 +209,10 @@ def manifest_digest(dataset: str) -> str:
     path = DATA_MANIFESTS / dataset / "SHA256SUMS"
     if not path.is_file():
         known = sorted(p.parent.name for p in DATA_MANIFESTS.glob("*/SHA256SUMS"))
-        raise ValueError(f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}")
+        raise ValueError(
+            f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}; "
+            "`energynn manifest build` describes data of your own"
+        )
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

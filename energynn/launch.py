@@ -194,6 +194,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         "config": configuration.to_dict(config),
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
+        "data_root": str(manifests.root(config.dataset).absolute()),
         "device_kind": kind,
         "device_name": machine["gpus"][0]["name"] if kind == "gpu" else machine["cpu"],
         "devices": config.devices,

@@ -15,14 +15,18 @@ from importlib.metadata import version
 from pathlib import Path
 
 from energynn.config import DATA_MANIFESTS, REPOSITORY
-from energynn.data import era5, imagenet, photographs
+from energynn.data import era5, era5_store, imagenet, photographs
 from energynn.data.progress import meter
 from energynn.records import sha256
 
 DATASETS = ("era5_ensemble", "photographs")
+# Data that do not ship: the variable with their folder. A path is no part of a run, staged-in data lie elsewhere in
+# each job.
+VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
+ENCODINGS = {".jpg": "image/jpeg", ".nc": "application/netcdf", ".json": "application/json",
+             ".npy": "application/octet-stream"}  # fmt: skip
 GENERATED = REPOSITORY / "build" / "data"
 VERIFIED = REPOSITORY / "build" / "verified"  # what ``digests`` need not read again
-IMAGENET_VARIABLE = "ENERGYNN_IMAGENET"
 HASHING_THREADS = 8
 BLOCK_B = 1 << 20
 CONTEXT = {
@@ -35,29 +39,38 @@ CONTEXT = {
 def root(dataset: str) -> Path:
     """Where a data set's files lie: beside its manifest if they are embedded, else below build/data/.
 
-    ImageNet lies where the environment variable ENERGYNN_IMAGENET says; raises ValueError if it says nothing.
+    What does not ship lies where its environment variable says; raises ValueError if that says nothing.
     """
-    if dataset == "imagenet":
-        if not os.environ.get(IMAGENET_VARIABLE):
-            raise ValueError(
-                f"imagenet: set {IMAGENET_VARIABLE} to the folder with its tree, its archives, or a prepared store"
-            )
-        return Path(os.environ[IMAGENET_VARIABLE])
+    if variable := VARIABLES.get(dataset):
+        if not os.environ.get(variable):
+            raise ValueError(f"{dataset}: does not ship; set {variable} to the folder with it (README.md says more)")
+        return Path(os.environ[variable])
     return DATA_MANIFESTS / dataset if dataset == "era5_ensemble" else GENERATED / dataset
 
 
-def verify(dataset: str, progress: Callable[[str], None] = print) -> Path:
-    """Check every file of a data set against its manifest and return its folder; made at first use if it can be.
+def verify(
+    dataset: str, progress: Callable[[str], None] = print, folder: Path | None = None, every_byte: bool = False
+) -> Path:
+    """Check a data set against its manifest and return its folder; it is made at first use if it can be.
 
-    Raises ValueError naming the data set, the file and the remedy: no manifest, missing or unlisted file, other size
-    or SHA-256. Of ImageNet only the names are compared, in seconds; ``verify_imagenet`` reads it all.
+    ``folder`` is where one that does not ship lies, if not where its variable says. Of these, what takes seconds is
+    compared at a run's start: ImageNet's names, ERA5's notes (times, statistics) and sizes. ``every_byte`` reads it
+    all, and goes on where an interrupted call stopped. Raises ValueError naming the data set, the file and the remedy:
+    no manifest, missing or unlisted file, other size or SHA-256.
     """
-    if dataset == "imagenet":
-        manifest, folder = read(dataset), root(dataset)
-        _check_names(manifest, imagenet.list_images(folder, progress))
+    if dataset not in VARIABLES:
+        folder = prepare(dataset, progress)
+        _check(dataset, folder, progress, _remedy(dataset))
         return folder
-    folder = prepare(dataset, progress)
-    _check(dataset, folder, progress, _remedy(dataset))
+    manifest, sums, folder = read(dataset), checksums(dataset), folder or root(dataset)
+    if dataset == "imagenet":
+        listings = imagenet.list_images(folder, progress)
+        _check_names(manifest, listings)
+        if every_byte:
+            _verify_images(folder, manifest, listings, sums, progress)
+    else:
+        _check_sizes(dataset, folder, "copy or prepare it again")
+        verify_tree(folder, {name: sums[name] for name in sums if every_byte or name.endswith(".json")}, progress)
     return folder
 
 
@@ -84,16 +97,11 @@ def prepare(dataset: str, progress: Callable[[str], None] = print) -> Path:
 def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: str) -> None:
     """Raise ValueError at the first file in the folder that is not as the manifest says."""
     expected = checksums(dataset)
-    sizes = {entry["name"]: entry["contentSize"] for entry in read(dataset)["distribution"]}
+    _check_sizes(dataset, folder, remedy)
     advance = meter(dataset, len(expected), "files", progress)
     for name, digest in expected.items():
-        path = folder / name
-        if not path.is_file():
-            raise ValueError(f"{dataset}: {path} is missing; {remedy}")
-        if f"{path.stat().st_size} B" != sizes.get(name):
-            raise ValueError(f"{dataset}: {path} has {path.stat().st_size} B, not {sizes.get(name)}; {remedy}")
-        if sha256(path) != digest:
-            raise ValueError(f"{dataset}: {path} differs from its SHA-256 in the manifest; {remedy}")
+        if sha256(folder / name) != digest:
+            raise ValueError(f"{dataset}: {folder / name} differs from its SHA-256 in the manifest; {remedy}")
         advance(1)
     if folder.is_relative_to(DATA_MANIFESTS):
         return  # an embedded data set shares its folder with the manifest
@@ -101,6 +109,15 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
     unlisted = sorted({str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - set(expected))
     if unlisted:
         raise ValueError(f"{dataset}: {folder / unlisted[0]} is not in the manifest; {remedy}")
+
+
+def _check_sizes(dataset: str, folder: Path, remedy: str) -> None:
+    for entry in read(dataset)["distribution"]:
+        path, size = folder / entry["name"], entry["contentSize"]
+        if not path.is_file():
+            raise ValueError(f"{dataset}: {path} is missing; {remedy}")
+        if f"{path.stat().st_size} B" != size:
+            raise ValueError(f"{dataset}: {path} has {path.stat().st_size} B, not {size}; {remedy}")
 
 
 def verify_tree(
@@ -168,14 +185,11 @@ def digests(
             stop.set()  # the threads leave large files at once
 
 
-def verify_imagenet(folder: Path, progress: Callable[[str], None] = print) -> Path:
-    """Check ImageNet against its manifest: names, subsets, the archives' MD5, and every image's SHA-256; resumable.
+def _verify_images(folder: Path, manifest: dict, listings, sums: dict[str, str], progress) -> None:
+    """Subsets, the archives' MD5, and every image's SHA-256.
 
-    Raises ValueError naming what differs. The pixels of a prepared store have no published digest: only its names and
-    subsets are checked.
+    The pixels of a prepared store have no published digest: only its names and subsets are checked.
     """
-    manifest, listings = read("imagenet"), imagenet.list_images(folder, progress)
-    _check_names(manifest, listings)
     _check_archives(folder, progress)
     for split, listing in zip(imagenet.SPLITS, listings, strict=True):
         if imagenet.subsets(listing) != manifest["energynn:subsets"][split]:
@@ -183,8 +197,7 @@ def verify_imagenet(folder: Path, progress: Callable[[str], None] = print) -> Pa
     if listings[0].place.suffix == ".ppm":
         progress(f"imagenet: {folder} is a prepared store; its names were checked, its pixels cannot be")
     else:
-        verify_tree(folder, checksums("imagenet"), progress, _pieces(listings))
-    return folder
+        verify_tree(folder, sums, progress, _pieces(listings))
 
 
 def _check_names(manifest: dict, listings: tuple[imagenet.Listing, ...]) -> None:
@@ -215,7 +228,7 @@ def read(dataset: str) -> dict:
         known = sorted(found.parent.name for found in DATA_MANIFESTS.glob("*/manifest.json"))
         raise ValueError(
             f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
-            "`git checkout data_manifests` restores them"
+            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
         )
     try:
         return json.loads(path.read_text())
@@ -258,13 +271,14 @@ def _remedy(dataset: str) -> str:
 def build(dataset: str, source: Path | None = None, progress: Callable[[str], None] = print) -> None:
     """Make a data set's files anew and write the manifest that describes them; for those who maintain one.
 
-    ``source`` is the file that era5_ensemble is packed from, or the folder with ImageNet, which is read as it is.
-    Raises ValueError for an unknown data set, or where ``source`` is needed and missing.
+    ``source`` is the file that era5_ensemble is packed from, or the folder of what does not ship, which is described as
+    it is. Raises ValueError for an unknown data set, or where ``source`` is needed and missing.
     """
     folder = DATA_MANIFESTS / dataset
+    place, sums = source if dataset in VARIABLES and source else root(dataset), {}
     if dataset == "photographs":
-        shutil.rmtree(root(dataset), ignore_errors=True)
-        photographs.make_crops(root(dataset))
+        shutil.rmtree(place, ignore_errors=True)
+        photographs.make_crops(place)
         details = _describe_photographs()
     elif dataset == "era5_ensemble":
         if source is None or not source.is_file():
@@ -274,27 +288,22 @@ def build(dataset: str, source: Path | None = None, progress: Callable[[str], No
         folder.mkdir(parents=True, exist_ok=True)
         errors = era5.pack_ensemble(source, folder / "era5_ensemble.nc")
         details = _describe_ensemble(source, errors)
+    elif dataset == "era5":
+        sums, details = era5_store.describe(place)
     elif dataset == "imagenet":
-        source = source or root(dataset)
-        listings = imagenet.list_images(source, progress)
-        _check_archives(source, progress)
-        sums = dict(digests(source, _pieces(listings), progress))
-        return _write(dataset, sums, _describe_imagenet(listings))
+        listings = imagenet.list_images(place, progress)
+        _check_archives(place, progress)
+        sums, details = dict(digests(place, _pieces(listings), progress)), _describe_imagenet(listings)
     else:
-        raise ValueError(f"dataset: {dataset!r} is not known; choose photographs, era5_ensemble or imagenet")
-    files = sorted(path for path in root(dataset).rglob("*") if path.suffix in (".jpg", ".nc"))
-    sums = {str(path.relative_to(root(dataset))): sha256(path) for path in files}
-    details["distribution"] = [
+        raise ValueError(f"dataset: {dataset!r} is not known; choose {', '.join([*DATASETS, *VARIABLES])}")
+    files = () if sums else sorted(path for path in place.rglob("*") if path.suffix in (".jpg", ".nc"))
+    sums = sums or {str(path.relative_to(place)): sha256(path) for path in files}
+    distribution = details.pop("distribution", None) or [
         {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name,
-         "contentSize": f"{(root(dataset) / name).stat().st_size} B", "sha256": digest,
-         "encodingFormat": "image/jpeg" if name.endswith(".jpg") else "application/netcdf"}
+         "contentSize": f"{(place / name).stat().st_size} B", "sha256": digest,
+         "encodingFormat": ENCODINGS[Path(name).suffix]}
         for name, digest in sums.items()
     ]  # fmt: skip
-    _write(dataset, sums, details)
-
-
-def _write(dataset: str, sums: dict[str, str], details: dict) -> None:
-    folder = DATA_MANIFESTS / dataset
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     manifest = {
@@ -304,9 +313,9 @@ def _write(dataset: str, sums: dict[str, str], details: dict) -> None:
         "name": dataset,
         "version": "1.0.0",
         "datePublished": "2026-11-21",
-        **{name: value for name, value in details.items() if name != "distribution"},
+        **details,
         "energynn:files": len(sums),
-        "distribution": details["distribution"],
+        "distribution": distribution,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     print(f"{dataset}: wrote {folder / 'manifest.json'} and SHA256SUMS for {len(sums)} files", file=sys.stderr)

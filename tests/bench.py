@@ -20,10 +20,12 @@ from torchvision.datasets import ImageFolder
 from energynn import records
 from energynn.cluster import systems
 from energynn.config import REPOSITORY
-from energynn.data import imagenet, photographs
+from energynn.data import era5_sources, era5_store, imagenet, photographs
+from energynn.data.era5_sources import CHANNELS
 from energynn.data.images import Images, random_crop
 from energynn.measure import sensors
 from energynn.models.afno import AFNO
+from energynn.train import fourcastnet
 from energynn.train.phases import PhaseTimer
 
 PAIRS = 7
@@ -165,6 +167,50 @@ def image_loading() -> list[dict]:
                           cost / per_epoch_s)]  # fmt: skip
 
 
+def era5_loading() -> dict:
+    """Rate at which the trainer's loader makes normalized pairs of full-size states, over a plain read of their bytes.
+
+    The files are in the page cache, where reading is fastest and anything besides it shows most.
+    """
+    shape, times = (len(CHANNELS), 720, 1440), 5
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "2019.npy"
+        stored = np.lib.format.open_memmap(path, "w+", np.float32, (times, *shape))
+        for state in stored:
+            state[:] = np.random.default_rng(0).standard_normal(shape, np.float32)
+        del stored
+        note = {"channels": list(CHANNELS), "latitude_deg": np.linspace(90, -89.75, 720).tolist(),
+                "longitude_deg": np.arange(0, 360, 0.25).tolist(),
+                "hours_since_1970": era5_sources.hours_of_year(2019)[:times].tolist()}  # fmt: skip
+        path.with_suffix(".json").write_text(json.dumps(note))
+        ones = np.ones(len(CHANNELS))
+        sequences = era5_store.Sequences(Path(folder), [2019], 1, ones, 2 * ones)
+        loader = DataLoader(sequences, 1, shuffle=True, collate_fn=fourcastnet.as_batch)
+        batch_B = 4 * np.prod(sequences.shape[1:])
+
+        def load():
+            for batch in loader:
+                assert batch.shape == (1, 2, *shape)
+
+        def read():
+            with open(path, "rb", buffering=0) as file:
+                for index in range(len(sequences)):
+                    file.seek(era5_store.HEADER_B + index * batch_B // 2)
+                    assert file.readinto(np.empty((1, 2, *shape), np.float32)) == batch_B
+
+        load(), read()
+        ratios, rates = [], []
+        for pair in range(PAIRS):
+            seconds = {}
+            for function in (load, read) if pair % 2 else (read, load):
+                seconds[function] = seconds_of(function, 1)
+            ratios.append(seconds[read] / seconds[load])
+            rates.append(len(sequences) * batch_B / seconds[load] / 1e9)
+            print(f"  ERA5, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
+    return entry("ERA5 loading at 20 x 720 x 1440", statistics.median(rates), "GB/s", "plain read, page cache",
+                 statistics.median(ratios))  # fmt: skip
+
+
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
     return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": PAIRS,
             "machine": systems.describe_machine()["cpu"]}  # fmt: skip
@@ -172,8 +218,8 @@ def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> di
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"about two minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
-    entries = [measuring_costs(), share_of_matrix_products(), *image_loading()]
+    print(f"about three minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
+    entries = [measuring_costs(), share_of_matrix_products(), *image_loading(), era5_loading()]
     path = REPOSITORY / "build" / "bench.json"
     path.parent.mkdir(exist_ok=True)
     records.write_json(path, entries)

@@ -161,7 +161,7 @@ def test_known_archives_are_checked(imagenet_tree):
     manifests.build("imagenet", imagenet_tree, silent)
     (imagenet_tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
     with pytest.raises(ValueError, match="img_val.tar differs from its md5 29b22e"):
-        manifests.verify_imagenet(imagenet_tree, silent)
+        manifests.verify("imagenet", silent, imagenet_tree, every_byte=True)
 
 
 def test_an_interrupted_verification_goes_on(imagenet_tree, copies, monkeypatch):
