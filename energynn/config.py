@@ -31,6 +31,8 @@ class RunConfig:
     repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
     learning_rate: float
     loader_workers: int = 0
+    data_staging: bool = True  # workers prefetch, as in all of the study's experiments (its code's README); off: none
+    synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
     threads_per_device: int = 1
     sampling_period_s: float = 0.04  # our own samples
     idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power

@@ -14,7 +14,7 @@ from energynn import config as configuration
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import read_events, read_hosts, segments
+from energynn.measure.samples import read_events, read_hosts, read_phases, segments
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
@@ -103,7 +103,8 @@ FIELDS = {
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
     "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
-                    "checkpoint_s"),
+                    "checkpoint_s; data loading of the paper is the first two"),
+    "phase_spread": ("s", "per phase: min, mean and max over the ranks"),
     "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
     "exit_status": ("", "of a measured command"),
     "method": ("", "of an imported run: how its energies were measured"),
@@ -150,9 +151,14 @@ def derive(run_dir: Path, intent: dict) -> dict:
     result: dict = {
         # An epoch may stand in two segments, where an older checkpoint was taken: the last one counts.
         "history": list({event["epoch"]: _fields(event) for event in of_kind("epoch")}.values()),
-        "phases": [_fields(event, with_rank=True) for event in of_kind("phases")],
-        "metrics": {}, **account(run_dir),
+        "metrics": {}, "phases": _phases(run_dir), **account(run_dir),
     }  # fmt: skip
+    if result["phases"]:
+        by_phase = {name: [rank[name] for rank in result["phases"]] for name in result["phases"][0] if name != "rank"}
+        result["phase_spread"] = {
+            name: {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+            for name, values in by_phase.items()
+        }
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     starts, ends = of_kind("training_start"), of_kind("training_end")
@@ -184,9 +190,20 @@ def derive(run_dir: Path, intent: dict) -> dict:
     return result
 
 
-def _fields(event: dict, with_rank: bool = False) -> dict:
-    return {name: value for name, value in event.items()
-            if name not in ("event", "t_mono_ns", "t_wall_ns") and (with_rank or name != "rank")}  # fmt: skip
+def _fields(event: dict) -> dict:
+    return {name: value for name, value in event.items() if name not in ("event", "t_mono_ns", "t_wall_ns", "rank")}
+
+
+def _phases(run_dir: Path) -> list[dict]:
+    """Seconds of each rank in each phase, all segments added up."""
+    ranks: dict[int, dict] = {}
+    for folder in segments(run_dir):
+        for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(folder).items()):
+            entry = ranks.setdefault(rank, {"rank": rank})
+            for index, name in enumerate(names):
+                spent_s = float((end_ns - begin_ns)[kinds == index].sum()) / 1e9
+                entry[f"{name}_s"] = entry.get(f"{name}_s", 0.0) + spent_s
+    return list(ranks.values())
 
 
 def reasons_against(record: dict, run_dir: Path) -> list[str]:

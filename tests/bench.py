@@ -87,10 +87,10 @@ def measuring_costs() -> dict:
                     child.start()
                     while not (Path(folder) / "samples.jsonl").exists():
                         time.sleep(0.05)
-                timer = PhaseTimer(torch.device("cpu"), folder) if on else None
+                timer = PhaseTimer(torch.device("cpu"), folder, 0) if on else None
                 times[on] = seconds_of(lambda t=timer: step(t) if t else step(), STEPS)
                 if child:
-                    timer.totals_s()
+                    timer.write()
                     stop.set()
                     child.join()
         ratios.append(times[True] / times[False])

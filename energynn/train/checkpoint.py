@@ -48,27 +48,29 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 class Checkpoints:
     """The checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
 
-    Each is a file and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all:
-    model, optimizer and schedule are the same everywhere, batch norm's statistics are those of rank 0 for
-    DistributedDataParallel too; what differs, random generators and losses, is gathered.
+    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. Each checkpoint is a file
+    and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all: the parts are the
+    same everywhere, batch norm's statistics are those of rank 0 for DistributedDataParallel too; what each rank has of
+    its own, its random generators too, is gathered.
     """
 
-    def __init__(self, run_dir: Path, world: World, period_s: float):
-        self.folder, self.world, self.period_s = Path(run_dir) / "checkpoint", world, period_s
+    def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
+        self.folder, self.world, self.period_s, self.parts = Path(run_dir) / "checkpoint", world, period_s, parts
         self.last = time.monotonic()
 
     def is_due(self) -> bool:
         """Whether rank 0's clock says that it is time; the same answer on every rank only through ``StopVote``."""
         return self.period_s > 0 and time.monotonic() - self.last > self.period_s
 
-    def save(self, optimizer_steps: int, state: dict, own: dict) -> None:
-        """Write what all ranks share and what each has of its own; returns once it is on disk."""
+    def save(self, optimizer_steps: int, **own) -> None:
+        """Write the parts, and what each rank has of its own; returns once it is on disk."""
         everyone: list = [None] * self.world.size
         dist.all_gather_object(everyone, own | {"random": random_state()})
         if self.world.rank == 0:
             self.folder.mkdir(exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
-            digest = _write(path, {"state": state, "ranks": everyone})
+            state = {name: part.state_dict() for name, part in self.parts.items()}
+            digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": state, "ranks": everyone})
             _write_text(path.with_suffix(".sha256"), digest)
             for old in sorted(self.folder.glob("*.sha256"))[:-GENERATIONS]:
                 old.unlink()
@@ -76,10 +78,10 @@ class Checkpoints:
         self.last = time.monotonic()
         distributed.barrier(self.world)
 
-    def load(self) -> tuple[dict, dict] | None:
-        """The newest whole checkpoint: shared state and this rank's own; None if there is none.
+    def load(self) -> tuple[int, dict] | None:
+        """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
 
-        A damaged one is passed over with a warning. Random generators are put back by ``restore_random_state``.
+        Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint.
         """
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
@@ -87,11 +89,18 @@ class Checkpoints:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
                 found = torch.load(path, map_location="cpu", weights_only=True)
-                return found["state"], found["ranks"][self.world.rank]
+                own = found["ranks"][self.world.rank]
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
                 if self.world.rank == 0:
                     print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
                           file=sys.stderr, flush=True)  # fmt: skip
+                continue
+            for name, part in self.parts.items():
+                part.load_state_dict(found["parts"][name])
+            restore_random_state(own.pop("random"))
+            if self.world.rank == 0:
+                print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
+            return found["optimizer_steps"], own
         return None
 
     def remove(self) -> None:

@@ -68,34 +68,26 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
     distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
 
-    phases = PhaseTimer(world.device, folder, world.rank)
-    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
-    first_epoch = done_steps = samples_evaluated = 0
-    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
-    if found := checkpoints.load():
-        shared, own = found
-        model.module.load_state_dict(shared["model"])
-        optimizer.load_state_dict(shared["optimizer"])
-        plateau.load_state_dict(shared["plateau"])
-        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
-        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
-        checkpoint.restore_random_state(own["random"])
-        if world.rank == 0:
-            print(f"resnet50: goes on from epoch {first_epoch + 1}, step {done_steps + 1}", flush=True)
+    phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
+    parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
+    first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
     stop = distributed.StopVote(world, folder)
-    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
+    progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
-            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                      "plateau": plateau.state_dict(), "optimizer_steps": optimizer_steps,
-                      "samples_evaluated": samples_evaluated}  # fmt: skip
-            checkpoints.save(optimizer_steps, shared, {"losses": losses})
-        phases.totals_s()
+            checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
+        phases.write()
+        if asked == stop.STOP:
+            raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
 
     distributed.barrier(world)
-    events.mark("training_start", dataset_samples=len(training))
+    samples_done = first_step * config.global_batch_size
+    events.mark("training_start", dataset_samples=len(training), samples_done=samples_done)
     for epoch in range(first_epoch, config.epochs):
         if epoch <= config.warmup_epochs:
             optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
@@ -138,8 +130,6 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 unread.clear()
             if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
                 save(epoch * steps + step + 1)
-                if asked == stop.STOP:
-                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
         done_steps = 0
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
@@ -159,11 +149,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
-        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
         if asked and epoch < config.epochs - 1:
             save((epoch + 1) * steps)
-            if asked == stop.STOP:
-                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -171,7 +159,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         optimizer_steps=config.epochs * steps,
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
-    events.mark("phases", **phases.totals_s())
+    phases.write()
     if config.on_bad_image == "skip":
         skipped = training.skipped() + validation.skipped()
         events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
@@ -232,7 +220,7 @@ def make_loader(images: Images, config: ResNet50Config, shuffle: bool) -> DataLo
         SeededCrops(images, config.seed),
         config.local_batch_size,
         sampler=sampler,
-        num_workers=config.loader_workers,
+        num_workers=config.loader_workers if config.data_staging else 0,
         drop_last=shuffle,
     )
 
