@@ -251,6 +251,9 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         launch.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
     with pytest.raises(ValueError, match="no manifest"):
         launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
+    launch.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
+    intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
+    assert intent["data_root"].endswith("data_manifests/era5_ensemble") and "data_root" not in intent["config"]
     many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
     assert "64 devices" in many[0]
     monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from energynn import cli, config, manifests
+from energynn import cli, config, launch, manifests
 from energynn.data import era5_sources, era5_store
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
 
@@ -390,8 +390,8 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     with pytest.raises(ValueError, match="2016.npy has .* B, not .* copy or prepare it again"):
         manifests.verify("era5")
     monkeypatch.delenv("ENERGYNN_ERA5")
-    with pytest.raises(ValueError, match="set ENERGYNN_ERA5"):
-        manifests.verify("era5")
+    with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
+        launch.preflight(config.make("fourcastnet", dataset="era5"), tmp_path / "runs")
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
