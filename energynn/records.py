@@ -8,6 +8,8 @@ import hashlib
 import json
 import math
 import os
+import signal
+import time
 from pathlib import Path
 
 from energynn import config as configuration
@@ -168,7 +170,10 @@ def derive(run_dir: Path, intent: dict) -> dict:
     if ends:
         result["metrics"] = ends[0].get("metrics", {})
         if "exit_status" in ends[0]:
-            result["exit_status"] = max(abs(end["exit_status"]) for end in ends)
+            last = [end for end in read_events(segments(run_dir)[-1]) if end["event"] == "training_end"]
+            result["exit_status"] = max(
+                (shell_status(end["exit_status"]) for end in last), default=128 + signal.SIGKILL
+            )
     if bad := of_kind("bad_images"):
         result["images_skipped"] = sum(event["images_skipped"] for event in bad)
     if starts and "dataset_samples" in starts[0]:
@@ -188,6 +193,11 @@ def derive(run_dir: Path, intent: dict) -> dict:
     if by_perun:
         result["device_hours_perun"] = intent["devices"] * result["perun_time_s"] / energy.SECOND_PER_HOUR
     return result
+
+
+def shell_status(status: int) -> int:
+    """An exit status as a shell tells it: 128 + the number of the signal that ended the process."""
+    return status if status >= 0 else 128 - status
 
 
 def _fields(event: dict) -> dict:
@@ -280,8 +290,23 @@ def read(run_dir: Path) -> dict | None:
         return None
 
 
+def hold(run_dir: Path):
+    """Say that this process will write the run's record: keep what this returns, a locked run.json, as long as it may.
+
+    Raises ValueError where another process has said so.
+    """
+    file = open(run_dir / "run.json", "r+")  # over NFS only what may be written can be locked
+    for _ in range(20):  # somebody may just be asking whether the run goes on
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            time.sleep(0.05)
+    raise ValueError(f"{run_dir.name}: this run goes on already; watch it with `energynn watch {run_dir}`")
+
+
 def is_running(run_dir: Path) -> bool:
-    """Whether a launcher holds this run: it keeps run.json locked as long as it lives."""
+    """Whether somebody holds this run, and will write its record."""
     try:
         with open(run_dir / "run.json") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -262,7 +262,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
-    four = [{"name": "a GPU", "driver": "1", "power_limit_W": 400.0}] * 4
+    four = [{"index": index, "name": "a GPU", "driver": "1", "power_limit_W": 400.0} for index in range(4)]
     monkeypatch.setattr(launch.systems, "gpus", lambda: four)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -276,6 +276,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     intent, variables, perun = environment(devices=2)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
+    assert "CUDA:(?!(0|1)_)" in perun and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     intent, variables, perun = environment(devices=2, device="cpu")
     assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "exclude_backends = nvml amdsmi" in perun
