@@ -115,10 +115,9 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if name not in types_by_name:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
         given[name] = _typed(name, value, types_by_name[name])
-    if given.get("device", "auto") not in ("auto", "cpu", "gpu"):
-        raise ValueError(f"device: must be auto, cpu or gpu, got {given['device']!r}")
-    if given.get("on_bad_image", "fail") not in ("fail", "skip"):
-        raise ValueError(f"on_bad_image: must be fail or skip, got {given['on_bad_image']!r}")
+    for name, choices in CHOICES.items():
+        if given.get(name, choices[0]) not in choices:
+            raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
         if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
@@ -148,18 +147,18 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values["global_batch_size"] = values["local_batch_size"] * devices * steps
 
     if workload == "fourcastnet":
-        if values.get("stage", "pretrain") not in ("pretrain", "finetune"):
-            raise ValueError(f"stage: must be pretrain or finetune, got {values['stage']!r}")
         if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
             raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
         values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
-        if values.get("filter_modes", "published") not in ("published", "zonal"):
-            raise ValueError(f"filter_modes: must be published or zonal, got {values['filter_modes']!r}")
         if values["embed_dim"] % values.get("num_blocks", 8):
             raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
     return config_class(**values)
 
 
+CHOICES = {
+    "device": ("auto", "cpu", "gpu"), "on_bad_image": ("fail", "skip"), "stage": ("pretrain", "finetune"),
+    "filter_modes": ("published", "zonal"),
+}  # fmt: skip
 LEAST_VALUES = {
     "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "accumulation_steps": 1, "epochs": 1, "seed": 0,
     "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
@@ -203,19 +202,21 @@ def digest(value) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def manifest_digest(dataset: str) -> str:
-    """SHA-256 of a data set's checksum list, so that other data make another run.
-
-    Raises ValueError if there is no manifest of that name.
-    """
-    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
+    """The list of a data set's checksums, as ``sha256sum -c`` reads it; raises ValueError if there is none."""
+    path = folder / dataset / "SHA256SUMS"
     if not path.is_file():
-        known = sorted(p.parent.name for p in DATA_MANIFESTS.glob("*/SHA256SUMS"))
+        known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
         raise ValueError(
-            f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}; "
-            "`energynn manifest build` describes data of your own"
+            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
+            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
         )
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return path
+
+
+def manifest_digest(dataset: str) -> str:
+    """SHA-256 of a data set's checksum list, so that other data make another run."""
+    return hashlib.sha256(checksum_file(dataset).read_bytes()).hexdigest()
 
 
 def run_id(config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
-from energynn.config import DATA_MANIFESTS, REPOSITORY
+from energynn.config import DATA_MANIFESTS, REPOSITORY, checksum_file
 from energynn.data import era5, era5_store, imagenet, photographs
 from energynn.data.progress import meter
 from energynn.records import sha256
@@ -25,15 +25,11 @@ DATASETS = ("era5_ensemble", "photographs")
 VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
 ENCODINGS = {".jpg": "image/jpeg", ".nc": "application/netcdf", ".json": "application/json",
              ".npy": "application/octet-stream"}  # fmt: skip
+DESCRIPTIONS = DATA_MANIFESTS / "descriptions.json"  # what ``build`` says of each in words
 GENERATED = REPOSITORY / "build" / "data"
 VERIFIED = REPOSITORY / "build" / "verified"  # what ``digests`` need not read again
 HASHING_THREADS = 8
 BLOCK_B = 1 << 20
-CONTEXT = {
-    "@language": "en", "@vocab": "https://schema.org/", "citeAs": "cr:citeAs", "conformsTo": "dct:conformsTo",
-    "containedIn": "cr:containedIn", "cr": "http://mlcommons.org/croissant/", "dct": "http://purl.org/dc/terms/",
-    "energynn": "urn:energynn:", "includes": "cr:includes", "md5": "cr:md5", "sc": "https://schema.org/",
-}  # fmt: skip
 
 
 def root(dataset: str) -> Path:
@@ -223,16 +219,10 @@ def _pieces(listings: tuple[imagenet.Listing, ...]) -> dict[str, tuple[str, int,
 
 def read(dataset: str) -> dict:
     """The data set's manifest.json. Raises ValueError if there is none or it is damaged."""
-    path = DATA_MANIFESTS / dataset / "manifest.json"
-    if not path.is_file() or not path.with_name("SHA256SUMS").is_file():
-        known = sorted(found.parent.name for found in DATA_MANIFESTS.glob("*/manifest.json"))
-        raise ValueError(
-            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
-            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
-        )
+    path = checksum_file(dataset, DATA_MANIFESTS).with_name("manifest.json")
     try:
         return json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (OSError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{dataset}: {path} is damaged ({error}); `git checkout data_manifests` restores it"
         ) from error
@@ -240,8 +230,7 @@ def read(dataset: str) -> dict:
 
 def checksums(dataset: str) -> dict[str, str]:
     """File name -> SHA-256 of a data set, from the list that ``sha256sum -c`` reads too."""
-    read(dataset)
-    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+    path = checksum_file(dataset, DATA_MANIFESTS)
     digests = {}
     for line in path.read_text().splitlines():
         digest, separator, name = line.partition("  ")
@@ -306,17 +295,9 @@ def build(dataset: str, source: Path | None = None, progress: Callable[[str], No
     ]  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
-    manifest = {
-        "@context": CONTEXT,
-        "@type": "sc:Dataset",
-        "conformsTo": "http://mlcommons.org/croissant/1.0",
-        "name": dataset,
-        "version": "1.0.0",
-        "datePublished": "2026-11-21",
-        **details,
-        "energynn:files": len(sums),
-        "distribution": distribution,
-    }
+    texts = json.loads(DESCRIPTIONS.read_text())
+    manifest = {**texts["all"], "name": dataset, **texts[dataset], **details, "energynn:files": len(sums),
+                "distribution": distribution}  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     print(f"{dataset}: wrote {folder / 'manifest.json'} and SHA256SUMS for {len(sums)} files", file=sys.stderr)
 
@@ -324,18 +305,7 @@ def build(dataset: str, source: Path | None = None, progress: Callable[[str], No
 def _describe_photographs() -> dict:
     packages = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
     return {
-        "description": "Ten-class image set for the path that ImageNet takes: JPEG files in an ImageFolder tree. An "
-        "easy task: the class of a crop is the photograph that it was cut from.",
-        "license": "as of each photograph, see energynn:sources",
-        "url": "https://scikit-image.org/docs/stable/api/skimage.data.html",
-        "citeAs": "The scikit-image and scikit-learn developers; photographers as named in energynn:sources",
-        "energynn:rule": f"energynn.data.photographs.make_crops: per class {photographs.CROPS['train']} training crops "
-        f"of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels from the left {photographs.TRAIN_SHARE:.0%} "
-        f"of the photograph and {photographs.CROPS['val']} validation crops from the rest, at positions from NumPy's "
-        f"default generator seeded with [{photographs.SEED}, class index]; JPEG quality {photographs.JPEG_QUALITY}",
         "energynn:made_with": photographs.made_with(),
-        "energynn:split": f"train: left {photographs.TRAIN_SHARE:.0%} of each photograph; val: the rest; "
-        "no pixel is in both",
         "energynn:sources": [
             {"class": name, "package": package, "version": version(packages[package]), "file": file, "license": licence,
              "sha256": sha256(photographs.source_path(package, file))}
@@ -346,16 +316,7 @@ def _describe_photographs() -> dict:
 
 def _describe_ensemble(source: Path, errors: dict[str, float]) -> dict:
     return {
-        "description": "ERA5 ensemble: temperature and geopotential at 850 and 500 hPa, 10 members, 4 times 12 h apart "
-        "(2017-01-01 00 UTC to 2017-01-02 12 UTC), 3 degrees global, 61 x 120. Members are near copies of each other: "
-        "split by time, never by member.",
-        "license": "Licence to Use Copernicus Products",
-        "url": "https://doi.org/10.24381/cds.bd0915c6",
-        "citeAs": "Hersbach et al. 2020, The ERA5 global reanalysis, doi:10.1002/qj.3803",
         "energynn:attribution": era5.ATTRIBUTION,
-        "energynn:rule": "energynn.data.era5.pack_ensemble: 16-bit integers with scale and offset per channel, "
-        "dimensions member, time, latitude, longitude; nothing regridded or left out",
-        "energynn:split": "training: states of the first three times; test: the last time, as a target only",
         "energynn:largest_packing_error": errors,
         "energynn:sources": [{"package": "cfgrib (source distribution)", "version": "0.9.15.1",
                               "file": "tests/sample-data/era5-levels-members.nc", "sha256": sha256(source)}],
@@ -364,19 +325,8 @@ def _describe_ensemble(source: Path, errors: dict[str, float]) -> dict:
 
 def _describe_imagenet(listings: tuple[imagenet.Listing, ...]) -> dict:
     splits = dict(zip(imagenet.SPLITS, listings, strict=True))
-    archives = dict(zip(("train", "val"), imagenet.ARCHIVES, strict=False))
+    archives = dict(zip(imagenet.SPLITS, imagenet.ARCHIVES, strict=False))
     return {
-        "description": "ImageNet-2012 (ILSVRC 2012 classification): 1,281,167 training and 50,000 validation images of "
-        "1000 classes. Not embedded and not distributed here; names and digests are the same for the folder tree and "
-        "the official archives.",
-        "license": "https://image-net.org/download.php",
-        "url": "https://image-net.org/challenges/LSVRC/2012/",
-        "citeAs": "Russakovsky et al. 2015, ImageNet Large Scale Visual Recognition Challenge, "
-        "doi:10.1007/s11263-015-0816-y",
-        "energynn:rule": "energynn.data.imagenet.stratified_prefix with seed 0: per class sorted by "
-        "sha256(seed|file name), one of each class in turn, the first floor(samples n / n_max); a subset's digest is "
-        "the SHA-256 of its names, <split>/<class>/<file> and a newline each, in that order",
-        "energynn:split": "train and val as published",
         "energynn:complete": all(len(listing) == imagenet.SAMPLES[split] for split, listing in splits.items()),
         "energynn:splits": {split: imagenet.summary(listing) for split, listing in splits.items()},
         "energynn:subsets": {split: imagenet.subsets(listing) for split, listing in splits.items()},

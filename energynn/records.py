@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import hashlib
@@ -10,7 +11,9 @@ import math
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from energynn import config as configuration
 from energynn.measure import energy
@@ -129,18 +132,24 @@ FROM_INTENT = (
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
-def write_json(path: Path, value) -> None:
-    """Write a JSON file so that a reader sees the old or the new one, never a part (temporary file, fsync, rename)."""
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.write("\n")
+        with open(temporary, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value) -> None:
+    """Write a JSON file, whole or not at all."""
+    with whole(path) as file:
+        file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def derive(run_dir: Path, intent: dict) -> dict:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from energynn import cli, config, manifests, records
-from energynn.data import photographs, progress
+from energynn.data import era5_sources, photographs, progress
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def test_missing_and_damaged_manifests_are_named(copies):
     with pytest.raises(ValueError, match="imagenet: no manifest.*era5_ensemble, photographs"):
         manifests.verify("imagenet", silent)
     folder = copies / "data_manifests" / "era5_ensemble"
-    (folder / "SHA256SUMS").write_text("not a checksum\n")
-    with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
-        manifests.verify("era5_ensemble", silent)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="manifest.json is damaged"):
+        manifests.verify("era5_ensemble", silent)
+    (folder / "SHA256SUMS").write_text("not a checksum\n")
+    with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
         manifests.verify("era5_ensemble", silent)
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match="no manifest"):
@@ -108,6 +108,15 @@ def test_manifests_say_what_is_needed():
         assert {entry["name"]: entry["sha256"] for entry in manifest["distribution"]} == manifests.checksums(dataset)
         assert manifest["energynn:files"] == len(manifest["distribution"])
         assert (config.DATA_MANIFESTS / dataset / "README.md").is_file()
+    texts = json.loads(manifests.DESCRIPTIONS.read_text())
+    rule = texts["photographs"]["energynn:rule"]
+    for constant in (
+        f"{photographs.CROPS['train']} training crops of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels",
+        f"left {photographs.TRAIN_SHARE:.0%}", f"{photographs.CROPS['val']} validation crops",
+        f"[{photographs.SEED}, class index]", f"JPEG quality {photographs.JPEG_QUALITY}",
+    ):  # fmt: skip
+        assert constant in rule
+    assert ", ".join(era5_sources.CHANNELS) in texts["era5"]["description"]
 
 
 def test_build_needs_its_source():

@@ -269,12 +269,6 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     for year, note in notes.items():
         sums |= {f"{year}.json": sha256(root / f"{year}.json"), f"{year}.npy": note["sha256"]}
     return sums, {
-        "description": f"ERA5 every six hours, FourCastNet's channels {', '.join(CHANNELS)}, float32, SI units and %",
-        "license": "Licence to Use Copernicus Products",
-        "url": "https://doi.org/10.24381/cds.adbb2d47",
-        "citeAs": "Hersbach et al. 2020, The ERA5 global reanalysis, doi:10.1002/qj.3803",
-        "energynn:rule": "energynn.data.era5_store.prepare: nothing regridded; the last row, the south pole, left out",
-        "energynn:split": "by years, in the configuration of a run: the paper's are 1979-2015, 2016-2017 and 2019",
         "energynn:times": sum(len(note["hours_since_1970"]) for note in notes.values()),
         "energynn:years": [
             {"year": year, "times": len(hours := note["hours_since_1970"]), "first": utc(hours[0]),

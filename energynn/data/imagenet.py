@@ -21,6 +21,7 @@ import numpy as np
 
 from energynn.config import REPOSITORY
 from energynn.data.progress import meter
+from energynn.records import whole
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")
@@ -177,9 +178,8 @@ def _validation_members(flat: tarfile.TarFile, archive: Path, advance) -> Iterab
 def _save(path: Path, **arrays: np.ndarray) -> None:
     """Write a .npz file that is there at once and whole, also if several ranks write it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.npz")
-    np.savez(temporary, **arrays)
-    temporary.rename(path)
+    with whole(path) as file:
+        np.savez(file, **arrays)
 
 
 # ------------------------------------------------------------------------------------------------------------- subsets

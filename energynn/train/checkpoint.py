@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import time
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from energynn.records import sha256
+from energynn.records import sha256, whole
 from energynn.train import distributed
 from energynn.train.distributed import World
 
@@ -65,13 +63,14 @@ class Checkpoints:
     def save(self, optimizer_steps: int, **own) -> None:
         """Write the parts, and what each rank has of its own; returns once it is on disk."""
         everyone: list = [None] * self.world.size
-        dist.all_gather_object(everyone, own | {"random": random_state()})
+        dist.all_gather_object(everyone, own | {"random": distributed.random_state()})
         if self.world.rank == 0:
             self.folder.mkdir(exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
             state = {name: part.state_dict() for name, part in self.parts.items()}
             digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": state, "ranks": everyone})
-            _write_text(path.with_suffix(".sha256"), digest)
+            with whole(path.with_suffix(".sha256")) as file:
+                file.write(digest.encode() + b"\n")
             for old in sorted(self.folder.glob("*.sha256"))[:-GENERATIONS]:
                 old.unlink()
                 old.with_suffix(".pt").unlink(missing_ok=True)
@@ -97,7 +96,7 @@ class Checkpoints:
                 continue
             for name, part in self.parts.items():
                 part.load_state_dict(found["parts"][name])
-            restore_random_state(own.pop("random"))
+            distributed.restore_random_state(own.pop("random"))
             if self.world.rank == 0:
                 print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
             return found["optimizer_steps"], own
@@ -111,36 +110,8 @@ class Checkpoints:
             self.folder.rmdir()
 
 
-def random_state() -> dict:
-    """The state of every generator that a trainer may draw from."""
-    version, internal, gauss = random.getstate()
-    return {
-        "python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }  # fmt: skip
-
-
-def restore_random_state(state: dict) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def _write(path: Path, value) -> str:
     """Write a file whole or not at all; return its SHA-256."""
-    temporary = path.with_suffix(".part")
-    with open(temporary, "wb") as file:
+    with whole(path) as file:
         torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = sha256(temporary)
-    os.replace(temporary, path)
-    return digest
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, path)
+    return sha256(path)

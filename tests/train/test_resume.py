@@ -13,7 +13,7 @@ import torch
 
 from energynn import config as configuration
 from energynn.measure.samples import read_events
-from energynn.train import checkpoint
+from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
@@ -103,7 +103,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
 
 
 def test_random_generators_come_back():
-    state = checkpoint.random_state()
+    state = distributed.random_state()
     first = random.random(), torch.rand(3).tolist()
-    checkpoint.restore_random_state(state)
+    distributed.restore_random_state(state)
     assert (random.random(), torch.rand(3).tolist()) == first
