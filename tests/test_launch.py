@@ -16,7 +16,7 @@ import pytest
 
 from energynn import cli, config, launch, records
 from energynn.config import REPOSITORY
-from energynn.measure import perun_adapter
+from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
 from tests.processes import processes_of, wait_until
@@ -112,7 +112,7 @@ def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
     started = python_run(runs_dir, ENDLESS)
     wait_until(lambda: training_has_begun(runs_dir))
     victim(runs_dir, "sampler", started).kill()
-    output = started.communicate(timeout=launch.SILENCE_S + 20)[0]
+    output = started.communicate(timeout=samples.SILENCE_S + 20)[0]
     assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
     assert not processes_of(runs_dir)
 

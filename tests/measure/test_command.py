@@ -312,10 +312,10 @@ def test_the_status_of_the_last_start_counts(run_dir):
 
 @pytest.mark.slow
 def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
-    program = "import time; time.sleep(60)"
-    for name, begun in (("early", lambda: (tmp_path / "early" / "run.json").exists()), ("late", None)):
+    program = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)"
+    for name, sign in (("early", tmp_path / "early" / "run.json"), ("late", tmp_path / "begun")):
         started = start(tmp_path / name, sys.executable, "-c", program, env=environment(), start_new_session=True)
-        wait_until(begun or (lambda: has_begun(tmp_path / "late")))
+        wait_until(sign.exists)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does
         output, errors = started.communicate(timeout=60)
         assert started.returncode == 130, errors
