@@ -163,11 +163,14 @@ def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
         "perun's data are kept, too"
     )
     output = python_run(runs_dir, parameters).communicate(timeout=120)[0]
-    assert "goes on from epoch" in output
+    assert "goes on after " in output
     record = records.read(run_dir)
     assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
         "invalid_reasons"
     ]
+    for phases in record["phases"]:  # of both segments
+        in_phases_s = sum(seconds for name, seconds in phases.items() if name != "rank")
+        assert 0.7 * record["training_time_s"] < in_phases_s <= record["training_time_s"] and phases["checkpoint_s"] > 0
     assert len(record["segments"]) == 2 and record["segments"][1]["gap_before_s"] > 1
     assert record["energy_cpu_J"] > first["energy_cpu_J"] > 0
     assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
