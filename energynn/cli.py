@@ -191,7 +191,8 @@ def _recompute(options) -> int:
             value = f"{len(new.get(name) or [])} entries"
         else:
             value = new.get(name)
-        print(f"{name:34} {value}  {'as in the record' if same[name] else f'NOT as in the record: {old.get(name)}'}")
+        compare = "as in the record" if same[name] else f"NOT as in the record: {old.get(name)}"
+        print(f"{name:34} {value}  {compare if old else 'no record yet'}")
     for entry in compared:
         ours_J, perun_J = entry["ours_J"], entry["perun_J"]
         print(f"\n{entry['component'].upper()} by perun's method, {entry['perun_from']}: {perun_J:.3f} J, "
