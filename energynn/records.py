@@ -44,6 +44,7 @@ FIELDS = {
     "device_kind": ("", "gpu, or 'cpu core' where one core stands for one device"),
     "device_name": ("", "model of the device"),
     "devices": ("", "number of devices n, one process each"),
+    "launcher": ("", "mpirun, with perun; or alone: perun or MPI was missing, and only our own sampler measured"),
     "nodes": ("", "number of hosts"),
     "sockets": ("", "CPU sockets of all hosts; all of them count, used or not (paper, section 3.2.1)"),
     "dataset_samples": ("samples", "size of the training set"),
@@ -127,7 +128,7 @@ ALWAYS = (
 )  # fmt: skip
 FROM_INTENT = (
     "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
-    "device_name", "devices", "versions", "machine", "git_commit", "git_dirty", "method",
+    "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
 )  # fmt: skip
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
@@ -238,7 +239,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record["workload"] not in configuration.CONFIGS:
         return reasons
-    if "perun_time_s" not in record:
+    if "perun_time_s" not in record and record.get("launcher") != "alone":
         reasons.append("perun's HDF5 is missing or cannot be read")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]

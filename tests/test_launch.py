@@ -273,7 +273,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
         run_dir = tmp_path / "local" / f"run{len(list(tmp_path.glob('local/run*')))}"
         launch.begin(config.make("fourcastnet", **parameters), run_dir)
         intent = json.loads((run_dir / "run.json").read_text())
-        launch.mpi_command(run_dir, intent)
+        launch.ranks_command(run_dir, intent)
         return intent, launch.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
 
     intent, variables, perun = environment(devices=2)
@@ -290,6 +290,23 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     monkeypatch.setattr(launch.systems, "gpus", lambda: [])
     with pytest.raises(ValueError, match="this machine has 0"):
         launch.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
+
+
+@pytest.mark.slow
+def test_without_perun_one_device_is_measured_by_our_own_sampler(tmp_path):
+    """A machine with a torch of its own and little else, as a GPU server may be."""
+    program = (
+        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
+        "from energynn import config, launch\n"
+        f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'runs')!r})\n"
+        "try:\n    launch.run(config.make(devices=2), 'x')\nexcept ValueError as error:\n    print('refused:', error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
+    record = records.read(only_run(tmp_path / "runs"))
+    assert record["valid"] and record["launcher"] == "alone", done.stdout + done.stderr
+    assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
+    assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / "runs") == []
 
 
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
