@@ -31,6 +31,8 @@ class RunConfig:
     repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
     learning_rate: float
     loader_workers: int = 0
+    data_staging: bool = True  # workers prefetch, as in all of the study's experiments (its code's README); off: none
+    synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
     threads_per_device: int = 1
     sampling_period_s: float = 0.04  # our own samples
     idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power
@@ -49,6 +51,7 @@ class ResNet50Config(RunConfig):
     image_size: int
     training_samples: int = 0  # a nested, class-balanced part of the data set; 0 is all of it
     validation_samples: int = 0
+    on_bad_image: str = "fail"  # or "skip": the next image stands in for a broken one, and the run counts it
     crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -64,7 +67,10 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"
+    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`
+    training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
+    validation_years: str = "2016-2017"
+    test_years: str = "2019"
     stage: str = "pretrain"
     initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
     learning_rate: float = 5e-4
@@ -109,8 +115,9 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if name not in types_by_name:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
         given[name] = _typed(name, value, types_by_name[name])
-    if given.get("device", "auto") not in ("auto", "cpu", "gpu"):
-        raise ValueError(f"device: must be auto, cpu or gpu, got {given['device']!r}")
+    for name, choices in CHOICES.items():
+        if given.get(name, choices[0]) not in choices:
+            raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
         if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
@@ -140,18 +147,18 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values["global_batch_size"] = values["local_batch_size"] * devices * steps
 
     if workload == "fourcastnet":
-        if values.get("stage", "pretrain") not in ("pretrain", "finetune"):
-            raise ValueError(f"stage: must be pretrain or finetune, got {values['stage']!r}")
         if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
             raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
         values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
-        if values.get("filter_modes", "published") not in ("published", "zonal"):
-            raise ValueError(f"filter_modes: must be published or zonal, got {values['filter_modes']!r}")
         if values["embed_dim"] % values.get("num_blocks", 8):
             raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
     return config_class(**values)
 
 
+CHOICES = {
+    "device": ("auto", "cpu", "gpu"), "on_bad_image": ("fail", "skip"), "stage": ("pretrain", "finetune"),
+    "filter_modes": ("published", "zonal"),
+}  # fmt: skip
 LEAST_VALUES = {
     "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "accumulation_steps": 1, "epochs": 1, "seed": 0,
     "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
@@ -166,6 +173,8 @@ def _typed(name: str, value, kind: type):
     """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
     if kind is float and type(value) is int:
         return float(value)
+    if name.endswith("_years") and type(value) is int:  # one year, read by papermill or the command line
+        return str(value)
     if type(value) is not kind or (kind is float and value != value):
         raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
     return value
@@ -193,16 +202,21 @@ def digest(value) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def manifest_digest(dataset: str) -> str:
-    """SHA-256 of a data set's checksum list, so that other data make another run.
-
-    Raises ValueError if there is no manifest of that name.
-    """
-    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
+    """The list of a data set's checksums, as ``sha256sum -c`` reads it; raises ValueError if there is none."""
+    path = folder / dataset / "SHA256SUMS"
     if not path.is_file():
-        known = sorted(p.parent.name for p in DATA_MANIFESTS.glob("*/SHA256SUMS"))
-        raise ValueError(f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
+        raise ValueError(
+            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
+            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
+        )
+    return path
+
+
+def manifest_digest(dataset: str) -> str:
+    """SHA-256 of a data set's checksum list, so that other data make another run."""
+    return hashlib.sha256(checksum_file(dataset).read_bytes()).hexdigest()
 
 
 def run_id(config: RunConfig) -> str:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import hashlib
 import json
 import math
 import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from energynn import config as configuration
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import read_events, read_hosts, segments
+from energynn.measure.samples import read_events, read_hosts, read_phases, segments
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
@@ -44,6 +49,7 @@ FIELDS = {
     "dataset_samples": ("samples", "size of the training set"),
     "samples_trained": ("samples", "that went through forward and backward passes, over all devices and epochs"),
     "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
+    "images_skipped": ("samples", "broken images that others stood in for, counted once on each device; on_bad_image"),
     "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
     "forward_backward_passes": ("", "passes of one device"),
     "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation; of a "
@@ -102,7 +108,8 @@ FIELDS = {
     "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
     "history": ("", "one entry per epoch"),
     "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
-                    "checkpoint_s"),
+                    "checkpoint_s; data loading of the paper is the first two"),
+    "phase_spread": ("s", "per phase: min, mean and max over the ranks"),
     "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
     "exit_status": ("", "of a measured command"),
     "method": ("", "of an imported run: how its energies were measured"),
@@ -125,18 +132,24 @@ FROM_INTENT = (
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
-def write_json(path: Path, value) -> None:
-    """Write a JSON file so that a reader sees the old or the new one, never a part (temporary file, fsync, rename)."""
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename)."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.write("\n")
+        with open(temporary, "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value) -> None:
+    """Write a JSON file, whole or not at all."""
+    with whole(path) as file:
+        file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def derive(run_dir: Path, intent: dict) -> dict:
@@ -149,9 +162,14 @@ def derive(run_dir: Path, intent: dict) -> dict:
     result: dict = {
         # An epoch may stand in two segments, where an older checkpoint was taken: the last one counts.
         "history": list({event["epoch"]: _fields(event) for event in of_kind("epoch")}.values()),
-        "phases": [_fields(event, with_rank=True) for event in of_kind("phases")],
-        "metrics": {}, **account(run_dir),
+        "metrics": {}, "phases": _phases(run_dir), **account(run_dir),
     }  # fmt: skip
+    if result["phases"]:
+        by_phase = {name: [rank[name] for rank in result["phases"]] for name in result["phases"][0] if name != "rank"}
+        result["phase_spread"] = {
+            name: {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
+            for name, values in by_phase.items()
+        }
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
     starts, ends = of_kind("training_start"), of_kind("training_end")
@@ -161,7 +179,12 @@ def derive(run_dir: Path, intent: dict) -> dict:
     if ends:
         result["metrics"] = ends[0].get("metrics", {})
         if "exit_status" in ends[0]:
-            result["exit_status"] = max(abs(end["exit_status"]) for end in ends)
+            last = [end for end in read_events(segments(run_dir)[-1]) if end["event"] == "training_end"]
+            result["exit_status"] = max(
+                (shell_status(end["exit_status"]) for end in last), default=128 + signal.SIGKILL
+            )
+    if bad := of_kind("bad_images"):
+        result["images_skipped"] = sum(event["images_skipped"] for event in bad)
     if starts and "dataset_samples" in starts[0]:
         result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:
@@ -181,9 +204,25 @@ def derive(run_dir: Path, intent: dict) -> dict:
     return result
 
 
-def _fields(event: dict, with_rank: bool = False) -> dict:
-    return {name: value for name, value in event.items()
-            if name not in ("event", "t_mono_ns", "t_wall_ns") and (with_rank or name != "rank")}  # fmt: skip
+def shell_status(status: int) -> int:
+    """An exit status as a shell tells it: 128 + the number of the signal that ended the process."""
+    return status if status >= 0 else 128 - status
+
+
+def _fields(event: dict) -> dict:
+    return {name: value for name, value in event.items() if name not in ("event", "t_mono_ns", "t_wall_ns", "rank")}
+
+
+def _phases(run_dir: Path) -> list[dict]:
+    """Seconds of each rank in each phase, all segments added up."""
+    ranks: dict[int, dict] = {}
+    for folder in segments(run_dir):
+        for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(folder).items()):
+            entry = ranks.setdefault(rank, {"rank": rank})
+            for index, name in enumerate(names):
+                spent_s = float((end_ns - begin_ns)[kinds == index].sum()) / 1e9
+                entry[f"{name}_s"] = entry.get(f"{name}_s", 0.0) + spent_s
+    return list(ranks.values())
 
 
 def reasons_against(record: dict, run_dir: Path) -> list[str]:
@@ -260,8 +299,23 @@ def read(run_dir: Path) -> dict | None:
         return None
 
 
+def hold(run_dir: Path):
+    """Say that this process will write the run's record: keep what this returns, a locked run.json, as long as it may.
+
+    Raises ValueError where another process has said so.
+    """
+    file = open(run_dir / "run.json", "r+")  # over NFS only what may be written can be locked
+    for _ in range(20):  # somebody may just be asking whether the run goes on
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            time.sleep(0.05)
+    raise ValueError(f"{run_dir.name}: this run goes on already; watch it with `energynn watch {run_dir}`")
+
+
 def is_running(run_dir: Path) -> bool:
-    """Whether a launcher holds this run: it keeps run.json locked as long as it lives."""
+    """Whether somebody holds this run, and will write its record."""
     try:
         with open(run_dir / "run.json") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ import pytest
 
 from energynn import cli, config, launch, records
 from energynn.config import REPOSITORY
-from energynn.measure import perun_adapter
+from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
 from tests.processes import processes_of, wait_until
@@ -112,7 +112,7 @@ def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
     started = python_run(runs_dir, ENDLESS)
     wait_until(lambda: training_has_begun(runs_dir))
     victim(runs_dir, "sampler", started).kill()
-    output = started.communicate(timeout=launch.SILENCE_S + 20)[0]
+    output = started.communicate(timeout=samples.SILENCE_S + 20)[0]
     assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
     assert not processes_of(runs_dir)
 
@@ -163,11 +163,14 @@ def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
         "perun's data are kept, too"
     )
     output = python_run(runs_dir, parameters).communicate(timeout=120)[0]
-    assert "goes on from epoch" in output
+    assert "goes on after " in output
     record = records.read(run_dir)
     assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
         "invalid_reasons"
     ]
+    for phases in record["phases"]:  # of both segments
+        in_phases_s = sum(seconds for name, seconds in phases.items() if name != "rank")
+        assert 0.7 * record["training_time_s"] < in_phases_s <= record["training_time_s"] and phases["checkpoint_s"] > 0
     assert len(record["segments"]) == 2 and record["segments"][1]["gap_before_s"] > 1
     assert record["energy_cpu_J"] > first["energy_cpu_J"] > 0
     assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
@@ -251,6 +254,9 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         launch.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
     with pytest.raises(ValueError, match="no manifest"):
         launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
+    launch.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
+    intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
+    assert intent["data_root"].endswith("data_manifests/era5_ensemble") and "data_root" not in intent["config"]
     many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
     assert "64 devices" in many[0]
     monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)
@@ -259,7 +265,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
-    four = [{"name": "a GPU", "driver": "1", "power_limit_W": 400.0}] * 4
+    four = [{"index": index, "name": "a GPU", "driver": "1", "power_limit_W": 400.0} for index in range(4)]
     monkeypatch.setattr(launch.systems, "gpus", lambda: four)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -273,6 +279,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     intent, variables, perun = environment(devices=2)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
+    assert "CUDA:(?!(0|1)_)" in perun and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     intent, variables, perun = environment(devices=2, device="cpu")
     assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "exclude_backends = nvml amdsmi" in perun

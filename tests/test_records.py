@@ -26,7 +26,10 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
     assert record["energy_perun_total_J"] == pytest.approx(120.0 * 21, rel=1e-6)
     assert record["perun_time_s"] == pytest.approx(21.0) and record["perun_samples"] == 81
     assert record["samples_in_training"] == 201 and record["coverage"] == pytest.approx(1.0)
-    assert record["metrics"] == {"top1_error": 0.25} and len(record["phases"]) == 2
+    assert record["metrics"] == {"top1_error": 0.25} and record["phases"] == [
+        {"rank": 0, "forward_s": 8.0, "backward_s": 10.0}, {"rank": 1, "forward_s": 8.000001, "backward_s": 10.0}
+    ]  # fmt: skip
+    assert record["phase_spread"]["forward_s"] == {"min": 8.0, "mean": pytest.approx(8.0000005), "max": 8.000001}
     assert "energy_gpu_J" not in record and "energy_ram_J" not in record
     assert set(record) <= set(records.FIELDS)
     assert records.check(run_dir.parent.parent) == []

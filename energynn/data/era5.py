@@ -28,14 +28,17 @@ ATTRIBUTION = (
 class Split:
     """Normalized states of one split, and what is needed to leave the normalization again.
 
-    sequences: (samples, steps + 1, channels, latitude, longitude) float32; mean, std: (channels,) in K and m2/s2;
-    latitude_weights: (latitude,), mean 1.
+    sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as such when indexed; mean,
+    std: (channels,) in the channels' units; latitude_weights: (latitude,), mean 1; lead_h: hours of a step; z500: the
+    channel.
     """
 
     sequences: np.ndarray
     mean: np.ndarray
     std: np.ndarray
     latitude_weights: np.ndarray
+    lead_h: int = LEAD_H
+    z500: int = Z500
 
 
 def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:

@@ -175,16 +175,30 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
     Parameters are not changed (no optimizer step), buffers and random generators are put back.
     """
     buffers = [buffer.clone() for buffer in model.buffers()]
-    random_state = torch.random.get_rng_state()
-    cuda_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    state = random_state()
     compute_loss().backward()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    torch.random.set_rng_state(random_state)
-    if cuda_state is not None:
-        torch.cuda.set_rng_state(cuda_state)
+    restore_random_state(state)
+
+
+def random_state() -> dict:
+    """The state of every generator that a trainer may draw from."""
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }  # fmt: skip
+
+
+def restore_random_state(state: dict) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.random.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 # ------------------------------------------------------------------------------------------------- finding the others

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from energynn import manifests
 from energynn.config import FourCastNetConfig
-from energynn.data import era5
+from energynn.data import era5, era5_store
 from energynn.measure.samples import Events
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
@@ -46,13 +46,18 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
 
     quiet = (lambda line: None) if world.rank else print
     data = manifests.verify(config.dataset, progress=quiet)
-    training, test = era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
-    sequences = TensorDataset(torch.from_numpy(training.sequences))
+    if config.dataset == "era5":
+        years = (config.training_years, config.validation_years, config.test_years)
+        training, _, test = era5_store.load(data, STEPS[config.stage], *years)
+    else:
+        training, test = era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
+    sequences = training.sequences
     # The published code leaves out what does not fill a batch on every rank, too.
     sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(
-        sequences, config.local_batch_size, sampler=sampler, num_workers=config.loader_workers, drop_last=True
-    )
+        sequences, config.local_batch_size, sampler=sampler, drop_last=True, collate_fn=as_batch,
+        num_workers=config.loader_workers if config.data_staging else 0,
+    )  # fmt: skip
     steps = len(loader) // config.accumulation_steps
     if steps == 0:
         raise ValueError(
@@ -64,37 +69,29 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
 
-    example = torch.from_numpy(test.sequences[:1]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
+    example = torch.from_numpy(test.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
     distributed.warm_up(model, lambda: rollout_loss(model, example))
 
-    phases = PhaseTimer(world.device, folder, world.rank)
-    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
-    first_epoch = done_steps = samples_evaluated = 0
-    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
-    if found := checkpoints.load():
-        shared, own = found
-        model.module.load_state_dict(shared["model"])
-        optimizer.load_state_dict(shared["optimizer"])
-        scheduler.load_state_dict(shared["scheduler"])
-        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
-        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
-        checkpoint.restore_random_state(own["random"])
-        quiet(f"fourcastnet {config.stage}: goes on from epoch {first_epoch + 1}, step {done_steps + 1}")
+    phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
+    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
+    first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
     stop = distributed.StopVote(world, folder)
-    name = f"fourcastnet {config.stage}"
-    progress = Progress(name, config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
+    progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
-            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                      "scheduler": scheduler.state_dict(), "optimizer_steps": optimizer_steps,
-                      "samples_evaluated": samples_evaluated}  # fmt: skip
-            checkpoints.save(optimizer_steps, shared, {"losses": losses})
-        phases.totals_s()
+            checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
+        phases.write()
+        if asked == stop.STOP:
+            raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
 
     distributed.barrier(world)
-    events.mark("training_start", dataset_samples=len(sequences))
+    samples_done = first_step * config.global_batch_size
+    events.mark("training_start", dataset_samples=len(sequences), samples_done=samples_done)
     for epoch in range(first_epoch, config.epochs):
         learning_rate = optimizer.param_groups[0]["lr"]
         model.train()
@@ -102,7 +99,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[Tensor] = []
         accumulated = 0.0
-        for passes, (batch,) in enumerate(phases.loading(loader), start=done_steps * config.accumulation_steps):
+        for passes, batch in enumerate(phases.loading(loader), start=done_steps * config.accumulation_steps):
             step, part = divmod(passes, config.accumulation_steps)
             if step == steps:  # what does not fill a global batch is left out
                 break
@@ -131,8 +128,6 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 unread.clear()
             if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
                 save(epoch * steps + step + 1)
-                if asked == stop.STOP:
-                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
         done_steps = 0
         scheduler.step()
         samples_trained = (epoch + 1) * steps * config.global_batch_size
@@ -147,11 +142,9 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
-        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
         if asked and epoch < config.epochs - 1:
             save((epoch + 1) * steps)
-            if asked == stop.STOP:
-                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -159,7 +152,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         optimizer_steps=config.epochs * steps,
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
-    events.mark("phases", **phases.totals_s())
+    phases.write()
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, architecture(config))
@@ -189,6 +182,11 @@ def make_model(
     return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
 
 
+def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
+    """(samples, steps + 1, channels, latitude, longitude) from single sequences; a batch already stays as it is."""
+    return torch.from_numpy(np.asarray(sequences))
+
+
 def rollout_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
     """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
 
@@ -215,16 +213,17 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str
     """
     model.eval()
     rmse_sum = persistence_sum = 0.0
-    for sequence in torch.from_numpy(test.sequences[world.rank :: world.size]):
+    for index in range(world.rank, len(test.sequences), world.size):
+        sequence = torch.from_numpy(test.sequences[index])
         state = sequence[:1].to(world.device)
         for _ in range(len(sequence) - 1):
             state = model(state)
-        truth = sequence[-1, era5.Z500].numpy()
-        rmse_sum += z500_rmse_m2_s2(state[0, era5.Z500].cpu().numpy(), truth, test)
-        persistence_sum += z500_rmse_m2_s2(sequence[0, era5.Z500].numpy(), truth, test)
+        truth = sequence[-1, test.z500].numpy()
+        rmse_sum += z500_rmse_m2_s2(state[0, test.z500].cpu().numpy(), truth, test)
+        persistence_sum += z500_rmse_m2_s2(sequence[0, test.z500].numpy(), truth, test)
     count = len(test.sequences)
     rmse, persistence = (value / count for value in distributed.total([rmse_sum, persistence_sum], world))
-    lead_h = era5.LEAD_H * (test.sequences.shape[1] - 1)
+    lead_h = test.lead_h * (test.sequences.shape[1] - 1)
     return {
         f"z500_rmse_{lead_h}h_m": rmse / era5.GRAVITY_M_S2,
         f"z500_rmse_{lead_h}h_m2_s2": rmse,
@@ -235,4 +234,4 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str
 def z500_rmse_m2_s2(forecast: np.ndarray, truth: np.ndarray, split: era5.Split) -> float:
     """Latitude-weighted root mean square error of one normalized field (latitude, longitude), in m2/s2."""
     squared = (forecast.astype(np.float64) - truth) ** 2 * split.latitude_weights[:, None]
-    return float(np.sqrt(squared.mean()) * split.std[era5.Z500])
+    return float(np.sqrt(squared.mean()) * split.std[split.z500])

@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.measure.samples import Events
+from energynn.measure.samples import Events, has_begun
 from energynn.train.distributed import Interrupted
 
 
@@ -28,7 +28,7 @@ def run(folder: str | Path) -> None:
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
     try:
         config = configuration.from_dict(json.loads((run_dir / "run.json").read_text())["config"])
-        if not list(folder.glob("samples-*.jsonl")):  # perun goes on without its sampler; we do not
+        if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)
         importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir, folder)

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
-from torchvision.datasets import ImageFolder
 
 from energynn import manifests
 from energynn.config import ResNet50Config
-from energynn.data.imagenet import stratified_prefix
+from energynn.data.imagenet import list_images, stratified_prefix
+from energynn.data.images import Images, load_pillow
 from energynn.measure.samples import Events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
@@ -57,7 +57,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
-    model = make_model(len(training.dataset.classes), world)
+    model = make_model(len(training.listing.classes), world)
     # Weight decay on all parameters, batch norm and biases too (study's code).
     optimizer = torch.optim.SGD(
         model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
@@ -68,34 +68,26 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
     distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
 
-    phases = PhaseTimer(world.device, folder, world.rank)
-    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
-    first_epoch = done_steps = samples_evaluated = 0
-    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
-    if found := checkpoints.load():
-        shared, own = found
-        model.module.load_state_dict(shared["model"])
-        optimizer.load_state_dict(shared["optimizer"])
-        plateau.load_state_dict(shared["plateau"])
-        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
-        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
-        checkpoint.restore_random_state(own["random"])
-        if world.rank == 0:
-            print(f"resnet50: goes on from epoch {first_epoch + 1}, step {done_steps + 1}", flush=True)
+    phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
+    parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
+    first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
     stop = distributed.StopVote(world, folder)
-    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
+    progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
-            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                      "plateau": plateau.state_dict(), "optimizer_steps": optimizer_steps,
-                      "samples_evaluated": samples_evaluated}  # fmt: skip
-            checkpoints.save(optimizer_steps, shared, {"losses": losses})
-        phases.totals_s()
+            checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
+        phases.write()
+        if asked == stop.STOP:
+            raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
 
     distributed.barrier(world)
-    events.mark("training_start", dataset_samples=len(training))
+    samples_done = first_step * config.global_batch_size
+    events.mark("training_start", dataset_samples=len(training), samples_done=samples_done)
     for epoch in range(first_epoch, config.epochs):
         if epoch <= config.warmup_epochs:
             optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
@@ -138,8 +130,6 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 unread.clear()
             if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
                 save(epoch * steps + step + 1)
-                if asked == stop.STOP:
-                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
         done_steps = 0
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
@@ -159,11 +149,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
-        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
         if asked and epoch < config.epochs - 1:
             save((epoch + 1) * steps)
-            if asked == stop.STOP:
-                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -171,10 +159,13 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         optimizer_steps=config.epochs * steps,
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
-    events.mark("phases", **phases.totals_s())
+    phases.write()
+    if config.on_bad_image == "skip":
+        skipped = training.skipped() + validation.skipped()
+        events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
-        classes = {"classes": len(training.dataset.classes)}
+        classes = {"classes": len(training.listing.classes)}
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
         events.mark("weights_saved", file="weights.pt", sha256=digest)
     checkpoints.remove()
@@ -182,23 +173,24 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return losses
 
 
-def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Subset, Subset]:
+def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
     The standard preprocessing, but crops cover ``crop_scale_min`` to 1 of the image, and the validation images are
     cropped and flipped at random as well (study's code), so the error is not that of a centre crop.
     """
     root = manifests.verify(config.dataset, progress=(lambda line: None) if quiet else print)
-    transform = transforms.Compose([
+    load = transforms.Compose([
+        load_pillow,
         transforms.RandomResizedCrop(config.image_size, scale=(config.crop_scale_min, 1.0)),
         transforms.RandomHorizontalFlip(),
         transforms.ToTensor(),
         transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
     ])  # fmt: skip
-    training, validation = (ImageFolder(root / split, transform) for split in ("train", "val"))
-    return (
-        Subset(training, stratified_prefix(training.samples, config.training_samples)),
-        Subset(validation, stratified_prefix(validation.samples, config.validation_samples)),
+    counts = (config.training_samples, config.validation_samples)
+    return tuple(
+        Images(listing, stratified_prefix(listing.names, listing.labels, count), load, config.on_bad_image)
+        for listing, count in zip(list_images(root), counts, strict=True)
     )
 
 
@@ -208,7 +200,7 @@ class SeededCrops(Dataset):
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
 
-    def __init__(self, images: Subset, seed: int):
+    def __init__(self, images: Images, seed: int):
         self.images, self.seed = images, seed
 
     def __len__(self) -> int:
@@ -220,7 +212,7 @@ class SeededCrops(Dataset):
             return self.images[number % len(self.images)]
 
 
-def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLoader:
+def make_loader(images: Images, config: ResNet50Config, shuffle: bool) -> DataLoader:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
     sampler.numbered = True
@@ -228,7 +220,7 @@ def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLo
         SeededCrops(images, config.seed),
         config.local_batch_size,
         sampler=sampler,
-        num_workers=config.loader_workers,
+        num_workers=config.loader_workers if config.data_staging else 0,
         drop_last=shuffle,
     )
 

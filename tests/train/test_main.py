@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from energynn import config as configuration
+from energynn import records
 from energynn.train.phases import PHASES
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
@@ -46,22 +47,24 @@ def test_events_tell_the_whole_run(runs, name):
     for rank in range(2):
         events = run.events(rank)
         order = [event["event"] for event in events if event["event"] not in ("epoch", "weights_saved", "progress")]
-        assert order == ["rank_start", "training_start", "training_end", "phases"]
+        assert order == ["rank_start", "training_start", "training_end"]
         by_name = {event["event"]: event for event in events}
         assert {key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")} == {
             "rank": rank, "world_size": 2, "device": "cpu"
         }  # fmt: skip
         start, end = by_name["training_start"], by_name["training_end"]
-        assert start["dataset_samples"] == dataset
+        assert start["dataset_samples"] == dataset and start["samples_done"] == 0
         assert (end["samples_trained"], end["samples_evaluated"], end["optimizer_steps"]) == (trained, evaluated, steps)
         assert end["forward_backward_passes"] == steps and set(end["metrics"]) == METRICS[name]
         window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
-        phases = {phase: by_name["phases"][f"{phase}_s"] for phase in PHASES}
+        phases = {phase: records._phases(run.run_dir)[rank][f"{phase}_s"] for phase in PHASES}
         assert 0.5 * window_s < sum(phases.values()) <= window_s
         assert all(phases[phase] > 0 for phase in PHASES if phase != "checkpoint")
     told = [event["event"] for event in run.events(0) if event["event"] != "progress"]
     assert told[2] == "epoch" and not [event for event in run.events(1) if event["event"] in ("epoch", "progress")]
-    assert run.events(0)[-1]["event"] == ("phases" if name == "resnet50" else "weights_saved")  # default of the config
+    assert run.events(0)[-1]["event"] == (
+        "training_end" if name == "resnet50" else "weights_saved"
+    )  # default of the config
 
 
 def test_history_counts_up_to_the_end(runs):
@@ -145,4 +148,8 @@ def test_other_launchers_start_the_same_trainer(tmp_path, launcher):
     assert [process.wait(timeout=100) for process in processes] == [0] * len(processes)
     for rank in range(2):
         events = [json.loads(line) for line in (tmp_path / f"events-rank{rank}.jsonl").read_text().splitlines()]
-        assert events[0]["rank"] == rank and events[0]["world_size"] == 2 and "phases" in [e["event"] for e in events]
+        assert (
+            events[0]["rank"] == rank
+            and events[0]["world_size"] == 2
+            and "training_end" in [e["event"] for e in events]
+        )
