@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from energynn import config
@@ -26,15 +27,8 @@ def smoke() -> list[RunConfig]:
     for devices in (1, 2):
         pretraining = make("fourcastnet", devices=devices, local_batch_size=1)  # constant LBS
         runs.append(pretraining)
-        runs.append(
-            make(
-                "fourcastnet",
-                devices=devices,
-                local_batch_size=1,
-                stage="finetune",
-                initial_run=config.run_id(pretraining),
-            )
-        )
+        tuning = dict(stage="finetune", initial_run=config.run_id(pretraining))
+        runs.append(make("fourcastnet", devices=devices, local_batch_size=1, **tuning))
     runs.append(make("fourcastnet", devices=1, global_batch_size=2))  # constant GBS with the run on two devices
     return runs
 
@@ -45,4 +39,24 @@ def kick_the_tires() -> list[RunConfig]:
     return [chosen[0], next(run for run in chosen if run.workload == "fourcastnet")]
 
 
-STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires}
+def loader() -> list[RunConfig]:
+    """What loading costs: the paper's loader, then one choice changed at a time, the last no loader at all.
+
+    Figures: none yet; phases, energies and power of the records tell (section 3.4 suspects data loading). Hardware: any
+    two cores, with the photographs; where ENERGYNN_IMAGENET says where ImageNet is, a GPU, the paper's sizes and its
+    smallest scaled subset. Command: `energynn study run loader`. Cost: about five minutes on two cores. Expected: on a
+    GPU four workers on "pil" are the limit; on cores, where a step takes far longer than its images, little changes.
+    Without data staging the trainer loads by itself, as without workers: these two differ by the machine's noise, and
+    on cores so do the first and pinned memory. Where ImageNet is no prepared store, "store" fails and says so.
+    """
+    if os.environ.get("ENERGYNN_IMAGENET"):
+        make = partial(config.make, preset="paper", epochs=2, training_samples=5004, validation_samples=195)
+    else:
+        make = partial(config.make, device="cpu", image_size=32, epochs=3, loader_workers=2)
+    choices = [dict(loader_workers=0), dict(data_staging=False), dict(persistent_workers=True),
+               dict(pinned_memory=True), dict(uint8_to_device=True)]  # fmt: skip
+    choices += [dict(image_loading=loading) for loading in config.IMAGE_LOADING if loading != "pil"]
+    return [make("resnet50"), *(make("resnet50", **choice) for choice in choices)]
+
+
+STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader}
