@@ -48,16 +48,16 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     data = manifests.verify(config.dataset, progress=quiet)
     if config.dataset == "era5":
         years = (config.training_years, config.validation_years, config.test_years)
-        training, _, test = era5_store.load(data, STEPS[config.stage], *years)
-    else:
-        training, test = era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
+        training, validation, test = era5_store.load(data, STEPS[config.stage], *years)
+    else:  # too few times for a validation set
+        validation, (training, test) = None, era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
     sequences = training.sequences
     # The published code leaves out what does not fill a batch on every rank, too.
     sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = DataLoader(
-        sequences, config.local_batch_size, sampler=sampler, drop_last=True, collate_fn=as_batch,
-        num_workers=config.loader_workers if config.data_staging else 0,
-    )  # fmt: skip
+    loader = make_loader(sequences, sampler, config, drop_last=True)
+    if validation:  # each sample on one rank; the last ranks may have one less
+        own_part = range(world.rank, len(validation.sequences), world.size)
+        validation_loader = make_loader(validation.sequences, own_part, config)
     steps = len(loader) // config.accumulation_steps
     if steps == 0:
         raise ValueError(
@@ -69,7 +69,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
 
-    example = torch.from_numpy(test.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
+    example = torch.from_numpy(sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
     distributed.warm_up(model, lambda: rollout_loss(model, example))
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
@@ -134,7 +134,10 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
 
         with phases("evaluation"):
             metrics = evaluate(model.module, test, world)
-        samples_evaluated += len(test.sequences)
+            samples_evaluated += len(test.sequences)
+            if validation:
+                metrics["validation_loss"] = mean_loss(model.module, validation_loader, world)
+                samples_evaluated += len(validation.sequences)
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
             events.mark(
@@ -182,6 +185,14 @@ def make_model(
     return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
 
 
+def make_loader(sequences, sampler, config: FourCastNetConfig, drop_last: bool = False) -> DataLoader:
+    """Batches of the sequences that the sampler names."""
+    return DataLoader(
+        sequences, config.local_batch_size, sampler=sampler, drop_last=drop_last, collate_fn=as_batch,
+        num_workers=config.loader_workers if config.data_staging else 0,
+    )  # fmt: skip
+
+
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
     """(samples, steps + 1, channels, latitude, longitude) from single sequences; a batch already stays as it is."""
     return torch.from_numpy(np.asarray(sequences))
@@ -205,33 +216,63 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str, float]:
-    """Z500 RMSE of the forecast and of persistence (no change) at the last step, each test sample once over all ranks.
+def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World) -> float:
+    """Mean loss over the samples of all ranks' loaders, which may have different numbers of them.
 
-    Mean over samples of each sample's latitude-weighted RMSE, as geopotential (m2/s2) and as height (m).
-    ``model`` is not the DistributedDataParallel around it: ranks may have different numbers of samples.
+    ``model`` is not the DistributedDataParallel around it, here and in ``evaluate``, for the same reason.
     """
     model.eval()
-    rmse_sum = persistence_sum = 0.0
+    loss_sum, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    for batch in loader:
+        loss_sum += len(batch) * rollout_loss(model, batch.to(world.device))
+        count += len(batch)
+    loss_total, count_total = distributed.total([loss_sum.item(), count], world)
+    return loss_total / count_total
+
+
+@torch.no_grad()
+def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str, float]:
+    """RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
+
+    Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
+    geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE, in standard deviations,
+    and of their ACC.
+    """
+    model.eval()
+    weights, climatology = (
+        torch.from_numpy(values).to(world.device, torch.float64)
+        for values in (test.latitude_weights[:, None], test.climatology)
+    )
+    sums = torch.zeros(len(test.scored_steps), 2, 2, len(test.std), dtype=torch.float64, device=world.device)
     for index in range(world.rank, len(test.sequences), world.size):
-        sequence = torch.from_numpy(test.sequences[index])
-        state = sequence[:1].to(world.device)
-        for _ in range(len(sequence) - 1):
+        sequence = torch.from_numpy(test.sequences[index]).to(world.device)
+        state = first = sequence[:1]
+        for step, truth in enumerate(sequence[1:], start=1):
             state = model(state)
-        truth = sequence[-1, test.z500].numpy()
-        rmse_sum += z500_rmse_m2_s2(state[0, test.z500].cpu().numpy(), truth, test)
-        persistence_sum += z500_rmse_m2_s2(sequence[0, test.z500].numpy(), truth, test)
-    count = len(test.sequences)
-    rmse, persistence = (value / count for value in distributed.total([rmse_sum, persistence_sum], world))
-    lead_h = test.lead_h * (test.sequences.shape[1] - 1)
-    return {
-        f"z500_rmse_{lead_h}h_m": rmse / era5.GRAVITY_M_S2,
-        f"z500_rmse_{lead_h}h_m2_s2": rmse,
-        f"z500_rmse_{lead_h}h_persistence_m": persistence / era5.GRAVITY_M_S2,
-    }
+            if step in test.scored_steps:
+                found = [scores(each[0], truth, climatology, weights) for each in (state, first)]
+                sums[test.scored_steps.index(step)] += torch.stack(found)
+    means = np.reshape(distributed.total(sums.flatten().tolist(), world), sums.shape) / len(test.sequences)
+    metrics: dict[str, float] = {}
+    for step, ((rmse, acc), (persistence_rmse, persistence_acc)) in zip(test.scored_steps, means, strict=True):
+        lead, z500, z500_std = f"{test.lead_h * step}h", test.z500, float(test.std[test.z500])
+        metrics |= {
+            f"z500_rmse_{lead}_m": rmse[z500] * z500_std / era5.GRAVITY_M_S2,
+            f"z500_rmse_{lead}_m2_s2": rmse[z500] * z500_std,
+            f"z500_rmse_{lead}_persistence_m": persistence_rmse[z500] * z500_std / era5.GRAVITY_M_S2,
+            f"z500_acc_{lead}": acc[z500], f"z500_acc_{lead}_persistence": persistence_acc[z500],
+            f"rmse_{lead}": rmse.mean(), f"acc_{lead}": acc.mean(),
+        }  # fmt: skip
+    return {name: float(value) for name, value in metrics.items()}
 
 
-def z500_rmse_m2_s2(forecast: np.ndarray, truth: np.ndarray, split: era5.Split) -> float:
-    """Latitude-weighted root mean square error of one normalized field (latitude, longitude), in m2/s2."""
-    squared = (forecast.astype(np.float64) - truth) ** 2 * split.latitude_weights[:, None]
-    return float(np.sqrt(squared.mean()) * split.std[split.z500])
+def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor) -> Tensor:
+    """Latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
+
+    States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC correlates what the
+    forecast and what the truth differ from the climatology, about zero, not about their means (published code).
+    """
+    mean = lambda product: (weights * product).mean(dim=(1, 2))  # noqa: E731
+    ours, theirs = forecast - climatology, truth - climatology
+    rmse = mean((ours - theirs) ** 2).sqrt()
+    return torch.stack([rmse, mean(ours * theirs) / (mean(ours**2) * mean(theirs**2)).sqrt()])

@@ -32,10 +32,14 @@ def runs(tmp_path_factory, train):
 
 # (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
 COUNTS = {"resnet50": (80, 100, 10, 40), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
+SCORES = (
+    "z500_rmse_{}_m", "z500_rmse_{}_m2_s2", "z500_rmse_{}_persistence_m", "z500_acc_{}", "z500_acc_{}_persistence",
+    "rmse_{}", "acc_{}",
+)  # fmt: skip
 METRICS = {
     "resnet50": {"top1_error", "validation_loss", "top1_error_training"},
-    "pretrain": {"z500_rmse_12h_m", "z500_rmse_12h_m2_s2", "z500_rmse_12h_persistence_m"},
-    "finetune": {"z500_rmse_24h_m", "z500_rmse_24h_m2_s2", "z500_rmse_24h_persistence_m"},
+    "pretrain": {name.format("12h") for name in SCORES},
+    "finetune": {name.format("24h") for name in SCORES},
 }
 
 
