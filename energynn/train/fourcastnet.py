@@ -29,14 +29,15 @@ STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (sect
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
+@distributed.lost_ranks_named()
 def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -> list[float]:
     """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
 
     Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Goes on from the
     newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a segment of the
-    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data, missing
-    or other weights, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the
-    checkpoint when it was asked to stop.
+    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data or other
+    than another rank's, missing or other weights, a data set smaller than one global batch, and a loss that is not
+    finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     run_dir = Path(run_dir)
     folder = Path(folder or run_dir)
@@ -52,12 +53,14 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     else:  # too few times for a validation set
         validation, (training, test) = None, era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
     sequences = training.sequences
+    few = (training.mean, training.std, training.climatology, sequences[0], sequences[len(sequences) - 1])
+    distributed.require_same_data(world, data, *few, test.sequences[0])
     # The published code leaves out what does not fill a batch on every rank, too.
     sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(sequences, sampler, config, drop_last=True)
+    loader = make_loader(sequences, sampler, config, world, drop_last=True)
     if validation:  # each sample on one rank; the last ranks may have one less
         own_part = range(world.rank, len(validation.sequences), world.size)
-        validation_loader = make_loader(validation.sequences, own_part, config)
+        validation_loader = make_loader(validation.sequences, own_part, config, world)
     steps = len(loader) // config.accumulation_steps
     if steps == 0:
         raise ValueError(
@@ -66,11 +69,11 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         )
     initial_weights = run_dir.parent / config.initial_run / "weights.pt" if config.stage == "finetune" else None
     model = make_model(config, training.sequences.shape[2:], world, initial_weights)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
 
     example = torch.from_numpy(sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
-    distributed.warm_up(model, lambda: rollout_loss(model, example))
+    distributed.warm_up(model, lambda: rollout_loss(model, example, config.precision))
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
@@ -78,7 +81,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
     first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
     losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
-    stop = distributed.StopVote(world, folder)
+    stop = distributed.StopVote(world, folder, config.collective_timeout_s)
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
@@ -105,10 +108,10 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 break
             is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
-                batch = batch.to(world.device)
+                batch = batch.to(world.device, non_blocking=config.pinned_memory)
             with contextlib.nullcontext() if is_last_part else model.no_sync():
                 with phases("forward"):
-                    loss = rollout_loss(model, batch) / config.accumulation_steps
+                    loss = rollout_loss(model, batch, config.precision) / config.accumulation_steps
                 with phases("backward"):
                     if part == 0:
                         optimizer.zero_grad()
@@ -133,10 +136,10 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
-            metrics = evaluate(model.module, test, world)
+            metrics = evaluate(model.module, test, world, config.precision)
             samples_evaluated += len(test.sequences)
             if validation:
-                metrics["validation_loss"] = mean_loss(model.module, validation_loader, world)
+                metrics["validation_loss"] = mean_loss(model.module, validation_loader, world, config.precision)
                 samples_evaluated += len(validation.sequences)
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
@@ -182,14 +185,21 @@ def make_model(
     if initial_weights:
         checkpoint.load_weights(initial_weights, model, architecture(config))
     model.to(world.device)
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.compile:
+        model.compile()
+    return model
 
 
-def make_loader(sequences, sampler, config: FourCastNetConfig, drop_last: bool = False) -> DataLoader:
+def make_loader(
+    sequences, sampler, config: FourCastNetConfig, world: World, drop_last: bool = False
+) -> DataLoader:  # fmt: skip
     """Batches of the sequences that the sampler names."""
+    workers = config.loader_workers if config.data_staging else 0
     return DataLoader(
         sequences, config.local_batch_size, sampler=sampler, drop_last=drop_last, collate_fn=as_batch,
-        num_workers=config.loader_workers if config.data_staging else 0,
+        num_workers=workers, persistent_workers=config.persistent_workers and workers > 0,
+        pin_memory=config.pinned_memory and world.device.type == "cuda",
     )  # fmt: skip
 
 
@@ -198,14 +208,20 @@ def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(sequences))
 
 
-def rollout_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
+def forecast(model: torch.nn.Module, state: Tensor, precision: str) -> Tensor:
+    """The next state; with bfloat16 the products are of that precision, and the filter's transform of float32."""
+    with torch.autocast(state.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return model(state).to(state.dtype)
+
+
+def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float32") -> Tensor:
     """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
 
     batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
     """
     state, loss = batch[:, 0], torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
-        state = model(state)
+        state = forecast(model, state, precision)
         loss = loss + relative_l2_loss(state, target)
     return loss
 
@@ -216,7 +232,7 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World) -> float:
+def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World, precision: str) -> float:
     """Mean loss over the samples of all ranks' loaders, which may have different numbers of them.
 
     ``model`` is not the DistributedDataParallel around it, here and in ``evaluate``, for the same reason.
@@ -224,14 +240,16 @@ def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World) -> float
     model.eval()
     loss_sum, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
     for batch in loader:
-        loss_sum += len(batch) * rollout_loss(model, batch.to(world.device))
+        loss_sum += len(batch) * rollout_loss(model, batch.to(world.device), precision)
         count += len(batch)
     loss_total, count_total = distributed.total([loss_sum.item(), count], world)
     return loss_total / count_total
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str, float]:
+def evaluate(
+    model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32"
+) -> dict[str, float]:  # fmt: skip
     """RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
 
     Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
@@ -248,7 +266,7 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str
         sequence = torch.from_numpy(test.sequences[index]).to(world.device)
         state = first = sequence[:1]
         for step, truth in enumerate(sequence[1:], start=1):
-            state = model(state)
+            state = forecast(model, state, precision)
             if step in test.scored_steps:
                 found = [scores(each[0], truth, climatology, weights) for each in (state, first)]
                 sums[test.scored_steps.index(step)] += torch.stack(found)

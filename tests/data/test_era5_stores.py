@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -442,6 +443,27 @@ def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
     assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
     assert {"z500_rmse_6h_m", "z500_rmse_12h_m", "z500_acc_6h", "acc_12h", "validation_loss"} < end["metrics"].keys()
+
+
+def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
+    """The second rank's disk has a store of the same sizes and notes, but one other value."""
+    shutil.copytree(described, tmp_path / "other")
+    stored = np.load(tmp_path / "other" / "2015.npy", mmap_mode="r+")
+    stored[0, 3, 2, 1] += 1
+    stored.flush()
+    script = tmp_path / "train.py"
+    script.write_text(f"import os\nif (os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n    os.environ['ENERGYNN_ERA5'] = "
+                      f"{str(tmp_path / 'other')!r}\n{TRAIN}")  # fmt: skip
+    parameters = dict(
+        workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
+        patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,
+    )  # fmt: skip
+    done = start_ranks(2, str(script), str(tmp_path), json.dumps(parameters))
+    assert done.returncode != 0
+    said = re.findall(
+        r"ValueError: data: rank 1 on \S+ loaded other data from (\S+) than rank 0 .* (\S+);", done.stdout
+    )
+    assert said == 2 * [(str(tmp_path / "other"), str(described))], done.stdout
 
 
 def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
