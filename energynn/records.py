@@ -106,7 +106,8 @@ FIELDS = {
     "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
     "clocks": ("", "per host: offset of its clock to the reference host's, at start and end, and how it was measured"),
     "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
-    "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
+    "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2, z500_acc_<lead>, and the persistence forecast's; "
+                    "rmse_<lead> and acc_<lead>, the mean over channels; losses"),
     "history": ("", "one entry per epoch"),
     "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
                     "checkpoint_s; data loading of the paper is the first two"),
