@@ -91,4 +91,21 @@ def gpu(dry_run: bool = False) -> list[RunConfig]:
     return runs
 
 
-STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu}
+def large_batch() -> list[RunConfig]:
+    """Top-1 error against the global batch size, on one device by accumulation: LBS stays 16, for batch norm too.
+
+    At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local batch size; at
+    fixed updates it means more samples. Three seeds each. Data: the embedded photographs at 32 pixels, an easy task.
+    Hardware: any two cores. Cost: about half an hour. Expected: at fixed epochs the error rises with the global batch
+    size, at fixed updates it does not. Records of one machine are committed under runs/large-batch/.
+    """
+    make = partial(config.make, "resnet50", system="large-batch", device="cpu", threads_per_device=2, image_size=32,
+                   training_samples=960, validation_samples=250, evaluate_training_set=False, local_batch_size=16,
+                   sampling_period_s=0.1)  # fmt: skip
+    steps_of_epoch = {16: 60, 48: 20, 96: 10, 240: 4}
+    epochs = [(gbs, {4, 60 // steps}) for gbs, steps in steps_of_epoch.items()]  # four epochs, and sixty updates
+    return [make(global_batch_size=gbs, epochs=count, seed=seed)
+            for seed in range(3) for gbs, counts in epochs for count in sorted(counts)]  # fmt: skip
+
+
+STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu, "large-batch": large_batch}
