@@ -96,10 +96,10 @@ def large_batch() -> list[RunConfig]:
 
     At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local batch size; at
     fixed updates it means more samples. Three seeds each. Data: the embedded photographs at 32 pixels, an easy task.
-    Hardware: any two cores. Cost: about half an hour. Expected: at fixed epochs the error rises with the global batch
+    Hardware: any core. Cost: about an hour. Expected: at fixed epochs the error rises with the global batch
     size, at fixed updates it does not. Records of one machine are committed under runs/large-batch/.
     """
-    make = partial(config.make, "resnet50", system="large-batch", device="cpu", threads_per_device=2, image_size=32,
+    make = partial(config.make, "resnet50", system="large-batch", device="cpu", image_size=32,
                    training_samples=960, validation_samples=250, evaluate_training_set=False, local_batch_size=16,
                    sampling_period_s=0.1)  # fmt: skip
     steps_of_epoch = {16: 60, 48: 20, 96: 10, 240: 4}
