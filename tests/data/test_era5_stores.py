@@ -452,8 +452,8 @@ def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
     stored[0, 3, 2, 1] += 1
     stored.flush()
     script = tmp_path / "train.py"
-    script.write_text(f"import os\nif (os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')) == '1':\n    os.environ['ENERGYNN_ERA5'] = "
-                      f"{str(tmp_path / 'other')!r}\n{TRAIN}")  # fmt: skip
+    begin = f"import os\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
+    script.write_text(f"{begin}    os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}\n{TRAIN}")
     parameters = dict(
         workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
         patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,

@@ -20,7 +20,7 @@ from tests.processes import wait_until
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
 TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
 
 
