@@ -13,7 +13,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn.measure.samples import Events, has_begun
-from energynn.train.distributed import Interrupted, LostRank
+from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 
 def run(folder: str | Path) -> None:
@@ -46,7 +46,7 @@ def run(folder: str | Path) -> None:
         status = "failed"
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
-        _end_the_world()
+        end_the_world()
 
 
 def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
@@ -60,10 +60,3 @@ def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
 
 def _stop(number: int, _frame) -> None:
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-
-def _end_the_world() -> None:
-    """Abort all ranks; perun's own data are lost by this, the samples on disk are not."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(1)
