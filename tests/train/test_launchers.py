@@ -10,17 +10,16 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 import torch
 
 from energynn import config as configuration
 from energynn.measure.samples import read_events
-from tests.processes import wait_until
+from tests.processes import processes_of, wait_until
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
 TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
 
 
@@ -57,9 +56,8 @@ def pids(run_dir) -> dict[int, int]:
 
 def end(started, run_dir) -> None:
     """Nothing that a test started stays."""
-    for pid in {event["pid"] for event in read_events(run_dir) if event["event"] == "rank_start"}:
-        if psutil.pid_exists(pid) and "rank_main" in " ".join(psutil.Process(pid).cmdline()):
-            os.kill(pid, signal.SIGKILL)
+    for process in processes_of(run_dir):
+        process.kill()
     started.kill()
     started.wait()
 
