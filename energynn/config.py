@@ -113,7 +113,7 @@ PAPER = {
         pinned_memory=True, perun_sampling_period_s=1.0, save_weights=True,
     ),
 }  # fmt: skip
-# What changes the cost, and not what is learned: each of them can be set alone on top of "paper".
+# Changes the cost, hardly what is learned (the error becomes that of a centre crop); each can be set alone.
 FAST = dict(
     precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
 )
