@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import json
 import os
 import shutil
@@ -98,7 +99,8 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
         )
     systems.load(runs_dir, config.system)
     manifests.verify(config.dataset)
-    find_mpi()
+    if launcher(config.devices) == "alone":
+        warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
     gpus, cores = len(systems.gpus()), systems.usable_cores()
     on_gpu = device_kind(config, gpus) == "gpu"
     if on_gpu and config.devices > gpus:
@@ -136,6 +138,22 @@ def _free_space(runs_dir: Path) -> int:
         return shutil.disk_usage(runs_dir).free
     except OSError as error:
         raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
+
+
+def launcher(devices: int) -> str:
+    """``mpirun``, whose ranks run under perun; ``alone`` for one device where perun or MPI is missing.
+
+    Alone, only our own sampler measures. Raises ValueError with the remedy where several devices have no MPI.
+    """
+    try:
+        if importlib.util.find_spec("perun") is None:
+            raise ValueError("no perun found; `make train-env` installs it")
+        find_mpi()
+    except ValueError:
+        if devices > 1:
+            raise
+        return "alone"
+    return "mpirun"
 
 
 def find_mpi() -> tuple[str, str]:
@@ -195,6 +213,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
         "data_root": str(manifests.root(config.dataset).absolute()),
+        "launcher": launcher(config.devices),
         "device_kind": kind,
         "device_name": machine["gpus"][0]["name"] if kind == "gpu" else machine["cpu"],
         "devices": config.devices,
@@ -230,7 +249,7 @@ def supervise(run_dir: Path, parent: int) -> int:
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     ranks = subprocess.Popen(
-        mpi_command(folder, intent), env=rank_environment(folder, intent),
+        ranks_command(folder, intent), env=rank_environment(folder, intent),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
     )  # fmt: skip
@@ -271,8 +290,10 @@ def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
             time.sleep(0.05)
 
 
-def mpi_command(run_dir: Path, intent: dict) -> list[str]:
-    """mpirun with one rank per device, each under perun."""
+def ranks_command(run_dir: Path, intent: dict) -> list[str]:
+    """mpirun with one rank per device, each under perun; or the one rank alone."""
+    if intent["launcher"] == "alone":
+        return [sys.executable, str(TRAIN_SCRIPT), str(run_dir)]
     mpirun, flavour = find_mpi()
     period_s = intent["config"]["perun_sampling_period_s"]
     on_gpu = intent["device_kind"] == "gpu"

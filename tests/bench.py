@@ -1,36 +1,40 @@
 """`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within one run."""
 
 import contextlib
-import functools
+import io
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision import transforms
+from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import records
+from energynn import cli, config, manifests, records
 from energynn.cluster import systems
 from energynn.config import REPOSITORY
-from energynn.data import era5_sources, era5_store, imagenet, photographs
+from energynn.data import era5_sources, era5_store, photographs
 from energynn.data.era5_sources import CHANNELS
-from energynn.data.images import Images, random_crop
-from energynn.measure import sensors
+from energynn.measure import energy, sensors
 from energynn.models.afno import AFNO
-from energynn.train import fourcastnet
+from energynn.train import distributed, fourcastnet, resnet50
+from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
 
 PAIRS = 7
 PERIOD_S = 0.04  # the default of our trainers
 STEPS = 25
+RESNET_STEPS = 6
 WORKERS = 2
 
 
@@ -122,11 +126,76 @@ def share_of_matrix_products() -> dict:
                  statistics.median(ratios))  # fmt: skip
 
 
-def image_loading() -> list[dict]:
-    """Images per second of the fast crops from original JPEGs and from a prepared store, over torchvision's pipeline.
+def resnet50_steps() -> list[dict]:
+    """A step of the trainer as ``main`` does it (batch on the device, DDP, phases, votes), over the plainest loop.
 
-    The same random crops (a few pixels differ by one of 255), batches and number of workers, started before the clock;
-    JPEGs of 500 x 375 pixels and 100 kB. What the fast loader leaves to the device is left out: normalization.
+    Images of 64 pixels. CPU time of one thread: on a machine with nothing else to do the same as time, elsewhere more
+    repeatable. The trainer's runs from the barrier before the first step to the only evaluation.
+    """
+    size = dict(local_batch_size=16, image_size=64)
+    shape = dict(training_samples=16 * RESNET_STEPS, validation_samples=16, epochs=1, warmup_epochs=1, device="cpu",
+                 image_loading="device", evaluate_training_set=False)  # fmt: skip
+    ways = {
+        "paper": {}, "channels_last": dict(channels_last=True), "bfloat16": dict(precision="bfloat16"),
+        "fast": config.FAST | dict(channels_last=True),
+    }  # fmt: skip
+    cores, seconds = os.sched_getaffinity(0), []
+
+    def trainer_s(way: str) -> float:
+        marks = []
+
+        def noted(function):
+            return lambda *given: marks.append(time.process_time()) or function(*given)
+
+        with (
+            mock.patch.object(distributed, "barrier", noted(distributed.barrier)),
+            mock.patch.object(resnet50, "evaluate", noted(resnet50.evaluate)),
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            resnet50.main(config.make("resnet50", **size, **shape, **ways[way]), Path(folder))
+        os.sched_setaffinity(0, cores)
+        torch.use_deterministic_algorithms(False)
+        return (marks[1] - marks[0]) / RESNET_STEPS
+
+    for pair in range(PAIRS):
+        order = [plainest_steps_s, *ways] if pair % 2 else [*ways, plainest_steps_s]
+        taken = {way: trainer_s(way) if way in ways else way(**size) for way in order}
+        seconds.append({way: taken[way] for way in ways} | {"plain": taken[plainest_steps_s]})
+        ratios = ", ".join(f"{way} {taken[way] / taken[plainest_steps_s]:.3f}" for way in ways)
+        print(f"  ResNet50 step, pair {pair + 1} of {PAIRS}: {ratios}", file=sys.stderr, flush=True)
+    return [
+        entry(f"ResNet50 step, {way}", statistics.median(row[way] for row in seconds), "s", "plainest torch loop",
+              statistics.median(row[way] / row["plain"] for row in seconds))
+        for way in ways
+    ]  # fmt: skip
+
+
+def plainest_steps_s(local_batch_size: int, image_size: int) -> float:
+    """CPU seconds of a step of ResNet50 as anybody would write it."""
+    torch.manual_seed(0)
+    model = models.resnet50(num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    images = torch.randn(local_batch_size, 3, image_size, image_size)
+    labels = torch.arange(local_batch_size) % 10
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    step()
+    begun = time.process_time()
+    seconds_of(step, RESNET_STEPS)
+    return (time.process_time() - begun) / RESNET_STEPS
+
+
+def image_loading() -> list[dict]:
+    """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
+
+    "paper" is that pipeline; "fast" has the same random crops (pixels differ by less than one of 255 on average) and
+    leaves normalization to the device; so from original JPEGs and from a prepared store. JPEGs of 500 x 375 pixels and
+    100 kB, all with the same batches and number of workers, started before the clock.
     """
     with tempfile.TemporaryDirectory() as folder:
         root, store = Path(folder) / "tree", Path(folder) / "store"
@@ -135,36 +204,55 @@ def image_loading() -> list[dict]:
                 (root / split / name).mkdir(parents=True)
                 for k, data in enumerate(photographs.as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
-        begun = time.perf_counter()
-        imagenet.prepare(root, store, progress=print)
-        preparing_s = time.perf_counter() - begun
+        with contextlib.redirect_stdout(sys.stderr):
+            cli.main(["imagenet", "prepare", "--root", str(root), "--out", str(store)])
+        preparing = energy.cost_so_far(store)
         usual = transforms.Compose([
             transforms.RandomResizedCrop(224, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(),
             transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ])  # fmt: skip
-        fast = functools.partial(random_crop, size=224, scale_min=0.5)
-        listings = [imagenet.list_images(place)[0] for place in (root, store)]
-        data_sets = [ImageFolder(root / "train", usual), *(Images(one, np.arange(len(one)), fast) for one in listings)]
-        loaders = [DataLoader(images, 32, num_workers=WORKERS, persistent_workers=True) for images in data_sets]
+        loaders = [
+            DataLoader(ImageFolder(root / "train", usual), 32, num_workers=WORKERS, persistent_workers=True),
+            trainers_loader(root, image_loading="pil"),
+            trainers_loader(root, image_loading="fast", uint8_to_device=True),
+            trainers_loader(store, image_loading="store", uint8_to_device=True),
+        ]
         for loader in loaders:
             list(loader)
         seconds = []
         for pair in range(PAIRS):
-            order = (0, 1, 2) if pair % 2 else (2, 1, 0)
-            taken = {which: seconds_of(lambda: [None for _ in loaders[which]], 2) for which in order}  # noqa: B023
-            seconds.append([taken[which] for which in range(3)])
-            ratios = ", ".join(f"{seconds[-1][0] / taken[which]:.2f}" for which in (1, 2))
+            taken = {which: seconds_of(lambda: [None for _ in loaders[which]], 1)  # noqa: B023
+                     for which in (range(4) if pair % 2 else reversed(range(4)))}  # fmt: skip
+            seconds.append([taken[which] for which in range(4)])
+            ratios = ", ".join(f"{taken[0] / taken[which]:.2f}" for which in (1, 2, 3))
             print(f"  images, pair {pair + 1} of {PAIRS}: {ratios}", file=sys.stderr, flush=True)
-    count, baseline = 2 * len(data_sets[0]), f"ImageFolder and Pillow, {WORKERS} workers"
+    count, baseline = len(loaders[0].dataset), f"ImageFolder and Pillow, {WORKERS} workers"
+    names = ("paper's crops", "fast crops from original JPEGs", "fast crops from a prepared store")
     found = [
         entry(name, statistics.median(count / row[which] for row in seconds), "images/s", baseline,
               statistics.median(row[0] / row[which] for row in seconds))
-        for which, name in ((1, "fast crops from original JPEGs"), (2, "fast crops from a prepared store"))
+        for which, name in enumerate(names, start=1)
     ]  # fmt: skip
-    cost = preparing_s / (count / 2 + 10)
+    cost_s, cost_J = (preparing[name] / (count + 10) for name in ("seconds", "energy_total_J"))
     per_epoch_s = statistics.median(row[0] for row in seconds) / count
-    return [*found, entry("preparing an image", 1e3 * cost, "ms", f"loading it once so, {WORKERS} workers",
-                          cost / per_epoch_s)]  # fmt: skip
+    name = f"preparing an image, {cost_J:.2g} J {preparing['energy_total_provenance']}"
+    return [*found, entry(name, 1e3 * cost_s, "ms", f"loading it once so, {WORKERS} workers", cost_s / per_epoch_s)]
+
+
+def trainers_loader(root: Path, **fields) -> DataLoader:
+    """Batches of the training images below ``root`` as the trainer loads them, in workers that stay."""
+    made = config.make("resnet50", **fields, local_batch_size=32, image_size=224, training_samples=0,
+                       validation_samples=0, loader_workers=WORKERS, persistent_workers=True)  # fmt: skip
+    alone = World(0, 1, 0, torch.device("cpu"), "")
+    with mock.patch.object(manifests, "verify", lambda *given, **named: root), alone_in_the_world():
+        return resnet50.make_loader(resnet50.load_images(made, alone)[0], made, alone)
+
+
+@contextlib.contextmanager
+def alone_in_the_world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def era5_loading() -> dict:
@@ -219,8 +307,8 @@ def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> di
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"about three minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
-    entries = [measuring_costs(), share_of_matrix_products(), *image_loading(), era5_loading()]
+    print(f"about six minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
+    entries = [measuring_costs(), share_of_matrix_products(), *resnet50_steps(), *image_loading(), era5_loading()]
     path = REPOSITORY / "build" / "bench.json"
     path.parent.mkdir(exist_ok=True)
     records.write_json(path, entries)

@@ -67,6 +67,23 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     return Split(train, *facts), Split(test, *facts)
 
 
+def synthetic(steps: int) -> tuple[Split, Split]:
+    """Random states of the paper's size, one sequence 64 times over: what a training costs, not what it learns."""
+    shape = (steps + 1, 20, 720, 1440)
+    sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
+    facts = (
+        np.zeros(20, np.float32),
+        np.ones(20, np.float32),
+        weights,
+        np.zeros(shape[1:], np.float32),
+        6,
+        14,
+        (steps,),
+    )
+    return Split(np.broadcast_to(sequence, (64, *shape)), *facts), Split(sequence[None], *facts)
+
+
 def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """States (member, time, channel, latitude, longitude) float32 in K and m2/s2, and the latitudes in degrees.
 

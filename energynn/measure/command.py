@@ -71,7 +71,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
             with_perun = False
     if not with_perun:
-        stop_sampler = _start_sampler(folder, size, stopped)
+        stop_sampler = start_sampler(folder, size, stopped)
         _run(command, folder, rank, children, stopped, stdout)
         stop_sampler()
     status, reason, exit_status = _outcome(folder, rank, stopped)
@@ -173,7 +173,7 @@ def run_under_perun(folder: str) -> None:
     stop_sampler = lambda: None  # noqa: E731
     if not has_begun(folder, os.uname().nodename):
         print("energynn: perun's sampler did not start (see above); ours runs alone", file=sys.stderr, flush=True)
-        stop_sampler = _start_sampler(folder, 1, stopped)
+        stop_sampler = start_sampler(folder, 1, stopped)
     _run(shlex.split(intent["config"]["command"]), folder, 0, children, stopped, None)
     stop_sampler()
 
@@ -314,7 +314,7 @@ def _until(condition, what: str) -> None:
 # ------------------------------------------------------------------------------------ a sampler without perun's process
 
 
-def _start_sampler(folder: Path, size: int, stopped: list[int]):
+def start_sampler(folder: Path, size: int, stopped: list[int]):
     """Start this host's sampler, or wait for it if another rank of the host has; returns what ends a rank's part in it.
 
     The sampler goes on until the last rank of this host has ended.

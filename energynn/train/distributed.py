@@ -142,9 +142,11 @@ def end_the_world() -> None:
     perun's own data are lost by this, the samples on disk are not.
     """
     sys.stdout.flush()
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi and mpi.Is_initialized():
-        mpi.COMM_WORLD.Abort(1)
+    if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
+        with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(1)
     os._exit(1)
 
 

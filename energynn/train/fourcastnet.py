@@ -50,6 +50,8 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     if config.dataset == "era5":
         years = (config.training_years, config.validation_years, config.test_years)
         training, validation, test = era5_store.load(data, STEPS[config.stage], *years)
+    elif config.dataset == "synthetic":
+        validation, (training, test) = None, era5.synthetic(STEPS[config.stage])
     else:  # too few times for a validation set
         validation, (training, test) = None, era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
     sequences = training.sequences
