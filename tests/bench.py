@@ -5,10 +5,13 @@ import io
 import json
 import multiprocessing
 import os
+import resource
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -26,10 +29,12 @@ from energynn.config import REPOSITORY
 from energynn.data import era5_sources, era5_store, photographs
 from energynn.data.era5_sources import CHANNELS
 from energynn.measure import energy, sensors
+from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import distributed, fourcastnet, resnet50
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
+from tests.saved_bytes import bytes_saved_for_backward
 
 PAIRS = 7
 PERIOD_S = 0.04  # the default of our trainers
@@ -47,8 +52,8 @@ def sample_until_told(folder: str, period_s: float, stop) -> None:
     sampler.stop()
 
 
-def training_step() -> tuple:
-    """A step of the AFNO at smoke size, and its floating-point operations."""
+def training_step() -> Callable:
+    """A step of the AFNO at smoke size."""
     torch.manual_seed(0)
     model = AFNO((60, 120), 4, 4, 4, embed_dim=192, depth=4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -63,21 +68,19 @@ def training_step() -> tuple:
         with phase("optimizer"):
             optimizer.step()
 
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return step, counter.get_total_flops()
+    return step
 
 
-def seconds_of(function, times: int) -> float:
-    begun = time.perf_counter()
+def seconds_of(function, times: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    begun = clock()
     for _ in range(times):
         function()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def measuring_costs() -> dict:
     """Time of a training loop measured as in a run (sampler beside it, phases timed), over the time without."""
-    step, _ = training_step()
+    step = training_step()
     seconds_of(step, 3)
     context = multiprocessing.get_context("spawn")
     ratios, measured = [], []
@@ -109,21 +112,94 @@ def measuring_costs() -> dict:
     )
 
 
+# ------------------------------------------------------------------------------------------------- the training steps
+
+
 def share_of_matrix_products() -> dict:
-    """Rate of an AFNO training step over the rate of a large matrix product, both on one thread."""
-    step, flops = training_step()
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    seconds_of(step, 3)
-    seconds_of(lambda: a @ b, 3)
-    ratios, rates = [], []
+    """Rate of a training step of the AFNO of the paper's widths over the rate of a large matrix product, one thread.
+
+    The step's operations are what torch counts: matrix products and the convolution's equal. Fourier transforms, layer
+    norms, GELU (and its recomputation), skip connections and the fused Adam take time, but count for nothing. Time is
+    the processor's, which on one thread is that of the clock but for what other processes take.
+    """
+    torch.manual_seed(0)
+    model, state = AFNO((176, 352)), torch.randn(1, 20, 176, 352)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def step():
+        loss = fourcastnet.relative_l2_loss(model(state), state)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
+
+    def product_rate() -> float:
+        return 2 * 4096**3 / seconds_of(lambda: a @ b, 1, time.process_time)
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    flops = counter.get_total_flops()
+    seconds_of(step, 4)  # until then the allocator still asks the system for memory
+    ratios, rates, product_rates = [], [], [product_rate()]
     for pair in range(PAIRS):
-        product_rate = 10 * 2 * 1024**3 / seconds_of(lambda: a @ b, 10)
-        rates.append(STEPS * flops / seconds_of(step, STEPS))
-        ratios.append(rates[-1] / product_rate)
+        rates.append(flops / seconds_of(step, 1, time.process_time))
+        product_rates.append(product_rate())  # one before and one after each step
+        ratios.append(rates[-1] / statistics.mean(product_rates[-2:]))
         print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
     rate = statistics.median(rates) / 1e9
-    return entry("rate of an AFNO training step", rate, "GFLOP/s", "1024 x 1024 matrix product",
+    return entry("rate of an AFNO training step", rate, "GFLOP/s", "4096 x 4096 matrix product",
                  statistics.median(ratios))  # fmt: skip
+
+
+def memory_for_backward() -> list[dict]:
+    """Bytes that the AFNO at 20 x 176 x 352 keeps for the backward pass of one sample, over those if it kept all."""
+    state = torch.randn(1, 20, 176, 352)
+    with mock.patch.object(afno, "checkpoint", lambda function, *inputs, **options: function(*inputs)):
+        everything = bytes_saved_for_backward(AFNO((176, 352)), state)
+    return [
+        entry(name, kept / 1e6, "MB", "every activation kept", kept / everything, pairs=1)
+        for name, option in (("kept for backward", False), ("same, activation_checkpointing", True))
+        for kept in [bytes_saved_for_backward(AFNO((176, 352), activation_checkpointing=option), state)]
+    ]
+
+
+def full_size_step() -> list[dict]:
+    """One training step of the whole FourCastNet, all cores, in a process of its own; only when asked for by name."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        parts = process.submit(full_size_parts).result()
+    print("  " + ", ".join(f"{name} {value:.4g}" for name, value in parts.items()), file=sys.stderr, flush=True)
+    seconds = parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"]
+    return [
+        entry("full-size step: peak memory", parts["peak_GiB"], "GiB", "12 GiB", parts["peak_GiB"] / 12, pairs=1),
+        entry("full-size step: time", seconds, "s", "its operations as a matrix product",
+              seconds / parts["as_product_s"], pairs=1),
+    ]  # fmt: skip
+
+
+def full_size_parts() -> dict[str, float]:
+    """Seconds of the parts of the first step, as the trainer makes it, and this process's peak memory."""
+    torch.manual_seed(0)
+    model = AFNO()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    batch = torch.randn(1, 2, 20, 720, 1440)
+    with FlopCounterMode(display=False) as counter:
+        begun = time.perf_counter()
+        loss = fourcastnet.rollout_loss(model, batch)
+        forward = time.perf_counter()
+        optimizer.zero_grad()
+        loss.backward()
+        backward = time.perf_counter()
+        optimizer.step()
+        end = time.perf_counter()
+    peak_GiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
+    product_s = seconds_of(lambda: a @ b, 5) / 5
+    return {
+        "forward_s": forward - begun, "backward_s": backward - forward, "optimizer_s": end - backward,
+        "peak_GiB": peak_GiB, "threads": torch.get_num_threads(), "loss": loss.item(),
+        "as_product_s": product_s * counter.get_total_flops() / (2 * 4096**3),
+    }  # fmt: skip
 
 
 def resnet50_steps() -> list[dict]:
@@ -300,24 +376,35 @@ def era5_loading() -> dict:
                  statistics.median(ratios))  # fmt: skip
 
 
-def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
-    return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": PAIRS,
+def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs: int = PAIRS) -> dict:
+    return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": pairs,
             "machine": systems.describe_machine()["cpu"]}  # fmt: skip
 
 
 def main() -> None:
+    """All comparisons, or only those named."""
+    functions = {function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step)}
+    if unknown := set(sys.argv[1:]) - set(functions):
+        raise SystemExit(f"tests.bench: {', '.join(sorted(unknown))} not known; choose from {', '.join(functions)}")
     torch.set_num_threads(1)
-    print(f"about six minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
-    entries = [measuring_costs(), share_of_matrix_products(), *resnet50_steps(), *image_loading(), era5_loading()]
+    print(f"minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
+    entries = []
+    for function in [functions[name] for name in sys.argv[1:]] or USUAL:
+        made = function()
+        entries += made if isinstance(made, list) else [made]
     path = REPOSITORY / "build" / "bench.json"
     path.parent.mkdir(exist_ok=True)
-    records.write_json(path, entries)
+    earlier = json.loads(path.read_text()) if path.exists() and sys.argv[1:] else []  # one that is named joins them
+    names = {line["name"] for line in entries}
+    records.write_json(path, [line for line in earlier if line["name"] not in names] + entries)
     for line in entries:
         print(
             f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}"
         )
     print(f"wrote {path.relative_to(REPOSITORY)}, {json.dumps(entries[0]['machine'])}")
 
+
+USUAL = (measuring_costs, share_of_matrix_products, memory_for_backward, resnet50_steps, image_loading, era5_loading)
 
 if __name__ == "__main__":
     main()
