@@ -31,7 +31,7 @@ from energynn.data.era5_sources import CHANNELS
 from energynn.measure import energy, sensors
 from energynn.models import afno
 from energynn.models.afno import AFNO
-from energynn.train import distributed, fourcastnet, resnet50
+from energynn.train import checkpoint, distributed, fourcastnet, resnet50
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
 from tests.saved_bytes import bytes_saved_for_backward
@@ -376,6 +376,39 @@ def era5_loading() -> dict:
                  statistics.median(ratios))  # fmt: skip
 
 
+def checkpoint_saving() -> dict:
+    """Time to checkpoint the full-size FourCastNet with Adam's state, SHA-256 and all, over torch.save and fsync."""
+    model = AFNO()
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    parts = {"model": model, "optimizer": optimizer}
+    world = World(0, 1, 0, torch.device("cpu"), "")
+    with tempfile.TemporaryDirectory() as folder, alone_in_the_world():
+        checkpoints = checkpoint.Checkpoints(Path(folder), world, 0, parts)
+        numbers = iter(range(1, 2 * PAIRS + 1))
+
+        def plain():
+            with open(Path(folder) / "plain.pt", "wb") as file:
+                torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+                os.fsync(file.fileno())
+
+        def ours():
+            checkpoints.save(next(numbers), losses=[0.0] * 1000, samples_evaluated=0)
+
+        seconds = []
+        for pair in range(PAIRS):
+            order = (ours, plain) if pair % 2 else (plain, ours)
+            taken = {function: seconds_of(function, 1) for function in order}
+            seconds.append((taken[ours], taken[plain]))
+            print(f"  checkpoint, pair {pair + 1} of {PAIRS}: {taken[ours]:.2f} s, {taken[ours] / taken[plain]:.2f}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+    return entry("full-size checkpoint", statistics.median(own for own, _ in seconds), "s", "torch.save and fsync",
+                 statistics.median(own / plain for own, plain in seconds))  # fmt: skip
+
+
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs: int = PAIRS) -> dict:
     return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": pairs,
             "machine": systems.describe_machine()["cpu"]}  # fmt: skip
@@ -404,7 +437,10 @@ def main() -> None:
     print(f"wrote {path.relative_to(REPOSITORY)}, {json.dumps(entries[0]['machine'])}")
 
 
-USUAL = (measuring_costs, share_of_matrix_products, memory_for_backward, resnet50_steps, image_loading, era5_loading)
+USUAL = (
+    measuring_costs, share_of_matrix_products, memory_for_backward, resnet50_steps, image_loading, era5_loading,
+    checkpoint_saving,
+)  # fmt: skip
 
 if __name__ == "__main__":
     main()

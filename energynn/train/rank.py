@@ -35,7 +35,7 @@ def run(folder: str | Path) -> None:
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)
-        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir, folder)
+        importlib.import_module(configuration.trainer(config.workload)).main(config, run_dir, folder)
         _be_idle(folder, rank, "after", config.idle_baseline_s)
         stop_sampler()
     except Interrupted as stop:  # every rank at the same step: no reason to end the world

@@ -452,8 +452,9 @@ def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
     stored[0, 3, 2, 1] += 1
     stored.flush()
     script = tmp_path / "train.py"
-    begin = "import os\nif '1' in (os.environ.get('PMI_RANK'), os.environ.get('OMPI_COMM_WORLD_RANK')):\n"
-    script.write_text(f"{begin}    os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}\n{TRAIN}")
+    rank = "os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')"
+    elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
+    script.write_text(f"import os\nif ({rank}) == '1':\n    {elsewhere}\n{TRAIN}")
     parameters = dict(
         workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
         patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,
