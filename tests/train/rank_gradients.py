@@ -59,7 +59,7 @@ torch.manual_seed(0)
 # A new one: batch norm's statistics of the one above depend on the ranks.
 model = resnet50.make_model(10, configuration.make("resnet50"), world)
 loader = [(images[world.rank :: ranks], labels[world.rank :: ranks])]
-metrics, count = resnet50.evaluate(model, loader, world)
+metrics, count = resnet50.evaluate(model, loader, configuration.make("resnet50"), world)
 found |= {"count/samples": np.array(count), "count/wrong": np.array(metrics["top1_error"] * count)}
 if world.rank == 0:
     np.savez(sys.argv[1], **found)
