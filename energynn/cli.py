@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     study.add_argument("action", choices=["run", "list"])
     study.add_argument("name", nargs="?", default="smoke")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    study.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
+    study.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
+    study.add_argument("--dry-run", action="store_true", help="of gpu: the same points in small, on CPU cores")
 
     doctor = commands.add_parser("doctor", help="what a run on this machine would measure, how well, and what to mend")
     doctor.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
@@ -63,6 +66,20 @@ def main(arguments: list[str] | None = None) -> int:
     manifest.add_argument("action", choices=["verify", "build"])
     manifest.add_argument("dataset", nargs="*")
     manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
+    manifest.add_argument("--root", type=Path, help="where imagenet (tree, archives or store) or era5 (store) lies")
+
+    images = commands.add_parser("imagenet", help="write ImageNet as uint8 pixels, so that training decodes no JPEG")
+    images.add_argument("action", choices=["prepare"])
+    images.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
+    images.add_argument("--out", type=Path, required=True)
+    images.add_argument("--shorter-side", type=int, default=256, help="pixels; 0 keeps the original size (default 256)")
+
+    era5 = commands.add_parser("era5", help="write the store that FourCastNet trains on at full size; resumable")
+    era5.add_argument("action", choices=["prepare"])
+    era5.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
+    era5.add_argument("--out", type=Path, required=True)
+    era5.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
+    era5.add_argument("--workers", type=int, default=4, help="states that are read at the same time")
 
     claims = commands.add_parser("claims", help="judge the study's statements on published values and on own runs")
     claims.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
@@ -115,11 +132,15 @@ def _study(options) -> int:
 
     if options.name not in studies.STUDIES:
         raise ValueError(f"study: {options.name!r} is not known; choose one of {', '.join(studies.STUDIES)}")
-    runs = studies.STUDIES[options.name]()
+    if options.dry_run and options.name != "gpu":
+        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu has one")
+    runs = studies.gpu(dry_run=True) if options.dry_run else studies.STUDIES[options.name]()
     if options.action == "list":
         print("\n".join(config.run_id(run) for run in runs))
         return 0
-    failed = local.run_study(runs, options.runs_dir.absolute())
+    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
+    if options.archive:
+        local.archive(runs, options.runs_dir.absolute(), options.archive)
     print(
         "\n".join(
             [f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]
@@ -181,7 +202,8 @@ def _recompute(options) -> int:
             value = f"{len(new.get(name) or [])} entries"
         else:
             value = new.get(name)
-        print(f"{name:34} {value}  {'as in the record' if same[name] else f'NOT as in the record: {old.get(name)}'}")
+        compare = "as in the record" if same[name] else f"NOT as in the record: {old.get(name)}"
+        print(f"{name:34} {value}  {compare if old else 'no record yet'}")
     for entry in compared:
         ours_J, perun_J = entry["ours_J"], entry["perun_J"]
         print(f"\n{entry['component'].upper()} by perun's method, {entry['perun_from']}: {perun_J:.3f} J, "
@@ -239,8 +261,8 @@ def _manifest(options) -> int:
 
     for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
-            manifests.build(name, **({"source": options.source} if options.source else {}))
-        root = manifests.verify(name)
+            manifests.build(name, options.root or options.source)
+        root = manifests.verify(name, folder=options.root, every_byte=True)
         print(f"{name}: every file is there and has its SHA-256 ({root})")
     return 0
 
@@ -254,6 +276,41 @@ def _claims(options) -> int:
         raise ValueError(f"data: {options.data} is no folder; give one with records, as runs/")
     found = claims.evaluate(options.data)
     print(json.dumps(found, indent=1) if options.json else claims.report(found))
+    return 0
+
+
+def _imagenet(options) -> int:
+    import time
+
+    from energynn.cluster import systems
+    from energynn.data import imagenet
+    from energynn.measure import energy, sensors
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    samples = options.out / f"samples-{time.time_ns()}.jsonl"
+    found, problems = sensors.find(systems.CPU_MODEL)
+    sampler = sensors.Sampler(samples, found, 1.0, problems)
+    sampler.start()
+    try:
+        bad = imagenet.prepare(options.root, options.out, options.shorter_side)
+    finally:
+        sampler.stop()
+    cost = energy.cost_so_far(options.out)
+    print(
+        f"{options.out}: {sum(path.stat().st_size for path in options.out.glob('*.ppm')) / 1e9:.3g} GB in "
+        f"{cost['seconds']:.1f} s with {cost['energy_total_J'] / 3.6e6:.3g} kWh ({cost['energy_total_provenance']}); "
+        "other pixels than the originals', so training with them is another experiment"
+    )
+    for line in bad:
+        print(f"cannot be decoded: {line}")
+    return 1 if bad else 0
+
+
+def _era5(options) -> int:
+    from energynn.data import era5_store
+
+    era5_store.prepare(options.source, options.out, era5_store.parse_years(options.years), options.workers)
+    print(f"{options.out}: complete; `energynn manifest build era5 --root {options.out}` describes it")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 import json
 import re
 import typing
@@ -19,6 +20,7 @@ class RunConfig:
     """What every workload needs to know; one device is one GPU, or one CPU core where there is no GPU."""
 
     workload: str
+    preset: str = "smoke"  # where the values came from that were not given: PRESETS, below
     dataset: str
     system: str = "local"
     device: str = "auto"  # "gpu", "cpu", or a GPU where there is one
@@ -31,6 +33,16 @@ class RunConfig:
     repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
     learning_rate: float
     loader_workers: int = 0
+    data_staging: bool = True  # workers prefetch, as in all of the study's experiments (its code's README); off: none
+    synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
+    # Of the study's code: float32, no pinned memory, three loader iterators that start anew each epoch, cuDNN
+    # deterministic and its benchmark off. FourCastNet's: published code, or inferred; see PRESETS.
+    precision: str = "float32"  # "bfloat16": forward passes in autocast; weights and optimizer stay float32
+    fused_optimizer: bool = False  # one kernel updates all parameters
+    compile: bool = False  # torch.compile
+    deterministic: bool = True  # off: the fastest algorithms that cuDNN's benchmark finds
+    pinned_memory: bool = False  # of a GPU: batches in page-locked memory, copied while it computes
+    persistent_workers: bool = False  # the loader's workers live on from epoch to epoch
     threads_per_device: int = 1
     sampling_period_s: float = 0.04  # our own samples
     idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power
@@ -49,6 +61,11 @@ class ResNet50Config(RunConfig):
     image_size: int
     training_samples: int = 0  # a nested, class-balanced part of the data set; 0 is all of it
     validation_samples: int = 0
+    image_loading: str = "pil"  # IMAGE_LOADING, below
+    uint8_to_device: bool = False  # pixels cross as bytes, and the device normalizes them, not the loader
+    channels_last: bool = False  # memory format of images and weights (study's code: torch's default)
+    validation_crop: str = "random"  # study's code: as in training; "center": the usual one, of 0.875
+    on_bad_image: str = "fail"  # or "skip": the next image stands in for a broken one, and the run counts it
     crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -64,7 +81,10 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"
+    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`; "synthetic": random, full size
+    training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
+    validation_years: str = "2016-2017"
+    test_years: str = "2019"
     stage: str = "pretrain"
     initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
     learning_rate: float = 5e-4
@@ -81,18 +101,42 @@ class FourCastNetConfig(RunConfig):
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
 
-# What a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has no warm-up
-# there, because its first epoch at a learning rate of 0.1 would be most of the run.
+# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code), the object of study: never faster.
+# ResNet50's defaults above belong to it. FourCastNet's float32 and unfused Adam are inferred from the paper's silence;
+# its workers and pinned memory are the published code's (AFNO.yaml, data_loader_multifiles.py), so inferred as well.
+PAPER = {
+    "resnet50": dict(
+        dataset="imagenet", local_batch_size=256, epochs=100, image_size=224, loader_workers=4,
+        perun_sampling_period_s=1.0,
+    ),
+    "fourcastnet": dict(
+        dataset="era5", local_batch_size=1, patch_size=8, embed_dim=768, depth=12, loader_workers=4,
+        pinned_memory=True, perun_sampling_period_s=1.0, save_weights=True,
+    ),
+}  # fmt: skip
+# Changes the cost, hardly what is learned (the error becomes that of a centre crop); each can be set alone.
+FAST = dict(
+    precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
+)
+FAST_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", validation_crop="center",
+                   evaluate_training_set=False)  # fmt: skip
+# "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
+# no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {
     "resnet50": dict(
         local_batch_size=16, epochs=2, warmup_epochs=0, image_size=64, training_samples=288, validation_samples=50
     ),
     "fourcastnet": dict(local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True),
 }
+PRESETS: dict[str, dict[str, dict]] = {
+    "smoke": SMOKE,
+    "paper": PAPER,
+    "fast": {"resnet50": PAPER["resnet50"] | FAST | FAST_IMAGES, "fourcastnet": PAPER["fourcastnet"] | FAST},
+}
 
 
 def make(workload: str = "resnet50", **parameters) -> RunConfig:
-    """Make the configuration of one run from named parameters, at smoke scale where nothing else is said.
+    """Make the configuration of one run from named parameters; the rest is the preset's, "smoke" if not told.
 
     Parameters that are None count as not given. One of ``local_batch_size`` and ``global_batch_size`` is
     enough: global batch size = local batch size x devices (paper, section 3). Where both are given, or one with
@@ -100,17 +144,16 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 
     Raises ValueError with the remedy for an unknown, ill-typed or impossible parameter.
     """
-    if workload not in CONFIGS:
-        raise ValueError(f"workload: {workload!r} is not known; choose one of {', '.join(CONFIGS)}")
-    config_class = CONFIGS[workload]
+    config_class = _class(workload)
     types_by_name = typing.get_type_hints(config_class)
     given = {name: value for name, value in parameters.items() if value is not None}
     for name, value in given.items():
         if name not in types_by_name:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
         given[name] = _typed(name, value, types_by_name[name])
-    if given.get("device", "auto") not in ("auto", "cpu", "gpu"):
-        raise ValueError(f"device: must be auto, cpu or gpu, got {given['device']!r}")
+    for name, choices in CHOICES.items():
+        if given.get(name, choices[0]) not in choices:
+            raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
         if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
@@ -118,7 +161,8 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if name in given and not given[name] >= least:
             raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
 
-    values = SMOKE[workload] | given
+    own = {field.name: field.default for field in fields(config_class) if field.default is not dataclasses.MISSING}
+    values = PRESETS[given.get("preset", "smoke")].get(workload, own) | given
     devices, steps = values.get("devices", 1), given.get("accumulation_steps", 1)
     if "global_batch_size" in given:
         whole = given["global_batch_size"]
@@ -140,18 +184,42 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values["global_batch_size"] = values["local_batch_size"] * devices * steps
 
     if workload == "fourcastnet":
-        if values.get("stage", "pretrain") not in ("pretrain", "finetune"):
-            raise ValueError(f"stage: must be pretrain or finetune, got {values['stage']!r}")
         if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
             raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
-        values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
-        if values.get("filter_modes", "published") not in ("published", "zonal"):
-            raise ValueError(f"filter_modes: must be published or zonal, got {values['filter_modes']!r}")
+        tuning = values.get("stage") == "finetune"
+        values = dict(learning_rate=1e-4 if tuning else 5e-4, epochs=50 if tuning else 80) | values  # section 3.3.1
         if values["embed_dim"] % values.get("num_blocks", 8):
             raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
     return config_class(**values)
 
 
+def trainer(workload: str) -> str:
+    """Name of the module whose ``main(config, run_dir, folder)`` trains: one of ours, or a workload of your own."""
+    return f"energynn.train.{workload}" if workload in CONFIGS else workload
+
+
+def _class(workload: str) -> type[RunConfig]:
+    """The configuration of a workload: one of ours, or ``Config`` in a module of that name on PYTHONPATH."""
+    if workload in CONFIGS:
+        return CONFIGS[workload]
+    try:
+        return importlib.import_module(workload).Config
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"workload: {workload!r} is not known ({error}); choose one of {', '.join(CONFIGS)}, or a module on "
+            "PYTHONPATH with a Config, a dataclass made from RunConfig, and a main"
+        ) from error
+
+
+# How an image file becomes a crop: as torchvision's ImageFolder does it; faster, and from a prepared store if that is
+# what the folder holds; so, but from a store only; or not at all: one batch stays on the device, for every step.
+IMAGE_LOADING = ("pil", "fast", "store", "device")
+CHOICES = {
+    "preset": tuple(PRESETS), "precision": ("float32", "bfloat16"), "image_loading": IMAGE_LOADING,
+    "validation_crop": ("random", "center"),
+    "device": ("auto", "cpu", "gpu"), "on_bad_image": ("fail", "skip"), "stage": ("pretrain", "finetune"),
+    "filter_modes": ("published", "zonal"),
+}  # fmt: skip
 LEAST_VALUES = {
     "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "accumulation_steps": 1, "epochs": 1, "seed": 0,
     "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
@@ -166,6 +234,8 @@ def _typed(name: str, value, kind: type):
     """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
     if kind is float and type(value) is int:
         return float(value)
+    if name.endswith("_years") and type(value) is int:  # one year, read by papermill or the command line
+        return str(value)
     if type(value) is not kind or (kind is float and value != value):
         raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
     return value
@@ -176,7 +246,7 @@ KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", s
 
 def from_dict(values: dict) -> RunConfig:
     """Read a configuration back from a record; every field must be there and none more."""
-    config_class = CONFIGS[values["workload"]]
+    config_class = _class(values["workload"])
     names = {field.name for field in fields(config_class)}
     if names != set(values):
         raise ValueError(f"config: fields differ from {config_class.__name__}: {sorted(names ^ set(values))}")
@@ -193,24 +263,30 @@ def digest(value) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def manifest_digest(dataset: str) -> str:
-    """SHA-256 of a data set's checksum list, so that other data make another run.
-
-    Raises ValueError if there is no manifest of that name.
-    """
-    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
+    """The list of a data set's checksums, as ``sha256sum -c`` reads it; raises ValueError if there is none."""
+    path = folder / dataset / "SHA256SUMS"
     if not path.is_file():
-        known = sorted(p.parent.name for p in DATA_MANIFESTS.glob("*/SHA256SUMS"))
-        raise ValueError(f"dataset: no manifest {path}; known data sets are {', '.join(known) or 'none'}")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+        known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
+        raise ValueError(
+            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
+            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
+        )
+    return path
+
+
+def manifest_digest(dataset: str) -> str:
+    """SHA-256 of a data set's checksum list, so that other data make another run."""
+    return hashlib.sha256(checksum_file(dataset).read_bytes()).hexdigest()
 
 
 def run_id(config: RunConfig) -> str:
     """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
+    preset = f"-{config.preset}" if config.preset != "smoke" else ""
     tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset)})[:8]
     return (
-        f"{config.workload}{stage}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
+        f"{config.workload}{stage}{preset}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
         f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from energynn import manifests, records
 from energynn.cluster import systems
 from energynn.config import RunConfig
 from energynn.measure import perun_adapter, watch
-from energynn.measure.samples import SILENCE_S, Silence, read_events, segments
+from energynn.measure.samples import Silence, read_events, segments
 
 LEAST_FREE_B = 16 * 2**20
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
@@ -98,7 +99,8 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
         )
     systems.load(runs_dir, config.system)
     manifests.verify(config.dataset)
-    find_mpi()
+    if launcher(config.devices) == "alone":
+        warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
     gpus, cores = len(systems.gpus()), systems.usable_cores()
     on_gpu = device_kind(config, gpus) == "gpu"
     if on_gpu and config.devices > gpus:
@@ -136,6 +138,22 @@ def _free_space(runs_dir: Path) -> int:
         return shutil.disk_usage(runs_dir).free
     except OSError as error:
         raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
+
+
+def launcher(devices: int) -> str:
+    """``mpirun``, whose ranks run under perun; ``alone`` for one device where perun or MPI is missing.
+
+    Alone, only our own sampler measures. Raises ValueError with the remedy where several devices have no MPI.
+    """
+    try:
+        if importlib.util.find_spec("perun") is None:
+            raise ValueError("no perun found; `make train-env` installs it")
+        find_mpi()
+    except ValueError:
+        if devices > 1:
+            raise
+        return "alone"
+    return "mpirun"
 
 
 def find_mpi() -> tuple[str, str]:
@@ -194,6 +212,8 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         "config": configuration.to_dict(config),
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
+        "data_root": str(manifests.root(config.dataset).absolute()),
+        "launcher": launcher(config.devices),
         "device_kind": kind,
         "device_name": machine["gpus"][0]["name"] if kind == "gpu" else machine["cpu"],
         "devices": config.devices,
@@ -211,12 +231,16 @@ def begin(config: RunConfig, run_dir: Path) -> None:
 def supervise(run_dir: Path, parent: int) -> int:
     """Start the ranks, relay their lines, and write the record; ends them if the parent process ends or asks to."""
     stop_reasons: list[str] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+    ):  # the last from Slurm, before its limit
         signal.signal(number, lambda n, _frame: stop_reasons.append(f"stopped by {signal.Signals(n).name}"))
     # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    alive = open(run_dir / "run.json")
-    fcntl.flock(alive, fcntl.LOCK_EX)
+    _held = records.hold(run_dir)
     alone = open(run_dir.parent / ".lock", "w")
     fcntl.flock(alone, fcntl.LOCK_EX)
     reserve = run_dir / ".reserve"
@@ -225,7 +249,7 @@ def supervise(run_dir: Path, parent: int) -> int:
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     ranks = subprocess.Popen(
-        mpi_command(folder, intent), env=rank_environment(folder, intent),
+        ranks_command(folder, intent), env=rank_environment(folder, intent),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
     )  # fmt: skip
@@ -236,10 +260,10 @@ def supervise(run_dir: Path, parent: int) -> int:
     while ranks.poll() is None and not stop_reasons:
         if os.getppid() != parent:
             stop_reasons.append("the process that started the run ended")
-        if silence(folder) > SILENCE_S:
-            stop_reasons.append(f"no sample for {SILENCE_S:.0f} s, the sampler is dead")
+        if silent := silence(folder):
+            stop_reasons.append(silent)
         time.sleep(0.05)
-    if stop_reasons and os.getppid() == parent and silence(folder) < SILENCE_S:
+    if stop_reasons and os.getppid() == parent and not silence(folder):
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
@@ -266,11 +290,15 @@ def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
             time.sleep(0.05)
 
 
-def mpi_command(run_dir: Path, intent: dict) -> list[str]:
-    """mpirun with one rank per device, each under perun."""
+def ranks_command(run_dir: Path, intent: dict) -> list[str]:
+    """mpirun with one rank per device, each under perun; or the one rank alone."""
+    if intent["launcher"] == "alone":
+        return [sys.executable, str(TRAIN_SCRIPT), str(run_dir)]
     mpirun, flavour = find_mpi()
     period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu=intent["device_kind"] == "gpu")
+    on_gpu = intent["device_kind"] == "gpu"
+    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
+    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu, gpus)
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
     return [*mpi_start(mpirun, flavour, intent["devices"]), *ranks]
 
@@ -292,11 +320,12 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
     GPUs that the run does not use are hidden from it, so that their energy is not counted either.
     """
     threads = str(intent["config"]["threads_per_device"])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(intent["machine"]["gpus"]))))
-    used = visible.split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu["index"]) for gpu in intent["machine"]["gpus"])
+    used = visible.replace(" ", "").split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
     return perun_adapter.environment(run_dir, mpi_environment()) | {
         "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-        "CUDA_VISIBLE_DEVICES": ",".join(used), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+        "CUDA_VISIBLE_DEVICES": ",".join(used), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
 
 

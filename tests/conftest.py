@@ -54,7 +54,6 @@ def run_dir(tmp_path):
             (0.0, "training_start", dict(dataset_samples=1000)),
             (TRAINING_S - 0.1, "epoch", dict(epoch=1, epochs=1, training_loss=2.0, **counts)),
             (TRAINING_S, "training_end", dict(**counts, forward_backward_passes=10, metrics={"top1_error": 0.25})),
-            (TRAINING_S, "phases", dict(forward_s=8.0, backward_s=10.0)),
             (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
         ]
         text = "".join(
@@ -62,5 +61,8 @@ def run_dir(tmp_path):
             for t, name, fields in events if rank == 0 or name != "epoch"
         )  # fmt: skip
         (folder / f"events-rank{rank}.jsonl").write_text(text)
+        phases = {"t": T0_NS, "phase": [0, 1], "gap_us": [0, 500_000], "length_us": [8_000_000 + rank, 10_000_000]}
+        text = json.dumps({"names": ["forward", "backward"]}) + "\n" + json.dumps(phases) + "\n"
+        (folder / f"phases-rank{rank}.jsonl").write_text(text)
     write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)
     return folder

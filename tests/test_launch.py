@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from pathlib import Path
@@ -14,9 +15,10 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, config, launch, records
+from energynn import cli, config, launch, manifests, records
+from energynn.cluster import local
 from energynn.config import REPOSITORY
-from energynn.measure import perun_adapter
+from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
 from tests.processes import processes_of, wait_until
@@ -112,7 +114,7 @@ def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
     started = python_run(runs_dir, ENDLESS)
     wait_until(lambda: training_has_begun(runs_dir))
     victim(runs_dir, "sampler", started).kill()
-    output = started.communicate(timeout=launch.SILENCE_S + 20)[0]
+    output = started.communicate(timeout=samples.SILENCE_S + 20)[0]
     assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
     assert not processes_of(runs_dir)
 
@@ -163,11 +165,14 @@ def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
         "perun's data are kept, too"
     )
     output = python_run(runs_dir, parameters).communicate(timeout=120)[0]
-    assert "goes on from epoch" in output
+    assert "goes on after " in output
     record = records.read(run_dir)
     assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
         "invalid_reasons"
     ]
+    for phases in record["phases"]:  # of both segments
+        in_phases_s = sum(seconds for name, seconds in phases.items() if name != "rank")
+        assert 0.7 * record["training_time_s"] < in_phases_s <= record["training_time_s"] and phases["checkpoint_s"] > 0
     assert len(record["segments"]) == 2 and record["segments"][1]["gap_before_s"] > 1
     assert record["energy_cpu_J"] > first["energy_cpu_J"] > 0
     assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
@@ -251,6 +256,9 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         launch.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
     with pytest.raises(ValueError, match="no manifest"):
         launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
+    launch.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
+    intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
+    assert intent["data_root"].endswith("data_manifests/era5_ensemble") and "data_root" not in intent["config"]
     many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
     assert "64 devices" in many[0]
     monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)
@@ -259,7 +267,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
-    four = [{"name": "a GPU", "driver": "1", "power_limit_W": 400.0}] * 4
+    four = [{"index": index, "name": "a GPU", "driver": "1", "power_limit_W": 400.0} for index in range(4)]
     monkeypatch.setattr(launch.systems, "gpus", lambda: four)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -267,12 +275,13 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
         run_dir = tmp_path / "local" / f"run{len(list(tmp_path.glob('local/run*')))}"
         launch.begin(config.make("fourcastnet", **parameters), run_dir)
         intent = json.loads((run_dir / "run.json").read_text())
-        launch.mpi_command(run_dir, intent)
+        launch.ranks_command(run_dir, intent)
         return intent, launch.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
 
     intent, variables, perun = environment(devices=2)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
+    assert "CUDA:(?!(0|1)_)" in perun and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     intent, variables, perun = environment(devices=2, device="cpu")
     assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "exclude_backends = nvml amdsmi" in perun
@@ -283,6 +292,57 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     monkeypatch.setattr(launch.systems, "gpus", lambda: [])
     with pytest.raises(ValueError, match="this machine has 0"):
         launch.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
+
+
+@pytest.mark.slow
+def test_without_perun_one_device_is_measured_by_our_own_sampler(tmp_path):
+    """A machine with a torch of its own and little else, as a GPU server may be."""
+    program = (
+        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
+        "from energynn import config, launch\n"
+        f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'runs')!r})\n"
+        "try:\n    launch.run(config.make(devices=2), 'x')\nexcept ValueError as error:\n    print('refused:', error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
+    record = records.read(only_run(tmp_path / "runs"))
+    assert record["valid"] and record["launcher"] == "alone", done.stdout + done.stderr
+    assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
+    assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / "runs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_gpu_study_runs_dry_where_only_torch_is_installed(tmp_path):
+    """As on a GPU server that is lent for minutes: no perun, no MPI, no papermill, nothing of the analysis."""
+    manifests.verify("photographs")
+    missing = ("perun", "mpi4py", "papermill", "ipykernel", "altair", "pandas", "statsmodels", "skimage", "sklearn")
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder as Finder\nfind = Finder.find_spec\n"
+        f"missing = lambda name: name.partition('.')[0] in {missing!r}\n"
+        "Finder.find_spec = lambda name, *more, **named: None if missing(name) else find(name, *more, **named)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    words = [sys.executable, "-m", "energynn.cli", "study", "run", "gpu", "--dry-run"]
+    words += ["--runs-dir", str(tmp_path / "runs"), "--archive", str(tmp_path / "all.tar.gz")]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": path})
+    found = [records.read(path.parent) for path in (tmp_path / "runs").rglob("record.json")]
+    assert done.returncode == 0 and len(found) == 6 and all(record["valid"] for record in found), done.stdout[-3000:]
+    assert {(record["workload"], record["config"]["preset"]) for record in found} == {
+        (workload, preset) for workload in ("resnet50", "fourcastnet") for preset in ("paper", "fast")
+    }  # fmt: skip
+    assert all(record["idle_power_cpu_before_W"] > 0 and record["samples_in_training"] >= 60 for record in found)
+    with tarfile.open(tmp_path / "all.tar.gz") as packed:
+        packed.extractall(tmp_path / "home", filter="data")
+    assert records.check(tmp_path / "home") == [] and len(records.run_dirs(tmp_path / "home")) == 6
+
+
+def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(local, "execute", lambda *more: (0, ""))
+    monkeypatch.setattr(local.launch, "preflight", lambda *more: [])
+    runs = [config.make("fourcastnet", seed=seed) for seed in range(3)]
+    assert local.run_study(runs, tmp_path, minutes=-1) == []
+    assert all(config.run_id(run) in capsys.readouterr().out for run in runs[:1])
 
 
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):

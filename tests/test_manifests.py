@@ -1,5 +1,6 @@
 """Verification of the data sets, on copies that the tests may damage."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -7,8 +8,8 @@ import time
 
 import pytest
 
-from energynn import config, manifests
-from energynn.data import photographs
+from energynn import cli, config, manifests, records
+from energynn.data import era5_sources, photographs, progress
 
 
 @pytest.fixture
@@ -67,11 +68,11 @@ def test_missing_and_damaged_manifests_are_named(copies):
     with pytest.raises(ValueError, match="imagenet: no manifest.*era5_ensemble, photographs"):
         manifests.verify("imagenet", silent)
     folder = copies / "data_manifests" / "era5_ensemble"
-    (folder / "SHA256SUMS").write_text("not a checksum\n")
-    with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
-        manifests.verify("era5_ensemble", silent)
     (folder / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="manifest.json is damaged"):
+        manifests.verify("era5_ensemble", silent)
+    (folder / "SHA256SUMS").write_text("not a checksum\n")
+    with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
         manifests.verify("era5_ensemble", silent)
     (folder / "SHA256SUMS").unlink()
     with pytest.raises(ValueError, match="no manifest"):
@@ -107,6 +108,15 @@ def test_manifests_say_what_is_needed():
         assert {entry["name"]: entry["sha256"] for entry in manifest["distribution"]} == manifests.checksums(dataset)
         assert manifest["energynn:files"] == len(manifest["distribution"])
         assert (config.DATA_MANIFESTS / dataset / "README.md").is_file()
+    texts = json.loads(manifests.DESCRIPTIONS.read_text())
+    rule = texts["photographs"]["energynn:rule"]
+    for constant in (
+        f"{photographs.CROPS['train']} training crops of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels",
+        f"left {photographs.TRAIN_SHARE:.0%}", f"{photographs.CROPS['val']} validation crops",
+        f"[{photographs.SEED}, class index]", f"JPEG quality {photographs.JPEG_QUALITY}",
+    ):  # fmt: skip
+        assert constant in rule
+    assert ", ".join(era5_sources.CHANNELS) in texts["era5"]["description"]
 
 
 def test_build_needs_its_source():
@@ -114,3 +124,81 @@ def test_build_needs_its_source():
         manifests.build("era5_ensemble")
     with pytest.raises(ValueError, match="not known"):
         manifests.build("cats")
+
+
+@pytest.fixture
+def imagenet_tree(copies, monkeypatch):
+    """Three classes of few files; verification does not decode them."""
+    monkeypatch.setattr(manifests, "VERIFIED", copies / "verified")
+    for split, counts in (("train", (5, 2, 4)), ("val", (1, 1, 1))):
+        for label, count in enumerate(counts):
+            folder = copies / "imagenet" / split / f"n{label}"
+            folder.mkdir(parents=True)
+            for k in range(count):
+                (folder / f"n{label}_{k}.JPEG").write_bytes(f"{split} {label} {k}".encode())
+    return copies / "imagenet"
+
+
+def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, capsys):
+    assert cli.main(["manifest", "build", "imagenet", "--root", str(imagenet_tree)]) == 0
+    manifest = manifests.read("imagenet")
+    assert manifest["energynn:splits"]["train"]["classes"] == {"n0": 5, "n1": 2, "n2": 4}
+    assert [s["count"] for s in manifest["energynn:subsets"]["train"]][:9] == [11 * 2**k // 256 for k in range(9)]
+    assert not manifest["energynn:complete"] and len(manifests.checksums("imagenet")) == 14
+    sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
+    subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=imagenet_tree, check=True)
+
+    with pytest.raises(ValueError, match="set ENERGYNN_IMAGENET"):
+        manifests.verify("imagenet")
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(imagenet_tree))
+    assert manifests.verify("imagenet", silent) == imagenet_tree
+    victim = imagenet_tree / "train" / "n2" / "n2_3.JPEG"
+    victim.write_bytes(b"TRAIN 2 3")
+    assert manifests.verify("imagenet", silent) == imagenet_tree  # names only
+    capsys.readouterr()
+    assert cli.main(["manifest", "verify", "imagenet", "--root", str(imagenet_tree)]) == 2
+    assert "train/n2/n2_3.JPEG differs from its sha256" in capsys.readouterr().err
+    victim.unlink()
+    with pytest.raises(ValueError, match="train/n2 has 3 images, not 4"):
+        manifests.verify("imagenet", silent)
+    victim.with_name("n2_9.JPEG").write_bytes(b"")
+    with pytest.raises(ValueError, match="images of train have other names"):
+        manifests.verify("imagenet", silent)
+
+
+def test_known_archives_are_checked(imagenet_tree):
+    manifests.build("imagenet", imagenet_tree, silent)
+    (imagenet_tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
+    with pytest.raises(ValueError, match="img_val.tar differs from its md5 29b22e"):
+        manifests.verify("imagenet", silent, imagenet_tree, every_byte=True)
+
+
+def test_an_interrupted_verification_goes_on(imagenet_tree, copies, monkeypatch):
+    sums = {str(p.relative_to(imagenet_tree)): records.sha256(p) for p in imagenet_tree.rglob("*.JPEG")}
+    found = manifests.digests(imagenet_tree, {name: (imagenet_tree / name, 0, -1) for name in sums}, silent)
+    first = [next(found)[0] for _ in range(6)]
+    found.close()  # as an interruption does
+    (sidecar,) = (copies / "verified").iterdir()
+    with open(sidecar, "a") as file:
+        file.write("train/n1/n1_0.JPEG\t9\t17")  # the process died within a line
+    hashed = []
+    monkeypatch.setattr(manifests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
+    manifests.verify_tree(imagenet_tree, sums, silent)
+    assert len(hashed) == len(sums) - 6
+    manifests.verify_tree(imagenet_tree, sums, silent)
+    assert len(hashed) == len(sums) - 6  # all is known
+    (imagenet_tree / first[0]).write_bytes(b"changed")
+    with pytest.raises(ValueError, match=f"{first[0]} differs"):
+        manifests.verify_tree(imagenet_tree, sums, silent)
+    (imagenet_tree / first[0]).unlink()
+    with pytest.raises(ValueError, match=f"{first[0]} is missing"):
+        manifests.verify_tree(imagenet_tree, sums, silent)
+
+
+def test_progress_tells_rate_and_time_left(monkeypatch):
+    lines, clock = [], iter([0.0, 0.0, 1.0, 4.0, 5.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    advance = progress.meter("hash", 10, "GB", lines.append)
+    for _ in range(3):
+        advance(1)
+    assert lines == ["hash: 2 of 10 GB, 0.5 GB/s, 16 s left"]

@@ -32,7 +32,6 @@ TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provena
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
 LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe", "run_dir")
 REQUIRED = ("run_id", "workload", "system", "devices", "training_time_s", "device_hours_training", "config", "valid")
-NO_TRAINING = ("command", "perun import")  # workloads of records that `energynn measure` and `import-perun` write
 CPU_MODEL = ("idle_W_per_core", "full_W_per_core", "cores")
 
 
@@ -49,7 +48,7 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
             record = json.loads(path.read_text())
-            if record.get("workload") in NO_TRAINING:
+            if record.get("workload") in records.NO_TRAINING:
                 continue
             row = _row(record, path)
             _check_files(record, path.parent)

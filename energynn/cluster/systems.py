@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 from energynn.config import REPOSITORY
+from energynn.measure import sensors
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
 # vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of the paper's H100 nodes; about a third
@@ -47,21 +48,20 @@ def usable_cores() -> int:
 
 
 def gpus() -> list[dict]:
-    """Name, driver and power limit of every visible NVIDIA GPU; empty without a working NVML."""
+    """Number, name, driver and power limit of the NVIDIA GPUs that this job may use; empty without a working NVML."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        return [
-            {
-                "name": str(pynvml.nvmlDeviceGetName(handle)),
-                "driver": str(driver),
-                "power_limit_W": pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-            }
-            for handle in handles
-        ]
+        names = [sensors.names_of_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        driver = sensors.text(pynvml.nvmlSystemGetDriverVersion())
+        found = []
+        for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+            name = sensors.text(pynvml.nvmlDeviceGetName(handle))
+            found.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
+        return found
     except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
         return []
 

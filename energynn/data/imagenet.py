@@ -1,28 +1,308 @@
-"""ImageNet's folder tree: one folder per class, and subsets of it that are nested, balanced and reproducible."""
+"""ImageNet's images wherever they lie, subsets of them that are nested, balanced and reproducible, and a fast store.
+
+They are found in ImageFolder's tree (``train/<synset>/*.JPEG``, ``val/<synset>/*.JPEG``), in the official archives,
+which are read in place, or in a prepared store. A split's ``Listing`` is the same from all three but for the place.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from itertools import chain, zip_longest
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 
-def stratified_prefix(samples: Sequence[tuple[str, int]], count: int, seed: int = 0) -> list[int]:
+from energynn.config import REPOSITORY
+from energynn.data.progress import meter
+from energynn.records import whole
+
+SPLITS = ("train", "val")
+ENDINGS = (".jpeg", ".jpg", ".png")
+INDEX = REPOSITORY / "build" / "imagenet"  # where the images of an archive begin, kept from one call to the next
+# Archive -> MD5 as image-net.org publishes them; the development kit tells the classes of the validation images.
+ARCHIVES = {
+    "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
+    "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
+    "ILSVRC2012_devkit_t12.tar.gz": "fa75699e90414af021442c21a62c3abf",
+}
+TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
+SAMPLES = {"train": 1_281_167, "val": 50_000}
+# (n, n_max) of the study's scaled data sets (design.md, section 5).
+SCALES = [(2**power, n_max) for n_max in (256, 16) for power in range(n_max.bit_length())]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images of one split, sorted by class and name; arrays, because loader workers would copy a long list.
+
+    names: (samples,) bytes, "<split>/<class>/<file>"; labels: (samples,) index into classes; place: the folder of a
+    tree, or the file that holds every image from ``offsets`` for ``sizes`` bytes, both (samples,).
+    """
+
+    classes: tuple[str, ...]
+    names: np.ndarray
+    labels: np.ndarray
+    place: Path
+    offsets: np.ndarray | None = None
+    sizes: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def where(self, index: int) -> str:
+        """The image's path, or its archive and its name there, for messages."""
+        name = self.names[index].decode()
+        return str(self.place / name) if self.offsets is None else f"{self.place}: {name}"
+
+    def piece(self, index: int) -> tuple[str, int, int]:
+        """File, offset and bytes of the image; -1 bytes are the whole file."""
+        if self.offsets is None:
+            return f"{self.place}/{self.names[index].decode()}", 0, -1
+        return str(self.place), int(self.offsets[index]), int(self.sizes[index])
+
+    def read(self, index: int) -> bytes:
+        """The image's bytes as they lie there. Raises ValueError if the file ends before."""
+        path, offset, size = self.piece(index)
+        if size < 0:
+            with open(path, "rb") as file:
+                return file.read()
+        data = os.pread(_descriptor(path), size, offset)
+        if len(data) != size:
+            raise ValueError(f"{self.where(index)}: the file ends within this image; copy it again")
+        return data
+
+
+@lru_cache
+def _descriptor(path: str) -> int:
+    """A file, opened once in each process; pread has no position that forked loader workers could share."""
+    return os.open(path, os.O_RDONLY)
+
+
+def list_images(root: Path, progress: Callable[[str], None] = print) -> tuple[Listing, Listing]:
+    """Training and validation images below ``root``: prepared store, else trees, else official archives.
+
+    Raises ValueError naming what is missing: the split, a class folder, a class without images, the development kit.
+    """
+    training, validation = (_list_split(Path(root), split, progress) for split in SPLITS)
+    for name in sorted(set(training.classes) ^ set(validation.classes)):
+        split = "val" if name in training.classes else "train"
+        raise ValueError(f"images: class {name} is missing in {Path(root) / split}; it is in the other split")
+    return training, validation
+
+
+def _list_split(root: Path, split: str, progress: Callable[[str], None]) -> Listing:
+    store, tree, archive = root / f"{split}.ppm", root / split, root / f"ILSVRC2012_img_{split}.tar"
+    if store.is_file():
+        if not store.with_suffix(".npz").is_file():
+            raise ValueError(f"images: {store} is not complete; `energynn imagenet prepare` goes on with it")
+        return _listing(store, **np.load(store.with_suffix(".npz")))
+    if tree.is_dir():
+        return _listing(root, list(_names_of_tree(root, split)))
+    if archive.is_file():
+        return _listing(archive, **_index(archive, progress))
+    raise ValueError(f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; name another folder")
+
+
+def _listing(place: Path, names: Sequence[bytes], offsets=None, sizes=None) -> Listing:
+    """Sorted, and with the classes that the names tell."""
+    names = np.asarray(names, dtype=bytes)
+    order = np.argsort(names, kind="stable")
+    folders = np.array([name.split(b"/")[1] for name in names[order]])
+    classes, labels = np.unique(folders, return_inverse=True)
+    offsets, sizes = (None if values is None else np.asarray(values)[order] for values in (offsets, sizes))
+    return Listing(tuple(name.decode() for name in classes), names[order], labels, place, offsets, sizes)
+
+
+def _names_of_tree(root: Path, split: str) -> Iterable[bytes]:
+    for folder in os.scandir(root / split):
+        if folder.is_dir():
+            names = [file.name for file in os.scandir(folder) if file.name.lower().endswith(ENDINGS)]
+            if not names:
+                raise ValueError(f"images: {folder.path} has no images; copy this class again")
+            yield from (os.fsencode(f"{split}/{folder.name}/{name}") for name in names)
+
+
+def _index(archive: Path, progress: Callable[[str], None]) -> dict[str, np.ndarray]:
+    """Names, offsets and sizes of the images in an archive, from its headers; they are read once and kept."""
+    found = archive.stat()
+    key = hashlib.sha256(f"{archive.resolve()}|{found.st_size}|{found.st_mtime_ns}".encode()).hexdigest()[:16]
+    kept = INDEX / f"{key}.npz"
+    if not kept.is_file():
+        advance = meter(f"index of {archive.name}", found.st_size / 1e9, "GB", progress)
+        rows = _training_members if archive.name == TRAINING_ARCHIVE else _validation_members
+        try:
+            with tarfile.open(archive, "r:") as file:
+                names, offsets, sizes = zip(*rows(file, archive, advance), strict=True)
+        except (tarfile.TarError, ValueError) as error:
+            raise ValueError(f"images: {archive} cannot be indexed ({error}); copy it again") from error
+        _save(kept, names=np.asarray(names, dtype=bytes), offsets=np.asarray(offsets), sizes=np.asarray(sizes))
+    return dict(np.load(kept))
+
+
+def _training_members(outer: tarfile.TarFile, archive: Path, advance) -> Iterable[tuple[bytes, int, int]]:
+    """One archive per synset within the archive."""
+    for member in outer:
+        with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
+            for image in inner:
+                name = f"train/{Path(member.name).stem}/{Path(image.name).name}"
+                yield name.encode(), member.offset_data + image.offset_data, image.size
+        advance(member.size / 1e9)
+
+
+def _validation_members(flat: tarfile.TarFile, archive: Path, advance) -> Iterable[tuple[bytes, int, int]]:
+    """ILSVRC2012_val_00000001.JPEG and so on; line k of the development kit's ground truth is the class of image k."""
+    from scipy.io import loadmat
+
+    path = archive.with_name(DEVELOPMENT_KIT)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing, which tells the classes of the validation images")
+    with tarfile.open(path) as kit:
+        texts = {Path(member.name).name: kit.extractfile(member).read() for member in kit if member.isfile()}
+    synsets = np.atleast_1d(loadmat(io.BytesIO(texts["meta.mat"]), squeeze_me=True)["synsets"])
+    synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
+    truth = [synset_of[int(line)] for line in texts["ILSVRC2012_validation_ground_truth.txt"].split()]
+    for image in flat:
+        name = Path(image.name).name
+        number = int(Path(name).stem.rpartition("_")[2])
+        yield f"val/{truth[number - 1]}/{name}".encode(), image.offset_data, image.size
+        advance(image.size / 1e9)
+
+
+def _save(path: Path, **arrays: np.ndarray) -> None:
+    """Write a .npz file that is there at once and whole, also if several ranks write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file:
+        np.savez(file, **arrays)
+
+
+# ------------------------------------------------------------------------------------------------------------- subsets
+
+
+def stratified_prefix(names: Sequence[str | bytes], labels: Sequence[int], count: int, seed: int = 0) -> np.ndarray:
     """Indices of the first ``count`` samples (0: all) in an order that takes one sample of each class in turn.
 
-    ``samples`` are ImageFolder's pairs of path and class index. Inside a class the order is that of
-    sha256("seed|file name"), so that a larger subset contains every smaller one on any machine; a class without
-    samples left is skipped. Raises ValueError if there are fewer than ``count`` samples.
+    Inside a class the order is that of sha256("seed|file name"), so that a larger subset contains every smaller one
+    on any machine; a class without samples left is skipped. Raises ValueError if there are fewer than ``count``.
     """
-    if count > len(samples):
-        raise ValueError(f"asked for {count} samples, the data set has {len(samples)}; ask for fewer, or 0 for all")
+    if count > len(names):
+        raise ValueError(f"asked for {count} samples, the data set has {len(names)}; ask for fewer, or 0 for all")
     if count == 0:
-        return list(range(len(samples)))
-    by_class: dict[int, list[tuple[str, int]]] = {}
-    for index, (path, label) in enumerate(samples):
-        key = hashlib.sha256(f"{seed}|{Path(path).name}".encode()).hexdigest()
-        by_class.setdefault(label, []).append((key, index))
-    columns = [sorted(by_class[label]) for label in sorted(by_class)]
-    in_turn = (entry[1] for entry in chain.from_iterable(zip_longest(*columns)) if entry is not None)
-    return [index for index, _ in zip(in_turn, range(count), strict=False)]
+        return np.arange(len(names))
+    labels, prefix = np.asarray(labels), f"{seed}|".encode()
+    keys = np.array([hashlib.sha256(prefix + os.path.basename(os.fsencode(name))).digest() for name in names])
+    by_class = np.lexsort((keys, labels))
+    sorted_labels = labels[by_class]
+    turn = np.arange(len(names)) - np.searchsorted(sorted_labels, sorted_labels)
+    return by_class[np.lexsort((sorted_labels, turn))][:count]
+
+
+def subsets(listing: Listing, seed: int = 0) -> list[dict]:
+    """The scaled subsets floor(samples n / n_max): n, n_max, count, and the SHA-256 of the chosen names in order."""
+    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing), seed)]
+    counts = {scale: len(listing) * scale[0] // scale[1] for scale in SCALES}
+    digests, digest, done = {}, hashlib.sha256(), 0
+    for count in sorted(set(counts.values())):
+        digest.update(b"".join(name + b"\n" for name in names[done:count]))
+        digests[count], done = digest.copy().hexdigest(), count
+    return [{"n": n, "n_max": n_max, "count": count, "digest": digests[count]} for (n, n_max), count in counts.items()]
+
+
+def summary(listing: Listing) -> dict:
+    """Number of images, SHA-256 of their names in sorted order, and images per class: compared at every start."""
+    digest = hashlib.sha256(b"".join(name + b"\n" for name in listing.names)).hexdigest()
+    counts = np.bincount(listing.labels).tolist()
+    return {"count": len(listing), "digest": digest, "classes": dict(zip(listing.classes, counts, strict=True))}
+
+
+# ------------------------------------------------------------------------------------------------------ prepared store
+
+
+def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print) -> list[str]:
+    """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
+
+    Each image is a PPM (``ppm``) whose shorter side is at most ``shorter_side`` pixels (0: as it is): other pixels than
+    the originals', so a training with them is another experiment. An interrupted call goes on where it stopped. An
+    image that cannot be decoded is kept as one without pixels, which training names as bad; returns where these lie.
+    Raises ValueError if ``out`` was begun with other images or another size.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    listings, bad, note = list_images(root, progress), [], out / "prepared.json"
+    names = [summary(listing)["digest"] for listing in listings]
+    made_from = json.dumps({"shorter_side_pixels": shorter_side, "names_sha256": names})
+    if note.is_file() and note.read_text() != made_from:
+        raise ValueError(f"images: {out} was begun with other images or sizes: {note.read_text()}; empty it first")
+    note.write_text(made_from)
+    for split, listing in zip(SPLITS, listings, strict=True):
+        path, complete = out / f"{split}.ppm", out / f"{split}.npz"
+        offsets = _ppm_offsets(path)[: len(listing) + 1]
+        advance = meter(f"prepare {split}", len(listing) - len(offsets) + 1, "images", progress)
+        complete.unlink(missing_ok=True)
+        with open(path, "ab") as file, ThreadPoolExecutor() as pool:
+            file.truncate(offsets[-1])
+            while (done := len(offsets) - 1) < len(listing):  # a batch at a time, so that memory stays bounded
+                batch = range(done, min(done + BATCH, len(listing)))
+                for data in pool.map(lambda index: ppm(listing.read(index), shorter_side), batch):  # noqa: B023
+                    file.write(data)
+                    offsets.append(offsets[-1] + len(data))
+                advance(len(batch))
+        sizes = np.diff(offsets)
+        bad += [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
+        _save(complete, names=listing.names, offsets=np.array(offsets[:-1]), sizes=sizes)
+    return bad
+
+
+NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
+BATCH = 256  # images in memory at once
+
+
+def ppm(data: bytes, shorter_side: int) -> bytes:
+    """An image file as binary PPM, reduced to ``shorter_side``; its comment tells the original width and height."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            width, height = image.size
+            scale = min(1.0, shorter_side / min(width, height)) if shorter_side else 1.0
+            if scale < 1:  # thumbnail lets libjpeg decode at a fraction of the size where that is still large enough
+                image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+            image = image.convert("RGB")
+    except BAD_IMAGE:
+        return NO_PIXELS
+    return b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *image.size) + image.tobytes()
+
+
+BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
+
+
+def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
+    """Pixels (height, width, 3) uint8 and the original (height, width) of what ``ppm`` wrote; raises ValueError."""
+    _, original, size, _, _ = data[:64].split(b"\n", 4)
+    width, height = map(int, size.split())
+    if not width:
+        raise ValueError("could not be decoded when the store was prepared")
+    original_width, original_height = map(int, original.split()[1:])
+    pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - 3 * width * height)
+    return pixels.reshape(height, width, 3), (original_height, original_width)
+
+
+def _ppm_offsets(path: Path) -> list[int]:
+    """Where the whole images of a store begin, and where the last of them ends; goes from header to header."""
+    offsets = [0]
+    if path.is_file():
+        with open(path, "rb") as file:
+            length = path.stat().st_size
+            while len(header := file.read(64).split(b"\n", 4)) == 5:
+                width, height = map(int, header[2].split())
+                end = offsets[-1] + sum(map(len, header[:4])) + 4 + 3 * width * height
+                if end > length:
+                    break
+                offsets.append(end)
+                file.seek(end)
+    return offsets

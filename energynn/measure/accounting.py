@@ -61,10 +61,12 @@ def account(run_dir: Path) -> dict:
 def _account_segment(folder: Path) -> dict:
     """The same for the raw files of one segment."""
     events, hosts = read_events(folder), read_hosts(folder)
+    leave_out_unused(events, hosts)
     of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
     result: dict = {"sensors": [], "clocks": [], "overhead": [host.overhead() for host in hosts], "flags": []}
     result["clocks"] = [_clock(host) for host in hosts if host.clocks]
     host_of_rank = {event["rank"]: event["host"] for event in of_kind("rank_start")}
+    uuids = {event["rank"]: _plain_uuid(event.get("gpu_uuid")) for event in of_kind("rank_start")}
     if host_of_rank:
         result["nodes"] = len(set(host_of_rank.values()))
     if hosts:
@@ -74,7 +76,9 @@ def _account_segment(folder: Path) -> dict:
         result["flags"] += list(dict.fromkeys(host.problems))
         result["flags"] += [f"the wall clock of {step['host']} was set by {step['step_s']:+.2f} s while the run went on"
                             for step in host.wall_clock_steps()]  # fmt: skip
-    starts, ends = of_kind("training_start"), of_kind("training_end")
+    # A rank whose file was cut off before its start is on no host that we know of.
+    starts, ends = ([event for event in of_kind(kind) if event["rank"] in host_of_rank]
+                    for kind in ("training_start", "training_end"))  # fmt: skip
     # Each host has its own monotonic clock: its ranks' marks bound the window of its own samples.
     windows = {}
     for host in sorted(set(host_of_rank.values())):
@@ -101,8 +105,12 @@ def _account_segment(folder: Path) -> dict:
                                   for sensor in samples.header["sensors"] if sensor["id"] not in seen]  # fmt: skip
             counts.append(int(((samples.t_ns >= start_ns) & (samples.t_ns <= end_ns)).sum()))
     blind = sorted(set(host_of_rank.values()) - {host.host for host in hosts if len(host.t_ns)})
-    if blind:  # its energy is missing from every sum
-        result["flags"].append(f"no samples of {', '.join(blind)}: its energy is missing")
+    blind = [f"no samples of {host}: its energy is missing" for host in blind]  # from every sum
+    for rank, uuid in uuids.items():
+        sensors = [sensor for host in hosts if host.host == host_of_rank[rank] for sensor in host.header["sensors"]]
+        if uuid and uuid not in {_uuid_of(sensor) for sensor in sensors}:
+            blind.append(f"rank {rank}: no sensor of its GPU {uuid} on {host_of_rank[rank]}; its energy is missing")
+    result["flags"] += blind
     for entry in result["sensors"]:
         if entry.get("aliased"):
             result["flags"].append(
@@ -120,10 +128,20 @@ def _account_segment(folder: Path) -> dict:
         result["samples_in_training"], result["coverage"] = 0, 0.0
     result["windows"], result["host_of_rank"] = windows, host_of_rank
     result["rank_windows"] = _rank_windows(starts, ends, host_of_rank, windows)
-    result["gpu_of_rank"] = {event["rank"]: event.get("gpu_uuid") for event in of_kind("rank_start")}
+    result["gpu_of_rank"] = uuids
     result["phases"] = read_phases(folder)
     result["idle_windows"] = _idle_windows(events, host_of_rank)
     return result
+
+
+def leave_out_unused(events: list[dict], hosts: list[Samples]) -> None:
+    """Where every rank has said which GPU it uses, others of its host that were sampled enter no sum."""
+    starts = [event for event in events if event["event"] == "rank_start"]
+    for samples in hosts:
+        used = {_plain_uuid(event.get("gpu_uuid")) for event in starts if event["host"] == samples.host}
+        for sensor in samples.header["sensors"] if used and None not in used else ():
+            if sensor["component"] == "gpu" and _uuid_of(sensor) not in used:
+                sensor |= {"primary": False, "used": False}
 
 
 def _rank_windows(starts, ends, host_of_rank, windows) -> dict[int, tuple[int, int]]:
@@ -233,11 +251,20 @@ def _shares(part: dict, rank: int, host: str, ranks_of_host: int) -> dict[str, l
     uuid = part["gpu_of_rank"].get(rank)
     shares: dict[str, list[tuple[Curve, float]]] = {}
     for curve in part["curves"].get(host, ()):
-        component, notes = curve.sensor["component"], curve.sensor.get("notes") or {}
+        component = curve.sensor["component"]
         if not curve.sensor["primary"]:
             continue
         if component != "gpu":
             shares.setdefault(component, []).append((curve, 1 / ranks_of_host))
-        elif uuid and notes.get("uuid", "").removeprefix("GPU-") == uuid.removeprefix("GPU-"):
+        elif uuid and _uuid_of(curve.sensor) == uuid:
             shares.setdefault(component, []).append((curve, 1.0))
     return shares
+
+
+def _uuid_of(sensor: dict) -> str | None:
+    return _plain_uuid((sensor.get("notes") or {}).get("uuid"))
+
+
+def _plain_uuid(uuid: str | None) -> str | None:
+    """A GPU's UUID as NVML and torch both write it: NVML begins it with GPU-, torch does not."""
+    return uuid.removeprefix("GPU-").lower() if uuid else None

@@ -7,10 +7,12 @@ sampler process of our own, and rank 0 writes the record.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -23,8 +25,9 @@ from energynn import records
 from energynn.cluster import systems
 from energynn.measure import perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
-from energynn.measure.samples import SILENCE_S, Events, Silence, read_events, segments
+from energynn.measure.samples import Events, Silence, has_begun, read_events, segments
 
+ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 PERUN_PERIOD_S = 1.0  # as in the paper
 READY_S = 60.0  # for the first sample; Python starts slowly from a cluster's file system
@@ -51,32 +54,41 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     command prints goes to standard error. Raises ValueError with the remedy before the command is started.
     """
     rank, size, launched = world()
-    run_dir, folder = _prepare(command, out, period_s, rank, size, launched)
-    with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     stopped: list[int] = []
     children: list[subprocess.Popen] = []
     _pass_signals_on(children, stopped)
+    run_dir, folder, _held = _prepare(command, out, period_s, rank, size, launched)
     stdout = sys.stderr if quiet else None
+    with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     if with_perun:
-        perun_adapter.write_configuration(folder / "perun.ini", folder, PERUN_PERIOD_S, on_gpu=True)
+        gpus = [gpu["index"] for gpu in systems.gpus()]
+        perun_adapter.write_configuration(folder / "perun.ini", folder, PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
         perun = perun_adapter.command(Path(__file__).with_name("__main__.py"), folder, folder / "perun.ini")
+        # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         children.append(subprocess.Popen(perun, env=perun_adapter.environment(folder, dict(os.environ)), stdout=stdout,
-                                         preexec_fn=die_with_parent))  # fmt: skip
+                                         preexec_fn=_prepare_child))  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number in stopped:  # before there was a process to pass it on to
+            children[0].send_signal(number)
         _wait(children[0], folder)
-    else:
-        stop_sampler = _start_sampler(folder, size)
-        _run(command, folder, rank, children, stdout)
+        if not read_events(folder) and not stopped:
+            print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
+            with_perun = False
+    if not with_perun:
+        stop_sampler = start_sampler(folder, size, stopped)
+        _run(command, folder, rank, children, stopped, stdout)
         stop_sampler()
     status, reason, exit_status = _outcome(folder, rank, stopped)
     if rank > 0:
         return None, exit_status
-    if size > 1:
+    if size > 1 and not stopped:
         status, reason = _outcome_of_all(folder, size)
     return records.build(run_dir, status, reason), exit_status
 
 
-def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path]:
-    """The run's folder, with run.json in it, and the folder of this start's raw files."""
+def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path, list]:
+    """The run's folder, with run.json in it, the folder of this start's raw files, and locks for as long as we live."""
     if not command:
         raise ValueError("measure: no command; write it after --, as in: energynn measure -- python train.py")
     if shutil.which(command[0]) is None:
@@ -89,22 +101,53 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path]:
     run_dir = (out or Path("runs") / "measured" / name).absolute()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise ValueError(f"out: cannot write to {run_dir} ({error.strerror}); choose a folder you own") from error
-    if rank == 0 and not (run_dir / "run.json").exists():
-        records.write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
-    _until(lambda: (run_dir / "run.json").exists(), f"{run_dir / 'run.json'} from rank 0; is --out on a shared disk?")
-    intent = json.loads((run_dir / "run.json").read_text())
-    if intent["workload"] != "command":
-        raise ValueError(f"out: {run_dir} holds a run of {intent['workload']}; choose another folder")
-    given = {"command": shlex.join(command), "sampling_period_s": period_s}
-    if size == 1 and intent["config"] != given:
-        raise ValueError(f"out: {run_dir} holds another command or period ({intent['config']}); choose another folder")
-    parts = segments(run_dir)
-    begun = lambda part: (part / f"events-rank{rank}.jsonl").exists()  # noqa: E731
-    folder = next((part for part in parts if not begun(part)), run_dir / f"segment-{len(parts) + 1}")
-    folder.mkdir(exist_ok=True)
-    return run_dir, folder
+    if rank == 0:
+        if "run.json" not in others:
+            if others:
+                raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
+            records.write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
+        try:
+            intent = json.loads((run_dir / "run.json").read_text())
+            workload, known = intent["workload"], intent["config"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"out: {run_dir / 'run.json'} is none of ours; choose another folder") from error
+        if workload != "command":
+            raise ValueError(f"out: {run_dir} holds a run of {workload}; choose another folder")
+        if known != {"command": shlex.join(command), "sampling_period_s": period_s}:
+            raise ValueError(f"out: {run_dir} holds another command or period ({known}); choose another folder")
+        alive = records.hold(run_dir)
+        return run_dir, *_open_segment(run_dir, alive)
+    # The folder of this start is the one that rank 0 holds; those of earlier starts are held by nobody.
+    _until(lambda: _is_locked(segments(run_dir)[-1] / ALIVE), f"rank 0 in {run_dir}; is --out on a shared disk?")
+    return run_dir, segments(run_dir)[-1], []
+
+
+def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
+    """A new folder for this start, locked from its first instant, so that the other ranks know it from older ones."""
+    first = not list(run_dir.glob("events-rank*.jsonl"))
+    folder = run_dir if first else run_dir / f"segment-{len(segments(run_dir)) + 1}"
+    made = run_dir if first else run_dir / f".{folder.name}"
+    made.mkdir(exist_ok=True)
+    lock = open(made / ALIVE, "w")
+    with contextlib.suppress(OSError):  # file systems without locks
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    made.rename(folder)
+    return folder, [alive, lock]
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process that lives holds a file locked."""
+    try:
+        with open(path, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except FileNotFoundError:
+        return False
+    except OSError:  # held, or on a file system without locks
+        return True
 
 
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> dict:
@@ -129,23 +172,30 @@ def run_under_perun(folder: str) -> None:
     folder = Path(folder)
     intent = perun_adapter.intent_of(folder)
     children: list[subprocess.Popen] = []
-    _pass_signals_on(children, [])
+    stopped: list[int] = []
+    _pass_signals_on(children, stopped)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     stop_sampler = lambda: None  # noqa: E731
-    if not (folder / f"samples-{os.uname().nodename}.jsonl").exists():
+    if not has_begun(folder, os.uname().nodename):
         print("energynn: perun's sampler did not start (see above); ours runs alone", file=sys.stderr, flush=True)
-        stop_sampler = _start_sampler(folder, 1)
-    _run(shlex.split(intent["config"]["command"]), folder, 0, children, None)
+        stop_sampler = start_sampler(folder, 1, stopped)
+    _run(shlex.split(intent["config"]["command"]), folder, 0, children, stopped, None)
     stop_sampler()
 
 
-def _run(command: list[str], folder: Path, rank: int, children: list, stdout) -> None:
+def _run(command: list[str], folder: Path, rank: int, children: list, stopped: list[int], stdout) -> None:
     """Idle, command, idle, with their marks; whatever happens to the command, its end is written."""
     host = os.uname().nodename
     mark = Events(folder, rank).mark
     mark("rank_start", rank=rank, host=host, pid=os.getpid())
     mark("idle_start", when="before")
-    time.sleep(IDLE_S)
+    until = time.monotonic() + IDLE_S
+    while time.monotonic() < until and not stopped:
+        time.sleep(0.02)
     mark("idle_end", when="before")
+    if stopped:
+        mark("rank_end", status="failed", exit_status=-stopped[0])
+        return
     mark("training_start")
     try:
         hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
@@ -154,6 +204,8 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stdout) ->
             command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
         )  # MPI's launchers hand open files to their ranks
         children.append(child)
+        for number in stopped:  # since we have looked
+            child.send_signal(number)
         status = child.wait()
     except OSError as error:
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
@@ -166,29 +218,41 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stdout) ->
 
 
 def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:
-    """A Ctrl-C reaches the command from the terminal, and the command decides; other signals are passed on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in PASSED_ON:
-        signal.signal(number, lambda n, _: (stopped.append(n), [child.send_signal(n) for child in children]))
+    """A Ctrl-C reaches the command from the terminal, and the command decides; other signals are passed on.
+
+    What was ignored before, as SIGHUP under nohup, stays so.
+    """
+
+    def take(number: int, _frame) -> None:
+        stopped.append(number)
+        for child in children if number != signal.SIGINT else ():
+            child.send_signal(number)
+
+    for number in (signal.SIGINT, *PASSED_ON):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, take)
 
 
 def _prepare_child() -> None:
     """The command is as it would be without us, but it does not outlive the measurement of it."""
     for number in (signal.SIGINT, *PASSED_ON):
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     die_with_parent(signal.SIGTERM)
 
 
 def _wait(perun: subprocess.Popen, folder: Path) -> None:
-    """Wait for perun; without a sampler it would wait for itself, so its end is made once the command has ended."""
+    """Wait for perun; without a sampler it would wait for itself, so its end is made where no command goes on."""
     silence, said = Silence(), False
     while perun.poll() is None:
-        if silence(folder) > SILENCE_S:
+        if silent := silence(folder):
+            events = {event["event"] for event in read_events(folder)}
+            goes_on = "training_start" in events and "rank_end" not in events
             if not said:
-                print(f"energynn: no sample for {SILENCE_S:.0f} s, the sampler is dead; the command goes on without",
+                print(f"energynn: {silent}{'; the command goes on without' if goes_on else ''}",
                       file=sys.stderr, flush=True)  # fmt: skip
                 said = True
-            if any(event["event"] == "rank_end" for event in read_events(folder)):
+            if not goes_on:
                 perun.kill()
         time.sleep(0.05)
 
@@ -198,29 +262,39 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
     events = [event for event in read_events(folder) if event["rank"] == rank]
     ends = [event for event in events if event["event"] == "training_end"]
     if not any(event["event"] == "training_start" for event in events):
+        if stopped:
+            return "interrupted", f"stopped by {_name(stopped[0])} before the command was started", 128 + stopped[0]
         return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]
     status = ends[0]["exit_status"]
-    if status < 0:
-        kind = "interrupted" if stopped else "killed"
-        return kind, f"the command was ended by {signal.Signals(-status).name}", 128 - status
-    return ("finished", "", 0) if status == 0 else ("failed", f"the command ended with status {status}", status)
+    if status == 0:
+        return "finished", "", 0
+    kind = "interrupted" if stopped else "killed" if status < 0 else "failed"
+    how = f"was ended by {_name(-status)}" if status < 0 else f"ended with status {status}"
+    return kind, f"the command {how}", records.shell_status(status)
+
+
+def _name(number: int) -> str:
+    """A signal's name; real-time signals have none."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
     """The first bad end among all ranks, after waiting for those that still have to write theirs."""
-    ended: dict[int, dict] = {}
-
-    def all_ended() -> bool:
-        ended.update({e["rank"]: e for e in read_events(folder) if e["event"] == "rank_end"})
-        return len(ended) == size
-
-    try:
-        _until(all_ended, "")
-    except ValueError:
-        missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
-        return "killed", f"rank {missing} ended without a word"
+    patience = time.monotonic() + READY_S  # with ranks that have not even begun
+    while True:
+        none_left = not any(map(_is_locked, folder.glob(".ranks-*")))
+        events = read_events(folder)
+        ended = {event["rank"]: event for event in events if event["event"] == "rank_end"}
+        if len(ended) == size:
+            break
+        if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > patience):
+            missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
+            return "killed", f"rank {missing} ended without a word"
+        time.sleep(0.1)
     bad = [event for event in ended.values() if event["exit_status"] != 0]
     if not bad:
         return "finished", ""
@@ -239,29 +313,44 @@ def _until(condition, what: str) -> None:
 # ------------------------------------------------------------------------------------ a sampler without perun's process
 
 
-def _start_sampler(folder: Path, size: int):
-    """Start this host's sampler, or wait for it if another rank of the host has; returns what stops it."""
+def start_sampler(folder: Path, size: int, stopped: list[int]):
+    """Start this host's sampler, or wait for it if another rank of the host has; returns what ends a rank's part in it.
+
+    The sampler goes on until the last rank of this host has ended.
+    """
     host = os.uname().nodename
-    lock = open(folder / f".sampler-{host}", "w")
+    ours = open(folder / f".ranks-{host}", "a+")
+    owner = open(folder / f".sampler-{host}", "w")
+    with contextlib.suppress(OSError):  # file systems without locks
+        fcntl.flock(ours, fcntl.LOCK_SH)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        path = folder / f"samples-{host}.jsonl"
-        _until(lambda: path.exists() and '"v"' in path.read_text(), f"the first sample in {path}")
-        return lock.close
+        _until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
+        return ours.close
     sampler = subprocess.Popen(
         [sys.executable, "-c", f"from energynn.measure import command; command.sample({str(folder)!r})"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=die_with_parent,
-        # A launcher may show each rank its own GPU only; this process samples for all ranks of the host.
-        env={name: value for name, value in os.environ.items() if size == 1 or name != "CUDA_VISIBLE_DEVICES"},
     )  # fmt: skip
-    if sampler.stdout.readline() != b"ready\n":
+    answers, _, _ = select.select([sampler.stdout], [], [], READY_S)
+    if not answers or sampler.stdout.readline() != b"ready\n":
+        sampler.kill()
         raise ValueError("the sampler does not start; see its lines above, and `energynn doctor`")
 
     def stop() -> None:
+        ours.close()
+        patience = time.monotonic() + READY_S
+        while size > 1 and not stopped:
+            begun = {event["rank"] for event in read_events(folder)}
+            if not _is_locked(folder / f".ranks-{host}") and (len(begun) == size or time.monotonic() > patience):
+                break
+            time.sleep(0.1)
         sampler.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            sampler.wait(timeout=30)
+        sampler.kill()
         sampler.wait()
-        lock.close()
+        owner.close()
 
     return stop
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 from pathlib import Path
 
 import numpy as np
 
 from energynn.measure import energy
+from energynn.measure.accounting import leave_out_unused
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.perun_adapter import energy_of_readings, read_hdf5
 from energynn.measure.samples import read_events, read_hosts, segments
@@ -47,7 +49,9 @@ def _causes(folder: Path) -> dict[str, dict[str, float]]:
     events = read_events(folder)
     host_of_rank = {event["rank"]: event["host"] for event in events if event["event"] == "rank_start"}
     result: dict[str, dict[str, float]] = {}
-    for samples in read_hosts(folder):
+    hosts = read_hosts(folder)
+    leave_out_unused(events, hosts)
+    for samples in hosts:
         marks = {}
         for event in events:
             if host_of_rank.get(event["rank"]) == samples.host:
@@ -62,18 +66,27 @@ def _causes(folder: Path) -> dict[str, dict[str, float]]:
         curves = {curve.sensor["id"]: curve for curve in energy.curves(samples)}
         for name in notes[0]["perun"]:
             curve, read = _curve_of(name.removeprefix(f"{samples.host}_"), curves)
+            values = np.array([float(line["perun"].get(name, 0)) for line in notes])
+            if curve is None and re.search(r"CUDA:\d+_POWER$", name):  # we have not even sampled it
+                into = result.setdefault("gpu", dict.fromkeys(("ours_J", *CAUSES), 0.0))
+                into[UNUSED] += energy_of_readings({"kind": "power", "to_SI": 1e-3}, times_ns, values)
             if curve is None:
                 continue
-            values = np.array([float(line["perun"].get(name, 0)) for line in notes])
             into = result.setdefault(curve.sensor["component"], dict.fromkeys(("ours_J", *CAUSES), 0.0))
+            if not curve.sensor.get("used", True):
+                into[UNUSED] += energy_of_readings(read.sensor, times_ns, values)
+                continue
             joules = _split(curve, read, training, whole, times_ns, values)
             for cause, value in joules.items():
                 into[cause] += value
     return {component: result[component] for component in COMPONENTS if component in result}
 
 
-CAUSES = ("before and after the training", "start lag", "end", "failed readings taken as 0",
-          "counter turned into power and integrated", "power at perun's period instead of the counter")  # fmt: skip
+UNUSED = "GPUs that the run does not use"
+CAUSES = (
+    "before and after the training", "start lag", "end", "failed readings taken as 0",
+    "counter turned into power and integrated", "power at perun's period instead of the counter", UNUSED,
+)  # fmt: skip
 
 
 def _curve_of(sensor_id: str, curves: dict[str, Curve]) -> tuple[Curve | None, Curve | None]:
@@ -83,7 +96,7 @@ def _curve_of(sensor_id: str, curves: dict[str, Curve]) -> tuple[Curve | None, C
         read = curves.get(f"gpu_{number}_power")
         return curves.get(f"gpu_{number}_energy", read), read
     own = curves.get(sensor_id)
-    return (own, own) if own and own.sensor["primary"] else (None, None)
+    return (own, own) if own and (own.sensor["primary"] or "used" in own.sensor) else (None, None)
 
 
 def _split(curve: Curve, read: Curve, training, whole, times_ns: np.ndarray, values: np.ndarray) -> dict[str, float]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from energynn.measure import sensors
 from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
+PATIENCE_S = 30.0  # with all sensors together
 LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
 
 
@@ -31,7 +34,8 @@ class Finding:
 def examine(devices: int = 2, powercap: Path = sensors.POWERCAP) -> list[Finding]:
     """Look at sensors, permissions, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings(powercap)
-    findings += _gpu_findings()
+    if not any(finding.state == BAD for finding in findings):  # a driver that is silent would not answer here either
+        findings += _gpu_findings()
     findings += _package_findings()
     findings.append(_mpi_finding(devices))
     return findings
@@ -59,22 +63,32 @@ def as_json(findings: list[Finding]) -> dict:
 
 
 def _sensor_findings(powercap: Path) -> list[Finding]:
+    """What `_look_at_sensors` finds, unless a driver never answers: then which of its sensors is silent."""
+    findings: list[Finding] = []
+    look = threading.Thread(target=_look_at_sensors, args=(powercap, findings), daemon=True)
+    look.start()
+    look.join(PATIENCE_S)
+    if look.is_alive():
+        last = findings[-1].subject if findings else "the search for sensors"
+        findings.append(Finding("sensor", BAD, f"no answer for {PATIENCE_S:.0f} s, after {last}; a run would hang",
+                                "look at nvidia-smi and dmesg; a driver that hangs needs a restart"))  # fmt: skip
+    return findings
+
+
+def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
     others, problems = backend_sensors()
-    found, more_problems = sensors.find(systems.CPU_MODEL, powercap, others)
-    findings = []
+    found, more_problems = sensors.find(systems.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    forbidden = [problem for problem in more_problems if "may not be read" in problem]
     for problem in problems + more_problems:
         said, _, remedy = problem.partition("; ")
         findings.append(Finding("sensor", WEAK, said, remedy))
     for sensor in found:
         if sensor.kind == "busy":
-            unreadable = [str(path) for path in powercap.glob("intel-rapl:*/energy_uj") if not _readable(path)]
-            if unreadable:
-                remedy = f"sudo chmod a+r {powercap}/intel-rapl*/energy_uj {powercap}/intel-rapl*/*/energy_uj"
-                said = f"has counters that you may not read ({unreadable[0]}); it will be estimated from busy time"
-            else:
-                remedy = "none on this machine; a virtual machine usually shows no counters"
-                said = f"no counter below {powercap}; it will be estimated from busy time"
-            findings.append(Finding("CPU", WEAK, said, remedy))
+            said, remedy = f"no counter below {powercap}", "none on this machine; a virtual machine usually has none"
+            if forbidden:
+                said = f"{len(forbidden)} counters below {powercap} may not be read"
+                remedy = f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj"
+            findings.append(Finding("CPU", WEAK, f"{said}; its energy will be estimated from busy time", remedy))
         else:
             state = GOOD if sensor.provenance == "measured" else WEAK
             role = "" if sensor.primary else ", cross-check"
@@ -83,14 +97,6 @@ def _sensor_findings(powercap: Path) -> list[Finding]:
     if not any(sensor.component == "ram" for sensor in found):
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
     return findings
-
-
-def _readable(path: Path) -> bool:
-    try:
-        path.read_text()
-        return True
-    except OSError:
-        return False
 
 
 def _update_rate(sensor: sensors.Sensor) -> str:
@@ -118,7 +124,8 @@ def _gpu_findings() -> list[Finding]:
     import pynvml
 
     findings = []
-    for index, gpu in enumerate(gpus):
+    for gpu in gpus:
+        index = gpu["index"]
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         try:
             others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))

@@ -375,6 +375,16 @@ def energy_of_phases(
     return entries
 
 
+def cost_so_far(folder: Path) -> dict:
+    """``seconds`` and energies (``totals``) of all that was sampled to folder/samples-*.jsonl, cut calls included."""
+    hosts = [samples for samples in read_hosts(folder) if len(samples.t_ns) > 1]
+    windows = [(int(samples.t_ns[0]), int(samples.t_ns[-1])) for samples in hosts]
+    seconds = sum(end - start for start, end in windows) / 1e9
+    entries = [entry for samples, window in zip(hosts, windows, strict=True)
+               for entry in energy_of_sensors(curves(samples), *window)]  # fmt: skip
+    return {"seconds": seconds} | totals(entries, seconds)
+
+
 def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Mean power in W of every sensor of a run in steps of ``period_s``; time 0 is the start of the training.
 

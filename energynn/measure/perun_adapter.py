@@ -33,26 +33,32 @@ POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel
 AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set; no device draws as much
 
+# How many ranks this host has, as MPICH, Open MPI, torchrun and srun tell; srun's begins with this host's number only
+# where all hosts have the same, which is all that we need to know.
+RANKS_OF_HOST = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE")
+
 # perun sets these in its own process, and a command that it runs would inherit them.
 SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 # ------------------------------------------------------------------------------------------ before the run
 
 
-def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_gpu: bool) -> None:
+def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_gpu: bool, gpus: list[int]) -> None:
     """Pin every factor of perun: its defaults differ between versions (emissions 417.8, 230, 274.8 g/kWh).
 
-    perun counts every GPU of a host; a run that uses none leaves them out.
+    perun counts every GPU of a host; of the NVIDIA GPUs only those with the given numbers stay in.
     """
-    ini = configparser.ConfigParser()
+    unused = f"CUDA:(?!({'|'.join(map(str, gpus))})_)"
+    ini = configparser.ConfigParser(interpolation=None)
     ini.read_dict({
         "post-processing": {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0},
         "monitor": {
             "sampling_period": sampling_period_s, "queue_timeout": 60, "include_backends": "", "include_sensors": "",
             "exclude_backends": "" if on_gpu else "nvml amdsmi",
-            "exclude_sensors": "CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK)",
+            "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
         },
-        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5", "data_out": str(run_dir / "perun")},
+        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5",
+                   "data_out": str(run_dir / "perun").replace("%", "%%")},  # perun's parser interpolates
         "benchmarking": {"rounds": 1, "warmup_rounds": 0},
         "debug": {"log_lvl": "ERROR"},
     })  # fmt: skip
@@ -111,12 +117,22 @@ def make_sampler(folder: Path):
     intent = intent_of(folder)
     others, problems = backend_sensors()
     powercap = Path(os.environ.get(POWERCAP_VARIABLE) or sensors.POWERCAP)
-    found, more_problems = sensors.find(intent["cpu_model"], powercap, others)
+    found, more_problems = sensors.find(intent["cpu_model"], powercap, others, visible_to_the_host())
     host = os.uname().nodename
     return sensors.Sampler(
         folder / f"samples-{host}.jsonl", found, intent["config"]["sampling_period_s"], problems + more_problems,
         clocks.Clock(folder, host),
     )  # fmt: skip
+
+
+def visible_to_the_host() -> str | None:
+    """CUDA_VISIBLE_DEVICES for all ranks of this host; None, all GPUs, where a launcher shows each rank only its own.
+
+    Which of them the ranks use is then known by the UUIDs that they report.
+    """
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    ranks = max((int(re.match(r"\d+", os.environ[name])[0]) for name in RANKS_OF_HOST if name in os.environ), default=1)
+    return None if value and len(value.split(",")) < ranks else value
 
 
 def intent_of(folder: Path) -> dict:
@@ -221,21 +237,14 @@ def _visible_amd_gpus(names: list[set[str]]) -> tuple[list[int], list[tuple[str,
     amdsmi lists all GPUs. HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
     takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
     """
+    from energynn.measure.sensors import visible_devices
+
     visible, unknown = list(range(len(names))), []
     hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
     for variable in ("ROCR_VISIBLE_DEVICES", hip):
-        if variable not in os.environ:
-            continue
-        chosen = []
-        for entry in filter(None, map(str.strip, os.environ[variable].split(","))):
-            if entry.isdigit() and int(entry) < len(visible):
-                chosen.append(visible[int(entry)])
-            elif named := [number for number in visible if entry.lower() in names[number]]:
-                chosen += named
-            else:  # as the runtimes do: what follows an entry that names no GPU does not count
-                unknown += [] if entry == "-1" else [(variable, entry)]
-                break
-        visible = chosen
+        chosen, wrong = visible_devices([names[number] for number in visible], os.environ.get(variable))
+        visible = [visible[number] for number in chosen]
+        unknown += [(variable, wrong)] if wrong else []
     return visible, unknown
 
 

@@ -123,6 +123,9 @@ class Reader:
         elif "header" in line:
             self.header = line
             self.problems += line.get("problems", [])
+        elif "update_s" in line:
+            for sensor in self.header["sensors"]:
+                sensor["update_s"] = line["update_s"].get(sensor["id"])
         elif "perun" in line:
             self.perun.append(line)
         elif "clock" in line:
@@ -165,6 +168,12 @@ def read_hosts(folder: Path) -> list[Samples]:
     for reader in readers:
         reader.read()
     return [reader.samples() for reader in readers if reader.header is not None]
+
+
+def has_begun(folder: Path, host: str) -> bool:
+    """Whether the sampler of a host has written its first sample."""
+    path = folder / f"samples-{host}.jsonl"
+    return path.exists() and b'"v":[' in path.read_bytes()
 
 
 def read_events(folder: Path) -> list[dict]:
@@ -222,18 +231,37 @@ def segments(run_dir: Path) -> list[Path]:
 
 
 class Silence:
-    """Seconds for which the host that has been silent longest has written no sample; 0 before the first.
+    """Whether a host of a run has fallen silent: in words, or "" while all is well.
 
-    By the files' sizes and our own monotonic clock: the wall clock may be set while a run goes on.
+    By the files' sizes and our own monotonic clock: the wall clock may be set while a run goes on. A sampler that has
+    ended as it should is not silent; perun's own evaluation, which follows it, is only given ``EVALUATION_S``.
     """
 
+    FIRST_S = 120.0  # until the first sample; hundreds of ranks start slowly from one file system
+    EVALUATION_S = 600.0
+
     def __init__(self):
+        self.begun = time.monotonic()
         self.seen: dict[Path, tuple[int, float]] = {}
 
-    def __call__(self, folder: Path) -> float:
+    def __call__(self, folder: Path) -> str:
         now = time.monotonic()
         for path in folder.glob("samples-*.jsonl"):
             size = path.stat().st_size
             if self.seen.get(path, (None,))[0] != size:
                 self.seen[path] = (size, now)
-        return max((now - at for _, at in self.seen.values()), default=0.0)
+        if not self.seen:
+            return f"no sample in the first {self.FIRST_S:.0f} s" if now - self.begun > self.FIRST_S else ""
+        silent = [path for path, (_, since) in self.seen.items() if now - since > SILENCE_S]
+        if any(not _has_ended(path) for path in silent):
+            return f"no sample for {SILENCE_S:.0f} s, the sampler is dead"
+        if any(now - self.seen[path][1] > self.EVALUATION_S for path in silent):
+            return f"perun's evaluation takes longer than {self.EVALUATION_S:.0f} s"
+        return ""
+
+
+def _has_ended(path: Path) -> bool:
+    """Whether the last line of a samples file says that its sampler has ended as it should."""
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        return b'"ended":true' in file.read()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,14 +49,17 @@ class Sensor:
         return {name: value for name, value in vars(self).items() if name != "read"}
 
 
-def find(cpu_model: dict, powercap: Path = POWERCAP, others: tuple | list = ()) -> tuple[list[Sensor], list[str]]:
+def find(
+    cpu_model: dict, powercap: Path = POWERCAP, others: tuple | list = (), visible: str | None = None
+) -> tuple[list[Sensor], list[str]]:
     """All energy sensors of this host, and in words what is there but cannot be used.
 
-    ``others`` come from elsewhere (perun's backends). The CPU is estimated from ``cpu_model`` where it has no sensor.
-    A component that has neither is absent from the list: absent, not zero.
+    ``others`` come from elsewhere (perun's backends); ``visible`` is the value of CUDA_VISIBLE_DEVICES, None for all
+    GPUs. The CPU is estimated from ``cpu_model`` where it has no sensor. A component that has neither is absent from
+    the list: absent, not zero.
     """
     rapl, rapl_problems = rapl_sensors(powercap)
-    nvml, nvml_problems = nvml_sensors()
+    nvml, nvml_problems = nvml_sensors(visible)
     sensors = [*rapl, *nvml, *others]
     if not any(sensor.component == "cpu" and sensor.primary for sensor in sensors):
         sensors.append(cpu_estimate(cpu_model))
@@ -96,8 +100,8 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
 NO_GPU = ("ImportError", "ModuleNotFoundError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
 
 
-def nvml_sensors() -> tuple[list[Sensor], list[str]]:
-    """Energy counter (Volta and newer) and power of the NVIDIA GPUs that this job may use."""
+def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
+    """Energy counter (Volta and newer) and power of the NVIDIA GPUs that a value of CUDA_VISIBLE_DEVICES leaves."""
     try:
         import pynvml
 
@@ -107,16 +111,18 @@ def nvml_sensors() -> tuple[list[Sensor], list[str]]:
         if type(error).__name__ in NO_GPU:
             return [], []
         return [], [f"NVML does not start ({error}): GPU energy is absent; after a driver update, restart the machine"]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
     sensors, problems = [], []
-    for index in range(count):
+    used, unknown = visible_devices([names_of_gpu(pynvml, index) for index in range(count)], visible)
+    if unknown:
+        problems.append(
+            f"CUDA_VISIBLE_DEVICES names {unknown!r}, no GPU of this host: neither it nor what follows counts"
+        )
+    for index in sorted(used):
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-            if visible is not None and not {str(index), uuid} & set(visible.split(",")):
-                continue
-            notes = {"uuid": uuid, "name": _text(pynvml.nvmlDeviceGetName(handle))}
+            uuid = text(pynvml.nvmlDeviceGetUUID(handle))
+            notes = {"uuid": uuid, "name": text(pynvml.nvmlDeviceGetName(handle))}
             pynvml.nvmlDeviceGetPowerUsage(handle)
             notes["power"] = power_semantics(notes["name"])
         except Exception as error:
@@ -137,6 +143,40 @@ def nvml_sensors() -> tuple[list[Sensor], list[str]]:
                    primary=checks is None, checks=checks, read=lambda h=handle: pynvml.nvmlDeviceGetPowerUsage(h))
         )  # fmt: skip
     return sensors, problems
+
+
+def names_of_gpu(pynvml, index: int) -> set[str]:
+    """By which UUIDs CUDA_VISIBLE_DEVICES may name a GPU, in small letters: its own, and those of its MIG parts."""
+    names = set()
+    with suppress(Exception):  # a GPU that is lost has no name any more, and most have no parts
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = text(pynvml.nvmlDeviceGetUUID(handle)).lower()
+        names |= {uuid, f"mig-{uuid}"}
+        for part in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            names.add(text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part))).lower())
+    return names
+
+
+def visible_devices(names: list[set[str]], value: str | None) -> tuple[list[int], str | None]:
+    """Numbers of the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and its entry that names none, if any.
+
+    An entry is a number, a name or the beginning of one; what follows an entry that names no device does not count, as
+    for the runtimes themselves. None leaves all. CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    if value is None:
+        return list(range(len(names))), None
+    chosen: list[int] = []
+    for entry in filter(None, map(str.strip, value.split(","))):
+        if entry.isdigit():
+            named = [int(entry)] if int(entry) < len(names) else []
+        else:  # a part of a GPU is written as its name and two numbers, in older drivers
+            sought = entry.lower()
+            named = [number for number, known in enumerate(names)
+                     if any(name.startswith(sought) or sought.startswith(name + "/") for name in known)]  # fmt: skip
+        if not named:
+            return chosen, None if entry in ("-1", "NoDevFiles") else entry
+        chosen += [number for number in named if number not in chosen]
+    return chosen, None
 
 
 def power_semantics(gpu_name: str) -> str:
@@ -163,14 +203,15 @@ def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
-def watch_updates(sensors: list[Sensor], seconds: float = 0.25) -> None:
-    """See how often each counter changes, and note it as its ``update_s``; None if it changed less than twice."""
+def watch_updates(sensors: list[Sensor], seconds: float = 0.25, about_to_read=lambda sensor: None) -> dict[str, float]:
+    """How often each counter changes, in s, noted as its ``update_s`` too; none if it changed less than twice."""
     counters = [sensor for sensor in sensors if sensor.kind == "energy"]
     changed: dict[str, list[float]] = {sensor.id: [] for sensor in counters}
     last: dict[str, float] = {}
     until = time.monotonic() + (seconds if counters else 0.0)
     while time.monotonic() < until:
         for sensor in counters:
+            about_to_read(sensor)
             try:
                 value = sensor.read()
             except Exception:  # the sampler will say so
@@ -183,29 +224,32 @@ def watch_updates(sensors: list[Sensor], seconds: float = 0.25) -> None:
         instants = changed[sensor.id]
         if len(instants) > 1:
             sensor.update_s = (instants[-1] - instants[0]) / (len(instants) - 1)
+    return {sensor.id: sensor.update_s for sensor in counters if sensor.update_s}
 
 
 class Sampler:
     """Reads all sensors of a host again and again and appends each reading to a file before the next.
 
-    The file is JSON lines: a header that describes the sensors, then ``{"t": monotonic ns, "w": wall clock ns,
-    "d": microseconds that reading took, "v": [readings]}``; a failed reading is null, never zero. At most one period
-    is lost if the process is killed. Between them stand problems, offsets of the clock, and how the loop keeps up.
+    The file is JSON lines: a header that describes the sensors, how often counters change, then
+    ``{"t": monotonic ns, "w": wall clock ns, "d": microseconds that reading took, "v": [readings]}``; a failed reading
+    is null, never zero. At most one period is lost if the process is killed. Between them stand problems, offsets of
+    the clock, and how the loop keeps up.
     """
 
     STATUS_EVERY = 100  # samples
     CLOCK_EVERY_S = 60.0
+    FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
     PATIENCE_S = 0.05  # for the reference's answer, so that no sample is late
 
     def __init__(self, path: Path, sensors: list[Sensor], period_s: float, problems: list[str] | tuple = (),
                  clock=None, wall_ns: Callable[[], int] = time.time_ns):  # fmt: skip
         self.sensors, self.period_s, self.clock, self.wall_ns = sensors, period_s, clock, wall_ns
-        self.stopping = threading.Event()
+        self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
         self.failing: set[str] = set()
         self.complained = False
+        self.reading = ""  # the sensor that is just being read; a driver may never answer
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        watch_updates(sensors)
         self._write({
             "header": "energynn-samples/1", "host": socket.gethostname(), "pid": os.getpid(), "period_s": period_s,
             "sensors": [sensor.describe() for sensor in sensors], "problems": list(problems),
@@ -214,19 +258,22 @@ class Sampler:
             _say(problem)
 
     def start(self) -> None:
-        """Take the first sample, then go on in a thread: whoever waits for this call starts after the first sample."""
-        self._measure_clock(patience_s=2.0)
-        self.sample()
+        """Sample in a thread; returns after the first sample, so that whoever waits for this call starts after it.
+
+        Raises TimeoutError naming the sensor that has not answered for ``FIRST_S``.
+        """
         self.thread = threading.Thread(target=self._loop, name="energynn-sampler", daemon=True)
         self.thread.start()
+        if not self.has_begun.wait(self.FIRST_S):
+            self._problem(f"{self.reading} does not answer; look at its driver, or leave the device out")
+            raise TimeoutError(f"no first sample within {self.FIRST_S:.0f} s")
 
     def stop(self) -> None:
-        """Take the last sample and say how the loop kept up."""
+        """Have the last sample taken and said how the loop kept up; does not wait for a sensor that is silent."""
         self.stopping.set()
-        self.thread.join()
-        self.sample()
-        self._measure_clock()
-        self._write({"status": self._status()})
+        self.thread.join(self.LAST_S)
+        if self.thread.is_alive():
+            self._problem(f"{self.reading} does not answer; the samples end where it fell silent")
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
@@ -237,8 +284,12 @@ class Sampler:
         self._write({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
         self.count += 1
 
+    def _about_to_read(self, sensor: Sensor) -> None:
+        self.reading = sensor.id
+
     def _read(self, sensor: Sensor) -> float | None:
         """A reading, or None where there is none that can be true."""
+        self._about_to_read(sensor)
         try:
             value = sensor.read()
             if not (math.isfinite(value) and value >= 0):
@@ -256,6 +307,11 @@ class Sampler:
         self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
 
     def _loop(self) -> None:
+        if updates := watch_updates(self.sensors, about_to_read=self._about_to_read):
+            self._write({"update_s": updates})
+        self._measure_clock(patience_s=2.0)
+        self.sample()
+        self.has_begun.set()
         period_ns = int(self.period_s * 1e9)
         begun, index, clock_due = time.monotonic_ns(), 1, time.monotonic() + self.CLOCK_EVERY_S
         while True:
@@ -263,7 +319,7 @@ class Sampler:
             # period (golden ratio, so evenly), so that a load with the sampler's own rhythm cannot hide behind it.
             deadline = begun + period_ns * index + int(period_ns * ((index * 0.6180339887) % 1 - 0.5) / 2)
             if self.stopping.wait(max(0.0, (deadline - time.monotonic_ns()) / 1e9)):
-                return
+                break
             self.sample()
             index += 1
             behind = (time.monotonic_ns() - begun) // period_ns - index
@@ -276,6 +332,9 @@ class Sampler:
             if self.clock and time.monotonic() > clock_due:
                 self._measure_clock()
                 clock_due += self.CLOCK_EVERY_S
+        self.sample()
+        self._measure_clock()
+        self._write({"status": self._status() | {"ended": True}})
 
     def _status(self) -> dict:
         return {"missed_deadlines": self.missed_deadlines, "thread_cpu_s": self.thread_cpu_s,
@@ -307,5 +366,6 @@ def _say(line: str) -> None:
     print(f"energynn: {line}", file=sys.stderr, flush=True)
 
 
-def _text(value: bytes | str) -> str:
+def text(value: bytes | str) -> str:
+    """NVML's older bindings give bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -9,10 +9,13 @@ import time
 from pathlib import Path
 
 from energynn.measure import energy
+from energynn.measure.accounting import leave_out_unused
 from energynn.measure.samples import Reader, read_events, segments
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000
+LONGEST_KEPT_NS = 600_000_000_000  # where a sensor has fallen silent; its energy is known once it answers again
+OLD_S = 5.0  # samples older than this are worth a word
 
 
 class Watch:
@@ -25,7 +28,7 @@ class Watch:
         self.intent = json.loads((self.run_dir / "run.json").read_text())
         self.folder = segments(self.run_dir)[-1]
         self.readers: dict[Path, Reader] = {}
-        self.until_ns: dict[str, int] = {}
+        self.until_ns: dict[tuple[str, str], int] = {}
         self.joules: dict[tuple[str, str], float] = {}
 
     def look(self) -> dict:
@@ -40,7 +43,7 @@ class Watch:
             reader = self.readers.setdefault(path, Reader(path))
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:
-                devices += self._look_at(reader, starts, ends)
+                devices += self._look_at(reader, events, starts, ends)
         state = {"run_id": self.intent["run_id"], "segment": len(segments(self.run_dir)), "devices": devices,
                  "power_W": sum(device["power_W"] for device in devices),
                  "energy_J": sum(device["energy_J"] for device in devices)}  # fmt: skip
@@ -50,36 +53,42 @@ class Watch:
             last, done = progress[-1], progress[-1]["samples_trained"]
             aim = max(event.get("samples_to_train", done) for event in progress)
             elapsed_s = (last["t_mono_ns"] - rank_zero[0]["t_mono_ns"]) / 1e9
-            state |= {"samples_trained": done, "samples_to_train": aim, "samples_per_s": done / elapsed_s,
-                      "energy_per_sample_J": state["energy_J"] / done,
-                      "time_left_s": elapsed_s / done * (aim - done),
-                      "energy_left_J": state["energy_J"] / done * (aim - done)}  # fmt: skip
+            # Joules, seconds and samples of this segment alone; an earlier one may have run elsewhere.
+            here = max(1, done - rank_zero[0].get("samples_done", 0))
+            state |= {"samples_trained": done, "samples_to_train": aim, "samples_per_s": here / elapsed_s,
+                      "energy_per_sample_J": state["energy_J"] / here,
+                      "time_left_s": elapsed_s / here * (aim - done),
+                      "energy_left_J": state["energy_J"] / here * (aim - done)}  # fmt: skip
+        last_ns = [reader.walls[-1] for reader in self.readers.values() if len(reader.walls)]
+        state["age_s"] = time.time() - min(last_ns) / 1e9 if last_ns else None  # by two clocks, if read elsewhere
         record = self.run_dir / "record.json"
         state["status"] = json.loads(record.read_text())["status"] if record.exists() else (
             "training" if starts and not ends else "ending" if ends else "starting")  # fmt: skip
         return state
 
-    def _look_at(self, reader: Reader, starts: dict, ends: dict) -> list[dict]:
+    def _look_at(self, reader: Reader, events: list[dict], starts: dict, ends: dict) -> list[dict]:
         samples = reader.samples()
+        leave_out_unused(events, [samples])
         host, now = samples.host, int(samples.t_ns[-1])
         begun = starts.get(host)
-        since = self.until_ns.get(host, begun)
-        until = min(now, ends.get(host, now))
         found = []
         for curve in energy.curves(samples):
             if not curve.sensor["primary"]:
                 continue
             key = (host, curve.sensor["id"])
-            if begun is not None and until > since:
-                self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
-            end = int(curve.t_ns[-1])  # a counter knows no more than its last step
+            end = int(curve.t_ns[-1])  # a counter knows no more than its last step; the rest is for the next look
+            if begun is not None:
+                since, until = self.until_ns.get(key, begun), min(end, ends.get(host, end))
+                if until > since:
+                    self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
+                    self.until_ns[key] = until
             recent_ns = max(1, min(RECENT_NS, end - int(curve.t_ns[0])))
             found.append({"host": host, "id": curve.sensor["id"], "component": curve.sensor["component"],
                           "provenance": curve.sensor["provenance"], "energy_J": self.joules.get(key, 0.0),
                           "power_W": curve.between(end - recent_ns, end)[0] / recent_ns * 1e9})  # fmt: skip
         if begun is not None:
-            self.until_ns[host] = max(since, until)
-            reader.forget(self.until_ns[host] - KEPT_NS)
+            counted_ns = min((self.until_ns.get((host, entry["id"]), begun) for entry in found), default=now)
+            reader.forget(max(counted_ns - KEPT_NS, now - LONGEST_KEPT_NS))
         return found
 
 
@@ -87,6 +96,8 @@ def text(state: dict) -> str:
     """A look for a person: one line per device, then the whole."""
     segment = f", segment {state['segment']}" if state["segment"] > 1 else ""
     lines = [f"{state['run_id']}: {state['status']}{segment}"]
+    if state["age_s"] and state["age_s"] > OLD_S and state["status"] in ("starting", "training", "ending"):
+        lines[0] += f", but the last sample is {state['age_s']:.0f} s old; `energynn check` tells whether it still runs"
     several = len({device["host"] for device in state["devices"]}) > 1
     for device in state["devices"]:
         name = f"{device['host']}:{device['id']}" if several else device["id"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import time
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from energynn.records import sha256
+from energynn.records import sha256, whole
 from energynn.train import distributed
 from energynn.train.distributed import World
 
@@ -24,12 +22,19 @@ def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
-    """Put saved weights into the model. Raises ValueError if there are none, or those of another architecture."""
+    """Put saved weights into the model, ours, or those of a checkpoint of the published FourCastNet.
+
+    Raises ValueError if there are none, or those of another architecture.
+    """
     if not path.is_file():
         raise ValueError(f"initial_run: no weights in {path}; make that run first, with save_weights=True")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        theirs, state_dict = saved["architecture"], saved["state_dict"]
+        if "model_state" in saved:  # published code: what DistributedDataParallel calls the parameters, and no sizes
+            state_dict = {name.removeprefix("module."): values for name, values in saved["model_state"].items()}
+            theirs = architecture
+        else:
+            theirs, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise ValueError(f"initial_run: {path} is damaged ({type(error).__name__}); make that run again") from error
     if theirs != architecture:
@@ -39,7 +44,16 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
             if theirs.get(name) != architecture.get(name)
         )
         raise ValueError(f"initial_run: {path} holds another architecture ({other}); choose the same sizes")
-    model.load_state_dict(state_dict)
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise ValueError(f"initial_run: {path} holds another architecture ({_in_short(error)}); choose its") from error
+
+
+def _in_short(error: Exception) -> str:
+    """The first thing that torch found wrong; the whole is a line for each parameter."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return lines[min(1, len(lines) - 1)]
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -48,38 +62,41 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 class Checkpoints:
     """The checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
 
-    Each is a file and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all:
-    model, optimizer and schedule are the same everywhere, batch norm's statistics are those of rank 0 for
-    DistributedDataParallel too; what differs, random generators and losses, is gathered.
+    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. Each checkpoint is a file
+    and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all: the parts are the
+    same everywhere, batch norm's statistics are those of rank 0 for DistributedDataParallel too; what each rank has of
+    its own, its random generators too, is gathered.
     """
 
-    def __init__(self, run_dir: Path, world: World, period_s: float):
-        self.folder, self.world, self.period_s = Path(run_dir) / "checkpoint", world, period_s
+    def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
+        self.folder, self.world, self.period_s, self.parts = Path(run_dir) / "checkpoint", world, period_s, parts
         self.last = time.monotonic()
 
     def is_due(self) -> bool:
         """Whether rank 0's clock says that it is time; the same answer on every rank only through ``StopVote``."""
         return self.period_s > 0 and time.monotonic() - self.last > self.period_s
 
-    def save(self, optimizer_steps: int, state: dict, own: dict) -> None:
-        """Write what all ranks share and what each has of its own; returns once it is on disk."""
+    def save(self, optimizer_steps: int, **own) -> None:
+        """Write the parts, and what each rank has of its own; returns once it is on disk."""
         everyone: list = [None] * self.world.size
-        dist.all_gather_object(everyone, own | {"random": random_state()})
+        dist.all_gather_object(everyone, own | {"random": distributed.random_state()})
         if self.world.rank == 0:
             self.folder.mkdir(exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
-            digest = _write(path, {"state": state, "ranks": everyone})
-            _write_text(path.with_suffix(".sha256"), digest)
+            state = {name: part.state_dict() for name, part in self.parts.items()}
+            digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": state, "ranks": everyone})
+            with whole(path.with_suffix(".sha256")) as file:
+                file.write(digest.encode() + b"\n")
             for old in sorted(self.folder.glob("*.sha256"))[:-GENERATIONS]:
                 old.unlink()
                 old.with_suffix(".pt").unlink(missing_ok=True)
         self.last = time.monotonic()
         distributed.barrier(self.world)
 
-    def load(self) -> tuple[dict, dict] | None:
-        """The newest whole checkpoint: shared state and this rank's own; None if there is none.
+    def load(self) -> tuple[int, dict] | None:
+        """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
 
-        A damaged one is passed over with a warning. Random generators are put back by ``restore_random_state``.
+        Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint.
         """
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
@@ -87,11 +104,27 @@ class Checkpoints:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
                 found = torch.load(path, map_location="cpu", weights_only=True)
-                return found["state"], found["ranks"][self.world.rank]
+                everyone = found["ranks"]
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
                 if self.world.rank == 0:
                     print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
                           file=sys.stderr, flush=True)  # fmt: skip
+                continue
+            if len(everyone) != self.world.size:
+                raise ValueError(f"{path}: of {len(everyone)} devices, not {self.world.size}; go on with as many")
+            try:
+                for name, part in self.parts.items():
+                    part.load_state_dict(found["parts"][name])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise ValueError(
+                    f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
+                    f"it was made with, or delete {self.folder}"
+                ) from error
+            own = everyone[self.world.rank]
+            distributed.restore_random_state(own.pop("random"))
+            if self.world.rank == 0:
+                print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
+            return found["optimizer_steps"], own
         return None
 
     def remove(self) -> None:
@@ -102,36 +135,8 @@ class Checkpoints:
             self.folder.rmdir()
 
 
-def random_state() -> dict:
-    """The state of every generator that a trainer may draw from."""
-    version, internal, gauss = random.getstate()
-    return {
-        "python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }  # fmt: skip
-
-
-def restore_random_state(state: dict) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def _write(path: Path, value) -> str:
     """Write a file whole or not at all; return its SHA-256."""
-    temporary = path.with_suffix(".part")
-    with open(temporary, "wb") as file:
+    with whole(path) as file:
         torch.save(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    digest = sha256(temporary)
-    os.replace(temporary, path)
-    return digest
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, path)
+    return sha256(path)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 
+from energynn.config import RunConfig
 from energynn.measure.samples import Events
 
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
@@ -24,33 +25,39 @@ class PhaseTimer:
 
     Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
     On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read, and
-    tied to the clock of the samples, in ``totals_s``. Data loading is the CPU's time until a batch is in its memory;
-    where the GPU still works on the batch before, the time is that batch's.
+    tied to the clock of the samples, in ``write``. Data loading is the CPU's time until a batch is in its memory; where
+    the GPU still works on the batch before, the time is that batch's. Together with host_to_device it is the study's
+    data loading with data staging: from the start of the iteration until its data is on the GPU, for which
+    ``synchronous`` waits for the GPU before and after each phase.
     """
 
     LINE = 4096  # phases kept in memory on a CPU before they are written
 
-    def __init__(self, device: torch.device, run_dir: Path | None = None, rank: int = 0):
-        self.on_gpu = device.type == "cuda"
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+    def __init__(self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False):
+        self.on_gpu, self.synchronous = device.type == "cuda", synchronous and device.type == "cuda"
         self.pending: list[tuple] = []  # (phase, begin, end): ns, or events of the GPU's queue
-        self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1) if run_dir else None
-        self._write({"names": PHASES})
+        self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
+        self._write_line({"names": PHASES})
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        if self.on_gpu and phase != "data_loading":
+        if self.on_gpu and not self.synchronous and phase != "data_loading":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             yield
             end.record()
         else:
-            begin = time.monotonic_ns()
+            begin = self._now_ns()
             yield
-            end = time.monotonic_ns()
+            end = self._now_ns()
         self.pending.append((phase, begin, end))
         if not self.on_gpu and len(self.pending) == self.LINE:
-            self.totals_s()
+            self.write()
+
+    def _now_ns(self) -> int:
+        if self.synchronous:
+            torch.cuda.synchronize()
+        return time.monotonic_ns()
 
     def loading(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; the waiting for each counts as data loading."""
@@ -63,8 +70,8 @@ class PhaseTimer:
                 return
             yield batch
 
-    def totals_s(self) -> dict[str, float]:
-        """Seconds per phase so far, as ``<phase>_s``; waits for the GPU, so call it where that is harmless."""
+    def write(self) -> None:
+        """Put the phases so far on disk; waits for the GPU, so call it where that is harmless."""
         if self.pending:
             lines = sorted((begin, end, PHASES.index(phase)) for phase, begin, end in self._on_one_clock())
             self.pending.clear()
@@ -78,9 +85,7 @@ class PhaseTimer:
                     entry["gap_us"].append(gap_us)
                     entry["length_us"].append(length_us)
                     last_end += (gap_us + length_us) * 1000
-                    self.seconds[PHASES[index]] += length_us / 1e6
-            self._write(entry)
-        return {f"{phase}_s": seconds for phase, seconds in self.seconds.items()}
+            self._write_line(entry)
 
     def _on_one_clock(self) -> list[tuple[str, int, int]]:
         """The pending phases in ns of the monotonic clock."""
@@ -96,16 +101,16 @@ class PhaseTimer:
 
         return [(phase, instant(begin), instant(end)) for phase, begin, end in self.pending]
 
-    def _write(self, line: dict) -> None:
-        if self.file:
-            self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    def _write_line(self, line: dict) -> None:
+        self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 class Progress:
     """Lines for the person who waits, and events for who watches: at most one every two seconds, and the last."""
 
-    def __init__(self, name: str, epochs: int, steps: int, global_batch_size: int, events: Events | None):
-        self.name, self.epochs, self.steps, self.global_batch_size = name, epochs, steps, global_batch_size
+    def __init__(self, config: RunConfig, steps: int, first_step: int, events: Events | None):
+        self.name = " ".join([config.workload, *filter(None, [getattr(config, "stage", "")])])
+        self.epochs, self.steps, self.batch, self.first = config.epochs, steps, config.global_batch_size, first_step
         self.events, self.begun, self.last, self.told_s = events, time.monotonic(), time.monotonic(), 0.0
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
@@ -114,29 +119,24 @@ class Progress:
         if not self.events or now - self.last < PERIOD_S:
             return
         self.last, elapsed_s = now, now - self.begun
-        done = epoch * self.steps + step + 1
-        left_s = elapsed_s / done * (self.epochs * self.steps - done)
+        done, total = epoch * self.steps + step + 1, self.epochs * self.steps
+        rate = (done - self.first) / elapsed_s  # of this segment of the run
         print(
             f"{self.name}: epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}, "
-            f"{done * self.global_batch_size / elapsed_s:.1f} samples/s, {left_s:.0f} s left",
-            flush=True,
-        )
+            f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left", flush=True,
+        )  # fmt: skip
         if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
             self.told_s = elapsed_s
-            self.events.mark("progress", samples_trained=done * self.global_batch_size,
-                             samples_to_train=self.epochs * self.steps * self.global_batch_size)  # fmt: skip
+            self.events.mark("progress", samples_trained=done * self.batch, samples_to_train=total * self.batch)
 
     def end(self, metrics: dict[str, float]) -> None:
         """The last line, with the metrics after the last epoch."""
         if self.events:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            samples = self.epochs * self.steps * self.global_batch_size
+            samples = (self.epochs * self.steps - self.first) * self.batch
             elapsed_s = time.monotonic() - self.begun
-            print(
-                f"{self.name}: {self.epochs} epochs, {samples} samples in {elapsed_s:.1f} s "
-                f"({samples / elapsed_s:.1f} samples/s): {values}",
-                flush=True,
-            )
+            print(f"{self.name}: {self.epochs} epochs, {samples} samples in {elapsed_s:.1f} s "
+                  f"({samples / elapsed_s:.1f} samples/s): {values}", flush=True)  # fmt: skip
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:

@@ -12,8 +12,9 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.measure.samples import Events
-from energynn.train.distributed import Interrupted
+from energynn.measure.command import start_sampler
+from energynn.measure.samples import Events, has_begun
+from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 
 def run(folder: str | Path) -> None:
@@ -24,20 +25,24 @@ def run(folder: str | Path) -> None:
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason = "finished", ""
+    status, reason, stop_sampler = "finished", "", lambda: None
     rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
     try:
-        config = configuration.from_dict(json.loads((run_dir / "run.json").read_text())["config"])
-        if not list(folder.glob("samples-*.jsonl")):  # perun goes on without its sampler; we do not
+        intent = json.loads((run_dir / "run.json").read_text())
+        config = configuration.from_dict(intent["config"])
+        if intent.get("launcher") == "alone":  # without perun there is no sampler yet
+            stop_sampler = start_sampler(folder, 1, [])
+        if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)
-        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir, folder)
+        importlib.import_module(configuration.trainer(config.workload)).main(config, run_dir, folder)
         _be_idle(folder, rank, "after", config.idle_baseline_s)
+        stop_sampler()
     except Interrupted as stop:  # every rank at the same step: no reason to end the world
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
-        if not isinstance(error, ValueError):  # a user's mistake explains itself; anything else needs its place
+        if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
             traceback.print_exc()
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)
@@ -46,7 +51,7 @@ def run(folder: str | Path) -> None:
         status = "failed"
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
-        _end_the_world()
+        end_the_world()
 
 
 def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
@@ -60,10 +65,3 @@ def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
 
 def _stop(number: int, _frame) -> None:
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-
-def _end_the_world() -> None:
-    """Abort all ranks; perun's own data are lost by this, the samples on disk are not."""
-    from mpi4py import MPI
-
-    MPI.COMM_WORLD.Abort(1)

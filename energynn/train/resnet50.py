@@ -7,19 +7,22 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
-from torchvision.datasets import ImageFolder
 
 from energynn import manifests
-from energynn.config import ResNet50Config
-from energynn.data.imagenet import stratified_prefix
+from energynn.config import REPOSITORY, ResNet50Config
+from energynn.data.imagenet import list_images, prepare, stratified_prefix
+from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.measure.samples import Events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
@@ -38,8 +41,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the checkpoint when
-    it was asked to stop.
+    data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
+    Interrupted after the checkpoint when it was asked to stop.
     """
     run_dir = Path(run_dir)
     folder = Path(folder or run_dir)
@@ -47,55 +50,52 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     events = Events(folder, world.rank)
     events.mark("rank_start", **world.describe())
 
-    training, validation = load_images(config, quiet=world.rank > 0)
-    training_loader = make_loader(training, config, shuffle=True)
-    training_evaluation_loader = make_loader(training, config, shuffle=False)
-    validation_loader = make_loader(validation, config, shuffle=False)
+    training, validation = load_images(config, world)
+    for images in (training, validation):
+        listing = images.listing
+        places = [] if listing.offsets is None else [listing.offsets, listing.sizes]  # within an archive or a store
+        distributed.require_same_data(world, listing.place, listing.names, listing.labels, images.indices, *places)
+    training_loader = make_loader(training, config, world, shuffle=True)
+    training_evaluation_loader = make_loader(training, config, world)
+    validation_loader = make_loader(validation, config, world)
     steps = len(training_loader) // config.accumulation_steps
     if steps == 0 or len(validation_loader) == 0:
         raise ValueError(
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
-    model = make_model(len(training.dataset.classes), world)
+    model = make_model(len(training.listing.classes), config, world)
     # Weight decay on all parameters, batch norm and biases too (study's code).
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay,
+        fused=config.fused_optimizer or None,
+    )  # fmt: skip
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
 
-    images = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size, device=world.device)
-    labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
-    distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
+    example = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
+    images, labels = to_device((example, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
+    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
 
-    phases = PhaseTimer(world.device, folder, world.rank)
-    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s)
-    first_epoch = done_steps = samples_evaluated = 0
-    losses: list[float] = []  # of all epochs; ``done_steps`` of the epoch that a checkpoint broke off
-    if found := checkpoints.load():
-        shared, own = found
-        model.module.load_state_dict(shared["model"])
-        optimizer.load_state_dict(shared["optimizer"])
-        plateau.load_state_dict(shared["plateau"])
-        first_epoch, done_steps = divmod(shared["optimizer_steps"], steps)
-        samples_evaluated, losses = shared["samples_evaluated"], own["losses"]
-        checkpoint.restore_random_state(own["random"])
-        if world.rank == 0:
-            print(f"resnet50: goes on from epoch {first_epoch + 1}, step {done_steps + 1}", flush=True)
-    stop = distributed.StopVote(world, folder)
-    progress = Progress("resnet50", config.epochs, steps, config.global_batch_size, events if world.rank == 0 else None)
+    phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
+    parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
+    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
+    first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
+    stop = distributed.StopVote(world, folder, config.collective_timeout_s)
+    progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
-            shared = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
-                      "plateau": plateau.state_dict(), "optimizer_steps": optimizer_steps,
-                      "samples_evaluated": samples_evaluated}  # fmt: skip
-            checkpoints.save(optimizer_steps, shared, {"losses": losses})
-        phases.totals_s()
+            checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
+        phases.write()
+        if asked == stop.STOP:
+            raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
 
     distributed.barrier(world)
-    events.mark("training_start", dataset_samples=len(training))
+    samples_done = first_step * config.global_batch_size
+    events.mark("training_start", dataset_samples=len(training), samples_done=samples_done)
     for epoch in range(first_epoch, config.epochs):
         if epoch <= config.warmup_epochs:
             optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
@@ -107,18 +107,17 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         training_loader.sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[torch.Tensor] = []
         accumulated = 0.0
-        for passes, (images, labels) in enumerate(
-            phases.loading(training_loader), start=done_steps * config.accumulation_steps
-        ):
+        first_pass = done_steps * config.accumulation_steps
+        for passes, batch in enumerate(phases.loading(training_loader), start=first_pass):
             step, part = divmod(passes, config.accumulation_steps)
             if step == steps:  # what does not fill a global batch is left out
                 break
             is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
-                images, labels = images.to(world.device), labels.to(world.device)
+                images, labels = to_device(batch, config, world)
             with contextlib.nullcontext() if is_last_part else model.no_sync():
                 with phases("forward"):
-                    loss = F.cross_entropy(model(images), labels) / config.accumulation_steps
+                    loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
                 with phases("backward"):
                     if part == 0:
                         optimizer.zero_grad()
@@ -138,16 +137,14 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 unread.clear()
             if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
                 save(epoch * steps + step + 1)
-                if asked == stop.STOP:
-                    raise distributed.Interrupted(f"checkpoint in epoch {epoch + 1}, after step {step + 1} of {steps}")
         done_steps = 0
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
-            metrics, evaluated = evaluate(model, validation_loader, world)
+            metrics, evaluated = evaluate(model, validation_loader, config, world)
             samples_evaluated += evaluated
             if config.evaluate_training_set:  # with the same random crops as in training (study's code)
-                again, evaluated = evaluate(model, training_evaluation_loader, world)
+                again, evaluated = evaluate(model, training_evaluation_loader, config, world)
                 metrics["top1_error_training"] = again["top1_error"]
                 samples_evaluated += evaluated
         if epoch >= config.warmup_epochs:
@@ -159,11 +156,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
-        phases.totals_s()  # reads the GPU's events of this epoch, so that they do not pile up
+        phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
         if asked and epoch < config.epochs - 1:
             save((epoch + 1) * steps)
-            if asked == stop.STOP:
-                raise distributed.Interrupted(f"checkpoint after epoch {epoch + 1} of {config.epochs}")
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -171,10 +166,13 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         optimizer_steps=config.epochs * steps,
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
-    events.mark("phases", **phases.totals_s())
+    phases.write()
+    if config.on_bad_image == "skip":
+        skipped = training.skipped() + validation.skipped()
+        events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
-        classes = {"classes": len(training.dataset.classes)}
+        classes = {"classes": len(training.listing.classes)}
         digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
         events.mark("weights_saved", file="weights.pt", sha256=digest)
     checkpoints.remove()
@@ -182,24 +180,55 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return losses
 
 
-def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Subset, Subset]:
+def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
-    The standard preprocessing, but crops cover ``crop_scale_min`` to 1 of the image, and the validation images are
-    cropped and flipped at random as well (study's code), so the error is not that of a centre crop.
+    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here; with
+    "device" there are as many as asked for: their number makes the steps of an epoch, but one batch of them is read.
     """
-    root = manifests.verify(config.dataset, progress=(lambda line: None) if quiet else print)
-    transform = transforms.Compose([
-        transforms.RandomResizedCrop(config.image_size, scale=(config.crop_scale_min, 1.0)),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
-    ])  # fmt: skip
-    training, validation = (ImageFolder(root / split, transform) for split in ("train", "val"))
-    return (
-        Subset(training, stratified_prefix(training.samples, config.training_samples)),
-        Subset(validation, stratified_prefix(validation.samples, config.validation_samples)),
-    )
+    root = manifests.verify(config.dataset, progress=(lambda line: None) if world.rank else print)
+    if config.image_loading == "store" and not (root / "train.ppm").is_file():
+        store = REPOSITORY / "build" / "store" / config.dataset
+        if config.dataset in manifests.VARIABLES:
+            raise ValueError(f"image_loading: {root} is no prepared store; `energynn imagenet prepare` writes one")
+        if world.rank == 0:
+            prepare(root, store)
+        distributed.barrier(world)
+        root = store
+    found = []
+    wanted = ((config.training_samples, "random"), (config.validation_samples, config.validation_crop))
+    for listing, (count, crop) in zip(list_images(root), wanted, strict=True):
+        on_device = config.image_loading == "device"
+        indices = stratified_prefix(listing.names, listing.labels, min(count, len(listing)) if on_device else count)
+        indices = np.resize(indices, count or len(indices))  # each of them once, or in turn where "device" wants more
+        found.append(Images(listing, indices, make_transform(config, crop), config.on_bad_image))
+    return tuple(found)
+
+
+def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
+    """From a file's bytes to a crop: "random" as in training, of ``crop_scale_min`` to 1 of the image, or "center".
+
+    Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
+    validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
+    """
+    size, scale, is_random = config.image_size, (config.crop_scale_min, 1.0), crop == "random"
+    if config.image_loading in ("fast", "store"):
+        crops = [partial(random_crop, size=size, scale_min=scale[0]) if is_random else partial(centre_crop, size=size)]
+        pixels, floats = [], [_normalized_alone]
+    else:
+        random_steps = [transforms.RandomResizedCrop(size, scale=scale), transforms.RandomHorizontalFlip()]
+        centre_steps = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
+        crops = [load_pillow, *(random_steps if is_random else centre_steps)]
+        pixels, floats = [_pixels], [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
+    return transforms.Compose(crops + (pixels if config.uint8_to_device else floats))
+
+
+def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
+    return normalized(crop[None], CHANNEL_MEAN, CHANNEL_STD)[0]
+
+
+def _pixels(image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image))
 
 
 class SeededCrops(Dataset):
@@ -208,7 +237,7 @@ class SeededCrops(Dataset):
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
 
-    def __init__(self, images: Subset, seed: int):
+    def __init__(self, images: Images, seed: int):
         self.images, self.seed = images, seed
 
     def __len__(self) -> int:
@@ -220,23 +249,57 @@ class SeededCrops(Dataset):
             return self.images[number % len(self.images)]
 
 
-def make_loader(images: Subset, config: ResNet50Config, shuffle: bool) -> DataLoader:
+class OneBatch:
+    """A loader's first batch, which stays on the device and stands for all of the others: steps without a loader."""
+
+    def __init__(self, loader: DataLoader, config: ResNet50Config, world: World):
+        self.loader, self.sampler = loader, loader.sampler
+        self.batch = to_device(next(iter(loader)), config, world)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        for done in range(0, len(self.sampler), self.loader.batch_size):  # the last batch of an evaluation is smaller
+            yield tuple(part[: len(self.sampler) - done] for part in self.batch)
+
+
+def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
     sampler.numbered = True
-    return DataLoader(
-        SeededCrops(images, config.seed),
-        config.local_batch_size,
-        sampler=sampler,
-        num_workers=config.loader_workers,
-        drop_last=shuffle,
-    )
+    workers = config.loader_workers if config.data_staging and config.image_loading != "device" else 0
+    loader = DataLoader(
+        SeededCrops(images, config.seed), config.local_batch_size, sampler=sampler, num_workers=workers,
+        drop_last=shuffle, persistent_workers=config.persistent_workers and workers > 0,
+        pin_memory=config.pinned_memory and world.device.type == "cuda",
+    )  # fmt: skip
+    return OneBatch(loader, config, world) if config.image_loading == "device" and len(loader) else loader
 
 
-def make_model(classes: int, world: World) -> DistributedDataParallel:
+def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels of a batch on the device, images normalized and in their memory format."""
+    images, labels = (part.to(world.device, non_blocking=config.pinned_memory) for part in batch)
+    if images.dtype == torch.uint8:
+        images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    return images.contiguous(memory_format=memory_format), labels
+
+
+def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
     """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
-    model = models.resnet50(num_classes=classes).to(world.device)
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
+    model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.compile:
+        model.compile()
+    return model
+
+
+def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config) -> torch.Tensor:
+    """One score per class, in the precision of the images; the network computes in that of the configuration."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+        return model(images).to(images.dtype)
 
 
 def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
@@ -250,16 +313,18 @@ def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, loader: DataLoader, world: World) -> tuple[dict[str, float], int]:
+def evaluate(
+    model: torch.nn.Module, loader: DataLoader, config: ResNet50Config, world: World
+) -> tuple[dict[str, float], int]:
     """Mean loss and top-1 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
     loss_sum, wrong = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
     count = 0
-    for images, labels in loader:
-        images, labels = images.to(world.device), labels.to(world.device)
-        scores = model(images)
-        loss_sum += F.cross_entropy(scores, labels, reduction="sum")
-        wrong += (scores.argmax(dim=1) != labels).sum()
+    for batch in loader:
+        images, labels = to_device(batch, config, world)
+        found = scores(model, images, config)
+        loss_sum += F.cross_entropy(found, labels, reduction="sum")
+        wrong += (found.argmax(dim=1) != labels).sum()
         count += len(labels)
     loss_total, wrong_total, count_total = distributed.total([loss_sum.item(), wrong.item(), count], world)
     return {"top1_error": wrong_total / count_total, "validation_loss": loss_total / count_total}, int(count_total)

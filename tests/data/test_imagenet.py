@@ -1,27 +1,329 @@
-import pytest
+"""ImageNet's three places (tree, archives, prepared store) hold the same images; subsets; broken images."""
 
-from energynn.data.imagenet import stratified_prefix
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.io import savemat
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from energynn import cli, config
+from energynn.data import imagenet, photographs
+from energynn.data.imagenet import list_images, stratified_prefix
+from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
 SAMPLES = [(f"/anywhere/{label}/{k}.jpg", label) for label, count in enumerate((5, 2, 4)) for k in range(count)]
+NAMES, LABELS = zip(*SAMPLES, strict=True)
+SYNSETS = {"n03": 5, "n01": 2, "n02": 4}  # training images
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
+    data = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (4, 5, len(mode)), dtype=np.uint8)
+    Image.fromarray(pixels.squeeze(), mode).resize(size).save(data, "JPEG")
+    return data.getvalue()
+
+
+def photograph(name: str, seed: int, size=(500, 375)) -> bytes:
+    """A part of an embedded photograph in the size of most ImageNet images, about 100 kB as JPEG."""
+    return photographs.as_jpegs([name], 1, size, seed)[0]
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A tree, and the same images in archives as image-net.org has them: synset ids are not in alphabetical order."""
+    monkeypatch.setattr(imagenet, "INDEX", tmp_path / "index")
+    root, official = tmp_path / "tree", tmp_path / "official"
+    official.mkdir()
+    with tarfile.open(official / imagenet.TRAINING_ARCHIVE, "w") as outer:
+        for synset, count in SYNSETS.items():
+            (root / "train" / synset).mkdir(parents=True)
+            (root / "val" / synset).mkdir(parents=True)
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as archive:
+                for k in range(count):
+                    data = jpeg(100 * count + k)
+                    (root / "train" / synset / f"{synset}_{k}.JPEG").write_bytes(data)
+                    add(archive, f"{synset}_{k}.JPEG", data)
+            add(outer, f"{synset}.tar", inner.getvalue())
+    with tarfile.open(official / imagenet.VALIDATION_ARCHIVE, "w") as archive:
+        for k, synset in enumerate(["n02", "n01", "n03", "n01", "n02", "n03"], start=1):
+            data, name = jpeg(k), f"ILSVRC2012_val_{k:08d}.JPEG"
+            (root / "val" / synset / name).write_bytes(data)
+            add(archive, name, data)
+    meta = io.BytesIO()
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    rows = [(1, "n03", "cat", 0), (2, "n01", "dog", 0), (3, "n02", "cow", 0), (4, "n00", "animal", 3)]
+    savemat(meta, {"synsets": np.array(rows, dtype=fields)})
+    with tarfile.open(official / imagenet.DEVELOPMENT_KIT, "w:gz") as kit:
+        add(kit, "ILSVRC2012_devkit_t12/data/meta.mat", meta.getvalue())
+        truth = b"3\n2\n1\n2\n3\n1\n"
+        add(kit, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt", truth)
+    return root
+
+
+def add(archive, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
 
 
 def test_prefixes_are_balanced_and_nested():
-    prefixes = [stratified_prefix(SAMPLES, count) for count in range(1, 12)]
+    prefixes = [stratified_prefix(NAMES, LABELS, count).tolist() for count in range(1, 12)]
     for smaller, larger in zip(prefixes, prefixes[1:], strict=False):
         assert larger[: len(smaller)] == smaller and len(larger) == len(smaller) + 1
     assert sorted(prefixes[-1]) == list(range(11))
-    labels = [SAMPLES[index][1] for index in prefixes[-1]]
+    labels = [LABELS[index] for index in prefixes[-1]]
     assert labels == [0, 1, 2, 0, 1, 2, 0, 2, 0, 2, 0]  # class 1 is exhausted after two
 
 
+def test_the_rule_as_facts_data_md_states_it():
+    expected = []
+    columns = [
+        sorted((hashlib.sha256(f"7|{k}.jpg".encode()).hexdigest(), label, k) for k in range(count))
+        for label, count in enumerate((5, 2, 4))
+    ]
+    for turn in range(5):
+        expected += [column[turn][1:] for column in columns if turn < len(column)]
+    found = [(LABELS[index], int(NAMES[index][-5])) for index in stratified_prefix(NAMES, LABELS, 11, seed=7)]
+    assert found == expected
+
+
 def test_choice_depends_on_names_and_seed_not_on_the_place():
-    elsewhere = [(path.replace("/anywhere", "/else/where"), label) for path, label in SAMPLES]
-    assert stratified_prefix(elsewhere, 6) == stratified_prefix(SAMPLES, 6)
-    assert any(stratified_prefix(SAMPLES, 3, seed) != stratified_prefix(SAMPLES, 3) for seed in range(1, 5))
+    elsewhere = [name.replace("/anywhere", "/else/where") for name in NAMES]
+    chosen = stratified_prefix(NAMES, LABELS, 6).tolist()
+    assert stratified_prefix(elsewhere, LABELS, 6).tolist() == chosen
+    assert any(stratified_prefix(NAMES, LABELS, 6, seed).tolist() != chosen for seed in range(1, 5))
 
 
 def test_zero_is_all_and_too_many_are_refused():
-    assert stratified_prefix(SAMPLES, 0) == list(range(11))
+    assert stratified_prefix(NAMES, LABELS, 0).tolist() == list(range(11))
     with pytest.raises(ValueError, match="12.*11"):
-        stratified_prefix(SAMPLES, 12)
+        stratified_prefix(NAMES, LABELS, 12)
+
+
+def test_tree_is_image_folder_s(tree):
+    for listing, split in zip(list_images(tree), imagenet.SPLITS, strict=True):
+        folder = ImageFolder(tree / split)
+        assert list(listing.classes) == folder.classes
+        assert [(listing.where(k), int(listing.labels[k])) for k in range(len(listing))] == folder.samples
+
+
+def test_archives_are_read_in_place_and_are_the_same_listing(tree):
+    for _ in range(2):  # the second time from the index
+        for here, there in zip(list_images(tree), list_images(tree.parent / "official", silent), strict=True):
+            assert here.classes == there.classes and (here.labels == there.labels).all()
+            assert (here.names == there.names).all()
+            assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
+            assert imagenet.subsets(here) == imagenet.subsets(there)
+    assert len(list((tree.parent / "index").iterdir())) == 2
+    assert "img_train.tar: train/n01/n01_0.JPEG" in list_images(tree.parent / "official")[0].where(0)
+
+
+def test_damaged_or_incomplete_archives_are_named(tree):
+    official = tree.parent / "official"
+    kit = (official / imagenet.DEVELOPMENT_KIT).rename(official / "hidden")
+    with pytest.raises(ValueError, match="img_val.tar.*devkit.*is missing"):
+        list_images(official)
+    kit.rename(official / imagenet.DEVELOPMENT_KIT)
+    archive = official / imagenet.TRAINING_ARCHIVE
+    archive.write_bytes(archive.read_bytes()[:6000])
+    with pytest.raises(ValueError, match="img_train.tar cannot be indexed.*copy it again"):
+        list_images(official)
+
+
+def test_scaled_subsets_have_the_study_s_sizes_and_are_nested(tree):
+    names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
+    listing = imagenet._listing(tree, names)
+    subsets = imagenet.subsets(listing)
+    assert [(s["n"], s["n_max"]) for s in subsets[:2]] == [(1, 256), (2, 256)]
+    assert [s["count"] for s in subsets] == [20_000 * s["n"] // s["n_max"] for s in subsets]
+    assert len(subsets) == 9 + 5 and imagenet.SAMPLES["train"] * 2 // 256 == 10_009
+    chosen = stratified_prefix(listing.names, listing.labels, subsets[1]["count"])
+    text = b"".join(listing.names[index] + b"\n" for index in chosen)
+    assert hashlib.sha256(text).hexdigest() == subsets[1]["digest"]
+    # Stable over machines and versions: anybody's tree with these names gives this digest.
+    assert subsets[0]["digest"].startswith("8d802d4052450b06caf2cabe")
+
+
+def test_missing_folders_are_named(tree):
+    (tree / "val" / "n02").rename(tree / "n02")
+    with pytest.raises(ValueError, match="class n02 is missing in .*/val"):
+        list_images(tree)
+    (tree / "val" / "n02").mkdir()
+    with pytest.raises(ValueError, match="val/n02 has no images"):
+        list_images(tree)
+    with pytest.raises(ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"):
+        list_images(tree.parent)
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", jpeg(1)[:300]], ids=["zero bytes", "no image", "truncated"])
+@pytest.mark.parametrize("load", [load_pillow, decode], ids=["pillow", "torchvision"])
+def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys, data, load):
+    broken = tree / "train" / "n01" / "n01_1.JPEG"
+    broken.write_bytes(data)
+    listing = list_images(tree)[0]
+    with pytest.raises(ValueError, match="n01/n01_1.JPEG is broken.*on_bad_image"):
+        Images(listing, np.arange(11), load)[1]
+    images = Images(listing, np.arange(11), load, "skip")
+    for _ in range(2):
+        assert images[1][1] == images[2][1] == 1  # the next image stands in, with its own label
+    assert images.skipped() == [str(broken)] and capsys.readouterr().err.count(str(broken)) == 1
+    last = Images(listing, np.array([0, 1]), load, "skip")
+    assert last[1][1] == 0
+    with pytest.raises(ValueError, match="in a row are broken"):
+        Images(listing, np.array([1]), load, "skip")[0]
+    broken.unlink()
+    with pytest.raises(FileNotFoundError):  # never skipped: the disk may be gone
+        images[1]
+
+
+def test_workers_count_too(tree):
+    (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"")
+    images = Images(list_images(tree)[0], np.arange(11), lambda data: random_crop(data, 32, 0.5), "skip")
+    batches = list(torch.utils.data.DataLoader(images, 4, num_workers=2))
+    assert [len(labels) for _, labels in batches] == [4, 4, 3] and batches[0][0].shape == (4, 32, 32, 3)
+    assert len(images.skipped()) == 1
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK"])
+def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
+    data = jpeg(3, mode={"L": "L", "CMYK": "CMYK"}[mode])
+    pixels, size = decode(data)
+    assert size == (38, 50) and pixels.shape == (3, 38, 50)
+    assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
+
+
+def test_a_png_named_jpeg_is_decoded():
+    data = io.BytesIO()
+    Image.new("RGBA", (9, 7), (10, 20, 30, 255)).save(data, "PNG")
+    assert decode(data.getvalue())[0][:, 3, 3].tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("scale_min", [0.08, 0.5])
+def test_fast_crops_are_torchvision_s(scale_min):
+    """The same random numbers, hence the same crop and flip; pixels within one of 255 on average."""
+    pipeline = transforms.Compose([
+        load_pillow, transforms.RandomResizedCrop(224, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+    ])  # fmt: skip
+    for seed, name in enumerate(photographs.PHOTOGRAPHS):
+        data = photograph(name, seed)
+        torch.manual_seed(seed)
+        expected = pipeline(data) * 255
+        torch.manual_seed(seed)
+        found = random_crop(data, 224, scale_min)
+        assert found.dtype == torch.uint8 and found.shape == (224, 224, 3) and found.is_contiguous()
+        assert (found.permute(2, 0, 1).float() - expected).abs().mean() < 1
+
+
+def test_centre_crop_and_normalization_are_the_usual_ones():
+    usual = transforms.Compose([
+        load_pillow, transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(),
+        transforms.Normalize(MEAN, STD),
+    ])  # fmt: skip
+    data = photograph("coffee", 0)
+    batch = normalized(torch.stack([centre_crop(data, 224)] * 2), MEAN, STD)
+    assert batch.is_contiguous(memory_format=torch.channels_last) and batch.dtype == torch.float32
+    assert (batch[0] - usual(data)).abs().mean() * 255 * np.mean(STD) < 1
+
+
+def test_prepared_store_resumes_and_is_the_same_listing(tree, tmp_path, monkeypatch):
+    (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"broken")
+    out = tmp_path / "store"
+    bad = imagenet.prepare(tree, tmp_path / "whole", 20, silent)
+    assert [line.rpartition("/")[2] for line in bad] == ["n02_3.JPEG"]
+
+    monkeypatch.setattr(imagenet, "BATCH", 4)
+    original, calls = imagenet.ppm, []
+
+    def interrupted(data, side):
+        calls.append(data)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return original(data, side)
+
+    monkeypatch.setattr(imagenet, "ppm", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        imagenet.prepare(tree, out, 20, silent)
+    with pytest.raises(ValueError, match="train.ppm is not complete"):
+        list_images(out)
+    with open(out / "train.ppm", "ab") as file:
+        file.write(original(jpeg(9), 20)[:100])  # the process died within a write
+    monkeypatch.setattr(imagenet, "ppm", lambda data, side: calls.append(data) or original(data, side))
+    calls.clear()
+    imagenet.prepare(tree, out, 20, silent)
+    assert 10 <= len(calls) <= 13  # of 17: four to seven were there
+    for name in ("train.ppm", "val.ppm"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    with pytest.raises(ValueError, match="was begun with other.*20"):
+        imagenet.prepare(tree, out, 30, silent)
+
+    for here, there in zip(list_images(tree), list_images(out), strict=True):
+        assert (here.names == there.names).all() and (here.labels == there.labels).all()
+        assert imagenet.subsets(here) == imagenet.subsets(there)
+    training = list_images(out)[0]
+    pixels, size = decode(training.read(0))
+    assert pixels.shape == (3, 20, 26) and size == (38, 50)
+    with pytest.raises(ValueError, match="n02_3.JPEG is broken.*when the store was prepared"):
+        Images(training, np.arange(11), decode)[5]
+
+
+def test_prepared_store_gives_the_same_part_of_the_picture():
+    data = photograph("motorcycle", 1)
+    torch.manual_seed(3)
+    expected = random_crop(data, 224, 0.5).float()
+    for side, bound in ((0, 1e-6), (320, 8)):  # other pixels, same place
+        torch.manual_seed(3)
+        assert (random_crop(imagenet.ppm(data, side), 224, 0.5).float() - expected).abs().mean() < bound
+
+
+def test_prepare_reports_its_cost(tree, tmp_path, capsys):
+    arguments = ["imagenet", "prepare", "--root", str(tree), "--out", str(tmp_path / "store"), "--shorter-side", "16"]
+    assert cli.main(arguments) == 0
+    assert re.search(r"GB in [\d.]+ s with [\d.e-]+ kWh \((estimated|measured)\)", capsys.readouterr().out)
+    (tree / "val" / "n01" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"")
+    assert cli.main([*arguments[:5], str(tmp_path / "other")]) == 1
+    assert "cannot be decoded: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("on_bad_image", ["fail", "skip"])
+def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image):
+    """Through the trainer, in a process of its own, with workers; only the manifest is left out."""
+    for name in ("n02_1.JPEG", "n02_2.JPEG"):
+        (tree / "train" / "n02" / name).write_bytes(b"")
+    settings = config.make(
+        local_batch_size=3, epochs=2, image_size=32, training_samples=11, validation_samples=6, loader_workers=2,
+        evaluate_training_set=True, on_bad_image=on_bad_image,
+    )  # fmt: skip
+    program = "import sys, runpy, pathlib; from energynn import manifests; " \
+              "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); " \
+              "runpy.run_path('tests/train/rank_main.py')"  # fmt: skip
+    arguments = [str(tmp_path), json.dumps(config.to_dict(settings)), "float32", str(tree)]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
+                          cwd=config.REPOSITORY)  # fmt: skip
+    if on_bad_image == "fail":
+        assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stderr), done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
+    assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
+    assert all("n02_" in path for path in events[-1]["first"])
+    assert done.stderr.count("skipped: ") == 2  # each once, not in every epoch
+    (end,) = (event for event in events if event["event"] == "training_end")
+    assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set

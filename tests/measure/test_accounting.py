@@ -73,6 +73,32 @@ def test_what_belongs_to_no_rank_is_said(two_gpus):
     assert rest["energy_cpu_J"] == pytest.approx(500, rel=1e-3)
 
 
+def rewrite(path, change):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    write_lines(path, [line for line in lines if change(line) is not False])
+
+
+def test_a_gpu_that_no_rank_uses_is_in_no_sum(two_gpus):
+    """A launcher that shows each rank its own GPU only: the sampler takes all, the ranks say which are theirs."""
+    rewrite(two_gpus / "events-rank1.jsonl", lambda line: line.update(gpu_uuid="0") if "gpu_uuid" in line else None)
+    found = accounting.account(two_gpus)
+    assert found["energy_gpu_J"] == pytest.approx(2000, rel=1e-3) and found["coverage"] > 0.99
+    assert {entry["id"]: entry.get("used", True) for entry in found["sensors"]} == {
+        "cpu_0": True, "gpu_0": True, "gpu_1": False
+    }  # fmt: skip
+
+
+def test_a_rank_whose_gpu_has_no_sensor_is_said_and_no_evidence(two_gpus):
+    rewrite(two_gpus / "events-rank1.jsonl", lambda line: line.update(gpu_uuid="7") if "gpu_uuid" in line else None)
+    found = accounting.account(two_gpus)
+    assert "rank 1: no sensor of its GPU 7 on h; its energy is missing" in found["flags"] and found["coverage"] == 0
+
+
+def test_a_rank_whose_start_was_cut_off_costs_no_record(two_gpus):
+    rewrite(two_gpus / "events-rank1.jsonl", lambda line: line["event"] != "rank_start")
+    assert accounting.account(two_gpus)["training_time_s"] == pytest.approx(10)
+
+
 def test_idle_power_and_what_is_left_without_it(two_gpus):
     found = accounting.account(two_gpus)
     assert found["idle_power_gpu_before_W"] == pytest.approx(250, rel=1e-3)

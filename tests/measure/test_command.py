@@ -37,9 +37,10 @@ def environment(gpus=(), **more):
                     "FAKE_T0": str(time.monotonic())} | more  # fmt: skip
 
 
-def start(folder, *command, options=(), env=None, before=()):
+def start(folder, *command, options=(), env=None, before=(), **more):
     words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder), *options, "--", *command]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment())
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment(),
+                            **more)  # fmt: skip
 
 
 def measured(folder, *command, **more):
@@ -287,6 +288,107 @@ def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monke
     assert said in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("content", [None, "{}", "[1]", "not json", '{"workload": "resnet50", "config": {}}'])
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, content):
+    (tmp_path / ("run.json" if content else "thesis.tex")).write_text(content or "years of work")
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    assert cli.main(["measure", "--out", str(tmp_path), "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert "choose a" in error and error.count("\n") == 1
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_the_status_of_the_last_start_counts(run_dir):
+    folder = run_dir.parent / "again"
+    shutil.copytree(run_dir, folder / "segment-2")
+    (folder / "run.json").write_text((run_dir / "run.json").read_text())
+    for part, status in ((folder, 3), (folder / "segment-2", -64)):
+        event = {"t_mono_ns": 1, "t_wall_ns": 1, "event": "training_end", "exit_status": status}
+        (part / "events-rank0.jsonl").write_text(json.dumps(event) + "\n")
+        (part / "events-rank1.jsonl").unlink(missing_ok=True)
+    assert records.derive(folder, json.loads((folder / "run.json").read_text()))["exit_status"] == 192
+    assert command._name(40) == "signal 40" and command._name(15) == "SIGTERM"
+
+
+@pytest.mark.slow
+def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
+    program = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)"
+    for name, sign in (("early", tmp_path / "early" / "run.json"), ("late", tmp_path / "begun")):
+        started = start(tmp_path / name, sys.executable, "-c", program, env=environment(), start_new_session=True)
+        wait_until(sign.exists)
+        os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+        output, errors = started.communicate(timeout=60)
+        assert started.returncode == 130, errors
+        record = records.read(tmp_path / name)
+        assert record["status"] == "interrupted" and "SIGINT" in record["status_reason"], record["status_reason"]
+    wait_until(lambda: not processes_of(tmp_path), 5)
+
+
+@pytest.mark.slow
+def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_path):
+    started = start(tmp_path / "run%d", "sleep", "5")
+    wait_until(lambda: has_begun(tmp_path / "run%d"))
+    assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
+    second = start(tmp_path / "run%d", "sleep", "5")
+    assert "this run goes on already" in second.communicate(timeout=60)[1] and second.returncode == 2
+    assert started.wait(timeout=60) == 0
+    record = records.read(tmp_path / "run%d")
+    assert record["status"] == "finished" and list((tmp_path / "run%d").glob("perun/*.hdf5")), "a % in the path"
+
+
+@pytest.mark.slow
+def test_the_sampler_goes_on_until_the_last_rank_and_a_second_start_has_one_folder(tmp_path):
+    """Rank 0, who owns the sampler, ends after 1 s, rank 1 after 5 s: all of it is measured."""
+    mpirun = [str(Path(sys.executable).with_name("mpirun")), "-n", "2"]
+    program = "import os, time; time.sleep(1 + 4 * int(os.environ['PMI_RANK']))"
+    env = environment([dict(shape="constant", high_W=300.0, update_s=0.02)])
+    for parts in (1, 2):
+        record, status, errors = measured(tmp_path / "run", sys.executable, "-c", program, env=env, before=mpirun)
+        assert status == 0 and record["status"] == "finished", errors
+        assert record["training_time_s"] > 4.9 * parts and record["coverage"] > 0.99
+        assert record["energy_gpu_J"] == pytest.approx(300 * record["training_time_s"], rel=0.01)
+        assert len(record["segments"]) == parts
+    folder = tmp_path / "run" / "segment-2"
+    assert {path.name for path in folder.glob("events-rank*")} == {"events-rank0.jsonl", "events-rank1.jsonl"}
+
+
+@pytest.mark.slow
+def test_a_perun_that_does_not_start_costs_no_measurement(tmp_path):
+    broken = tmp_path / "broken" / "mpi4py"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    env = environment()
+    env["PYTHONPATH"] = f"{broken.parent}{os.pathsep}{env['PYTHONPATH']}"
+    record, status, errors = measured(tmp_path / "run", "sleep", "3", env=env)
+    assert status == 0 and record["status"] == "finished" and record["energy_cpu_J"] > 0, errors
+
+
+@pytest.mark.slow
+def test_a_gpu_that_falls_silent_for_ever_stops_no_command(tmp_path):
+    gpus = [dict(shape="constant", high_W=300.0, update_s=None, fails_from_s=8.0, fault="hang")]
+    record, status, errors = measured(tmp_path / "run", "sleep", "12", env=environment(gpus))
+    assert status == 0 and "no sample for 10 s" in errors and not record["valid"]
+    assert any("does not answer" in flag or "in gaps" in flag for flag in record["flags"]), record["flags"]
+    wait_until(lambda: not processes_of(tmp_path), 10)
+
+
+@pytest.mark.slow
+def test_gpus_that_are_not_ours_are_named_as_a_cause_of_peruns_difference(tmp_path):
+    """perun is kept from counting them where we start it; its own way would count both."""
+    gpus = [dict(shape="constant", high_W=300.0, update_s=0.02), dict(shape="constant", high_W=100.0, update_s=0.02)]
+    env = environment(gpus, CUDA_VISIBLE_DEVICES="1")
+    record, status, _ = measured(tmp_path / "run", "sleep", "5", env=env)
+    assert status == 0 and record["mean_power_gpu_W"] == pytest.approx(100, rel=0.01)
+    assert record["energy_perun_gpu_J"] == pytest.approx(100 * record["perun_time_s"], rel=0.1)
+    (gpu,) = [entry for entry in comparison.against_perun(tmp_path / "run") if entry["component"] == "gpu"]
+    assert abs(gpu["causes"]["rounding in perun's file"]) < 1e-3 * gpu["perun_J"]
+    path = tmp_path / "run" / f"samples-{os.uname().nodename}.jsonl"
+    # As if perun had not been kept from it.
+    path.write_text(re.sub(r'"([^"]*)CUDA:1_POWER":', r'"\1CUDA:0_POWER":300000,"\1CUDA:1_POWER":', path.read_text()))
+    (gpu,) = [entry for entry in comparison.against_perun(tmp_path / "run") if entry["component"] == "gpu"]
+    assert gpu["causes"][comparison.UNUSED] == pytest.approx(300 * record["perun_time_s"], rel=0.1)
+
+
 def test_many_ranks_have_to_be_told_where(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
@@ -328,6 +430,7 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert state["energy_J"] == pytest.approx(120 * 10, rel=0.02), "not counted twice"
     assert state["power_W"] == pytest.approx(120, rel=0.01)
     assert state["energy_per_sample_J"] == pytest.approx(1200 / 320, rel=0.02)
+    assert state["age_s"] > 1e6 and "the last sample is" in watch.text(state)
     assert state["time_left_s"] == pytest.approx(10) and state["energy_left_J"] == pytest.approx(1200, rel=0.02)
     assert cli.main(["watch", str(run_dir), "--once"]) == 0
     assert "120.0 W" in capsys.readouterr().out

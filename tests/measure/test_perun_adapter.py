@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from perun.util import matchesOneOf
 
 from energynn.config import REPOSITORY
 from energynn.measure import perun_adapter
@@ -40,11 +41,14 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
     environment = perun_adapter.environment(tmp_path, dict(os.environ))
     assert not [name for name in environment if name.startswith("PERUN_")]
     assert environment[perun_adapter.RUN_DIR_VARIABLE] == str(tmp_path)
-    perun_adapter.write_configuration(tmp_path / "perun.ini", tmp_path, 0.25, on_gpu=False)
+    perun_adapter.write_configuration(tmp_path / "perun.ini", tmp_path / "100%", 0.25, True, [0, 12])
     ini = configparser.ConfigParser()
     ini.read(tmp_path / "perun.ini")
     assert ini["monitor"]["sampling_period"] == "0.25" and ini["post-processing"]["pue"] == "1.0"
-    assert ini["output"]["format"] == "hdf5"
+    assert ini["output"]["format"] == "hdf5" and ini["output"]["data_out"] == str(tmp_path / "100%" / "perun")
+    excluded = ini["monitor"]["exclude_sensors"].split(" ")
+    powers = {number: f"CUDA:{number}_POWER" for number in (0, 1, 2, 11, 12, 120)}
+    assert [number for number, name in powers.items() if not matchesOneOf(excluded, name)] == [0, 12]
 
 
 def test_a_process_dies_with_its_parent(tmp_path):

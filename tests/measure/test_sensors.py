@@ -1,12 +1,13 @@
 import os
 import sys
+import threading
 import time
 import types
 
 import numpy as np
 import pytest
 
-from energynn.measure import sensors
+from energynn.measure import samples, sensors
 from energynn.measure.samples import read_samples
 
 MODEL = {"name": "m", "idle_W_per_core": 1.0, "full_W_per_core": 2.0, "source": "a test"}
@@ -72,15 +73,78 @@ def fake_nvml(counter=True):
 
 def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    found, _ = sensors.nvml_sensors()
+    found, _ = sensors.nvml_sensors("1")
     assert [(s.id, s.kind, s.primary) for s in found] == [
         ("gpu_1_energy", "energy", True),
         ("gpu_1_power", "power", False),
     ]
     assert found[0].read() * found[0].to_SI == 7.0 and found[1].read() * found[1].to_SI == 250.0
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(counter=False))
-    assert [(s.id, s.primary) for s in sensors.nvml_sensors()[0]] == [("gpu_1_power", True)]
+    assert [(s.id, s.primary) for s in sensors.nvml_sensors("1")[0]] == [("gpu_1_power", True)]
+
+
+GPUS = [{"gpu-aa11", "mig-gpu-aa11"}, {"gpu-ab22", "mig-gpu-ab22", "mig-77"}, {"gpu-cc33", "mig-gpu-cc33"}]
+
+
+@pytest.mark.parametrize("value, chosen, wrong", [
+    (None, [0, 1, 2], None), ("", [], None), ("2,0", [2, 0], None), (" 1 , 2 ", [1, 2], None), ("-1", [], None),
+    ("0,-1,2", [0], None), ("0,7,1", [0], "7"), ("GPU-AB22", [1], None), ("GPU-c", [2], None), ("NoDevFiles", [], None),
+    ("MIG-GPU-ab22/1/0,MIG-GPU-ab22/2/0", [1], None), ("MIG-77", [1], None), ("GPU-beef,0", [], "GPU-beef"),
+])  # fmt: skip
+def test_visible_devices_are_those_of_the_runtime(value, chosen, wrong):
+    assert sensors.visible_devices(GPUS, value) == (chosen, wrong)
+
+
+def test_a_variable_that_names_no_gpu_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml())
+    found, (problem,) = sensors.nvml_sensors("1,5,0")
+    assert {sensor.device for sensor in found} == {"1"} and "names '5', no GPU of this host" in problem
+
+
+def test_a_sensor_that_never_answers_is_named_and_nobody_waits_for_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sensors.Sampler, "FIRST_S", 0.2)
+    monkeypatch.setattr(sensors.Sampler, "LAST_S", 0.2)
+    answers, never = threading.Event(), threading.Event()
+    answers.set()
+
+    def read():
+        if not answers.is_set():
+            never.wait()
+        return 1.0
+
+    good = sensors.Sensor("good", "cpu", "0", "power", "simulated", lambda: 5.0)
+    mute = sensors.Sensor("mute", "gpu", "0", "power", "simulated", read)
+    sampler = sensors.Sampler(tmp_path / "s", [good, mute], 0.02)
+    sampler.start()
+    answers.clear()
+    time.sleep(0.1)
+    sampler.stop()
+    assert any("mute does not answer" in problem for problem in read_samples(tmp_path / "s").problems)
+    assert '"ended"' not in (tmp_path / "s").read_text()
+    with pytest.raises(TimeoutError, match="no first sample"):
+        sensors.Sampler(tmp_path / "t", [good, mute], 0.02).start()
+    assert "mute does not answer" in capsys.readouterr().err
+    never.set()
+
+
+def test_silence_is_told_from_a_slow_start_and_from_a_good_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "SILENCE_S", 0.05)
+    silence = samples.Silence()
+    silence.FIRST_S, silence.EVALUATION_S = 0.1, 0.5
+    assert silence(tmp_path) == ""
+    time.sleep(0.15)
+    assert "no sample in the first" in silence(tmp_path)
+    for host, line in (("a", '{"status":{"ended":true}}'), ("b", '{"v":[1]}')):
+        (tmp_path / f"samples-{host}.jsonl").write_text(line + "\n")
+    assert silence(tmp_path) == ""
+    time.sleep(0.1)
+    assert "the sampler is dead" in silence(tmp_path)
+    (tmp_path / "samples-b.jsonl").write_text('{"v":[1]}\n{"status":{"ended":true}}\n')
+    silence(tmp_path)
+    time.sleep(0.1)
+    assert silence(tmp_path) == ""
+    time.sleep(0.5)
+    assert "perun's evaluation" in silence(tmp_path)
 
 
 def test_the_sampler_writes_as_it_reads(tmp_path):
@@ -162,7 +226,6 @@ def test_a_gpu_that_is_lost_and_a_counter_that_may_not_be_read_are_said(tmp_path
     power = nvml.nvmlDeviceGetPowerUsage
     nvml.nvmlDeviceGetPowerUsage = lambda handle: power(handle) if handle == 0 else 1 / 0
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
     counter.unlink()
     counter.mkdir()  # reading it fails, for root too

@@ -45,7 +45,7 @@ def train(tmp_path, monkeypatch, powercap, hosts):
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
     launch.begin(tiny, run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
-    command = launch.mpi_command(run_dir, intent)
+    command = launch.ranks_command(run_dir, intent)
     if hosts == 2:
         start, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):

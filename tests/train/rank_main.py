@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
-from energynn.train.distributed import Interrupted
+from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
@@ -20,4 +20,7 @@ except Interrupted as stop:
     sys.exit(75)
 except ValueError as error:
     sys.exit(f"ValueError: {error}")
+except LostRank as error:
+    print(f"LostRank: {error}", flush=True)
+    end_the_world()
 print("losses", json.dumps(losses))

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from energynn import config, records
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
 from energynn.train.phases import PhaseTimer, Progress, require_finite
@@ -23,8 +24,8 @@ def test_events_are_on_disk_at_once_and_never_lost(tmp_path):
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["training_start", "rank_end"]
 
 
-def test_phases_add_up_to_the_time_that_passed():
-    timer = PhaseTimer(torch.device("cpu"))
+def test_phases_add_up_to_the_time_that_passed(tmp_path):
+    timer = PhaseTimer(torch.device("cpu"), tmp_path, 0)
 
     def slow_batches():
         for number in range(3):
@@ -36,12 +37,23 @@ def test_phases_add_up_to_the_time_that_passed():
         received.append(batch)
         with timer("forward"):
             time.sleep(0.01)
-    totals = timer.totals_s()
+    timer.write()
+    timer.write()  # nothing is left to write
     assert received == [0, 1, 2]
-    assert list(totals) == [f"{phase}_s" for phase in phases.PHASES]
+    (totals,) = records._phases(tmp_path)
+    assert list(totals) == ["rank", *(f"{phase}_s" for phase in phases.PHASES)]
     assert 0.06 <= totals["data_loading_s"] < 0.5 and 0.03 <= totals["forward_s"] < 0.5
     assert totals["backward_s"] == totals["evaluation_s"] == 0
-    assert timer.totals_s() == totals
+
+
+def test_synchronous_phases_wait_for_the_gpu_before_both_readings(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    for synchronous in (True, False):
+        timer = PhaseTimer(torch.device("cuda" if synchronous else "cpu"), tmp_path, 0, synchronous)
+        with timer("forward"):
+            calls.append("work")
+    assert calls == ["wait", "work", "wait", "work"]
 
 
 def test_every_phase_is_on_disk_with_its_instants(tmp_path):
@@ -52,7 +64,7 @@ def test_every_phase_is_on_disk_with_its_instants(tmp_path):
         with timer(phase):
             time.sleep(0.01)
         marks.append((phase, begun, time.monotonic_ns()))
-        timer.totals_s()
+        timer.write()
     kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
     assert names == list(phases.PHASES) and [names[kind] for kind in kinds] == [phase for phase, _, _ in marks]
     for begin, end, (_, earliest, latest) in zip(begin_ns, end_ns, marks, strict=True):
@@ -63,19 +75,21 @@ def test_every_phase_is_on_disk_with_its_instants(tmp_path):
 def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    progress = Progress("resnet50", epochs=2, steps=50, global_batch_size=8, events=Events(tmp_path, 0))
-    for step in range(100):
-        now = (step + 1) * 0.1
+    made = config.make("resnet50", epochs=3, local_batch_size=8)
+    # The second of three epochs, and on; the first one was in an earlier segment of the run, and does not count.
+    progress = Progress(made, steps=50, first_step=50, events=Events(tmp_path, 0))
+    for step in range(50, 150):
+        now = (step - 49) * 0.1
         progress.step(step // 50, step % 50, torch.tensor(0.5))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
-    assert lines[0] == "resnet50: epoch 1/2, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
+    assert lines[0] == "resnet50: epoch 2/3, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
     progress.end({"top1_error": 0.25})
-    assert capsys.readouterr().out == "resnet50: 2 epochs, 800 samples in 10.0 s (80.0 samples/s): top1_error 0.25\n"
+    assert capsys.readouterr().out == "resnet50: 3 epochs, 800 samples in 10.0 s (80.0 samples/s): top1_error 0.25\n"
     told = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
-    assert [event["samples_trained"] for event in told] == [160, 320, 480, 640, 800]
-    assert {event["samples_to_train"] for event in told} == {800}
-    Progress("resnet50", 1, 1, 1, events=None).end({})
+    assert [event["samples_trained"] for event in told] == [560, 720, 880, 1040, 1200]
+    assert {event["samples_to_train"] for event in told} == {1200}
+    Progress(made, 1, 0, events=None).end({})
     assert capsys.readouterr().out == ""
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn.train import checkpoint
+from energynn.measure.samples import read_events
+from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
@@ -20,6 +21,9 @@ CASES = {
     "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=60),
     "resnet50 with loader workers": dict(workload="resnet50", local_batch_size=4, image_size=32, epochs=3,
                                          training_samples=40, validation_samples=10, loader_workers=2),
+    "resnet50 as fast as it can": dict(workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4,
+                                       image_size=32, epochs=3, training_samples=40, validation_samples=10,
+                                       loader_workers=1),
 }  # fmt: skip
 
 
@@ -32,13 +36,7 @@ def start(run_dir, settings, devices):
 
 def ranks_of(run_dir):
     """Process numbers of the ranks that wrote the newest start."""
-    found = {}
-    for path in run_dir.glob("events-rank*.jsonl"):
-        for line in path.read_text().splitlines():
-            event = json.loads(line)
-            if event["event"] == "rank_start":
-                found[event["rank"]] = event["pid"]
-    return found
+    return {event["rank"]: event["pid"] for event in read_events(run_dir) if event["event"] == "rank_start"}
 
 
 @pytest.mark.slow
@@ -74,6 +72,9 @@ def test_kills_at_random_instants_change_no_bit(tmp_path, name):
                 break
             assert "Error" not in output or "BAD TERMINATION" in output or "Gloo" in output, output
         weights[run_dir] = torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"]
+        starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
+        assert starts[0] == 0 and all(done % config.global_batch_size == 0 for done in starts)
+        assert max(starts) > 0 or run_dir.name == "0"
         losses[run_dir] = next(line for line in output.splitlines() if line.startswith("losses "))
         assert not (run_dir / "checkpoint").exists(), "of no use after the end"
     one, other = weights.values()
@@ -85,23 +86,27 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
     world = World(0, 1, 0, torch.device("cpu"), "h")
     monkeypatch.setattr(checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
     monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
-    checkpoints = checkpoint.Checkpoints(tmp_path, world, 0)
+    model = torch.nn.Linear(1, 1)
+    checkpoints = checkpoint.Checkpoints(tmp_path, world, 0, {"model": model})
     assert checkpoints.load() is None
     for steps in (10, 20, 30):
-        checkpoints.save(steps, {"optimizer_steps": steps}, {"losses": [1.0]})
+        model.weight.data[:] = steps
+        checkpoints.save(steps, losses=[1.0 * steps])
+    drawn = torch.rand(3).tolist()
     assert sorted(path.name for path in checkpoints.folder.glob("*.pt")) == ["000000000020.pt", "000000000030.pt"]
-    shared, own = checkpoints.load()
-    assert shared["optimizer_steps"] == 30 and own["losses"] == [1.0]
+    model.weight.data[:] = 0
+    assert checkpoints.load() == (30, {"losses": [30.0]}) and model.weight.item() == 30
+    assert torch.rand(3).tolist() == drawn, "random generators come back"
     newest = checkpoints.folder / "000000000030.pt"
     newest.write_bytes(newest.read_bytes()[:-3])
-    assert checkpoints.load()[0]["optimizer_steps"] == 20
+    assert checkpoints.load() == (20, {"losses": [20.0]}) and model.weight.item() == 20
     assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().err
     (checkpoints.folder / "000000000040.pt").write_bytes(b"half")  # killed before its SHA-256 was written
-    assert checkpoints.load()[0]["optimizer_steps"] == 20
+    assert checkpoints.load()[0] == 20
 
 
 def test_random_generators_come_back():
-    state = checkpoint.random_state()
+    state = distributed.random_state()
     first = random.random(), torch.rand(3).tolist()
-    checkpoint.restore_random_state(state)
+    distributed.restore_random_state(state)
     assert (random.random(), torch.rand(3).tolist()) == first

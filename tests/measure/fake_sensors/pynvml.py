@@ -2,7 +2,7 @@
 
 FAKE_GPUS is a JSON list, one entry per GPU: shape (constant, sine, square), low_W, high_W, rhythm_s, update_s of the
 counter (null: no counter), noise_W, and faults: fails_from_s and fails_to_s after FAKE_T0 (monotonic seconds), fault
-(error, nan, negative, gone). FAKE_INIT_ERROR makes nvmlInit fail.
+(error, nan, negative, gone, hang). FAKE_INIT_ERROR makes nvmlInit fail.
 """
 
 import json
@@ -61,6 +61,8 @@ def _fault(gpu, t, good):
         return math.nan
     if fault == "negative":
         return -good
+    if fault == "hang":
+        time.sleep(3600)
     raise NVMLError("GPU is lost" if fault == "gone" else "Unknown Error")
 
 

@@ -1,0 +1,300 @@
+"""The training store of ERA5: a file of float32 for each year, read one state at a time, and beside it what is in it.
+
+``<year>.npy`` is (times, channels, latitude, longitude), uncompressed, so that it can be mapped into memory;
+``<year>.json`` has the valid times, the grid, the SHA-256, and count, mean and sum of squared deviations of each
+channel; ``mean-<year>.npy`` is the mean state. Normalization and climatology merge these over the training years,
+whichever they are.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, reduce
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from energynn.data import era5, era5_sources
+from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
+from energynn.data.progress import meter
+from energynn.records import sha256, whole, write_json
+
+BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
+CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
+HEADER_B = 128  # of NumPy's format, for every shape that occurs
+MOMENTS = ("count", "mean", "squared_deviations")
+INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
+TEST_STEPS = 2  # forecasts of 6 h and 12 h, whatever the training's number of steps (paper, section 3.3.1)
+
+
+def parse_years(text: str) -> list[int]:
+    """The years of a text like "1979-2017,2019". Raises ValueError for anything else."""
+    parts = [part.partition("-") for part in text.split(",")]
+    if not re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text) or any(
+        last and last < first for first, _, last in parts
+    ):
+        raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
+    return sorted({year for first, _, last in parts for year in range(int(first), int(last or first) + 1)})
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def prepare(
+    source: str, out: Path, years: list[int], workers: int = 4, progress: Callable[[str], None] = print
+) -> None:
+    """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
+
+    A call that was interrupted, even killed, goes on where it stopped; several may make different years of one store
+    at the same time. Raises ValueError naming what is wrong with the source, if possible before anything is written,
+    or if there is no room.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    found = {year: era5_sources.open_year(source, year) for year in years if not (out / f"{year}.npy").is_file()}
+    left_B = sum(len(one.hours) * 4 * math.prod(one.shape) for one in found.values())
+    left_B -= sum(part.stat().st_size for year in found if (part := out / f"{year}.part").is_file())
+    free_B = shutil.disk_usage(out).free
+    if left_B > free_B:
+        raise ValueError(f"{out}: {left_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free; give another --out")
+    advance = meter("era5 prepare", left_B / 1e9, "GB", progress)
+    with ThreadPoolExecutor(workers) as pool:
+        for year, one in found.items():
+            _write_year(one, out / f"{year}.npy", source, pool, advance)
+            progress(f"{year}: {len(one.hours)} of {len(hours_of_year(year))} six-hourly times in {out}")
+
+
+def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecutor, advance) -> None:
+    part, note = path.with_suffix(".part"), path.with_suffix(".json")
+    state_B = 4 * math.prod(source.shape)
+    content = {
+        "source": origin, "channels": list(CHANNELS), "latitude_deg": source.latitude_deg.tolist(),
+        "longitude_deg": source.longitude_deg.tolist(), "hours_since_1970": source.hours.tolist(),
+    }  # fmt: skip
+    header = io.BytesIO()
+    kind = {"descr": "<f4", "fortran_order": False, "shape": (len(source.hours), *source.shape)}
+    np.lib.format.write_array_header_1_0(header, kind)
+    assert len(header.getvalue()) == HEADER_B
+
+    def read(index: int) -> tuple[np.ndarray, np.ndarray]:
+        state = np.ascontiguousarray(source.read(index), dtype="<f4")
+        return state, moments(state)
+
+    with open(part, "a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{part}: another process writes this year; wait for it") from error
+        done, digest, collected, total = _what_is_there(file, note, content, source.shape)
+        if done == 0:
+            file.truncate(0)
+            file.write(header.getvalue())
+            digest.update(header.getvalue())
+        reading: deque[Future] = deque()  # goes on while what was read is written
+        for index in range(done, len(source.hours)):
+            while len(reading) < BLOCK and index + len(reading) < len(source.hours):
+                reading.append(pool.submit(read, index + len(reading)))
+            state, found = reading.popleft().result()
+            file.write(state)
+            digest.update(state)
+            collected = merge(collected, found)
+            total += state
+            advance(state_B / 1e9)
+            if (index + 1) % BLOCK == 0 or index + 1 == len(source.hours):
+                file.flush()
+                os.fsync(file.fileno())  # the note never promises what the disk has not got
+                noted = {"done": index + 1, "sha256": digest.hexdigest()}
+                write_json(note, content | noted | dict(zip(MOMENTS, collected.tolist(), strict=True)))
+        with whole(path.with_name(f"mean-{path.name}")) as mean:
+            np.save(mean, (total / len(source.hours)).astype(np.float32))
+        os.replace(part, path)
+
+
+def _what_is_there(file: BinaryIO, note: Path, content: dict, shape: tuple):
+    """States that an earlier call has written, their SHA-256, moments and sum; 0 states if they are not what it noted.
+
+    The sum over time is added up in the order of the states, so that an interruption changes no bit of it.
+    """
+    if note.is_file():
+        kept = json.loads(note.read_text())
+        if {name: kept.get(name) for name in content} != content:
+            raise ValueError(f"{note}: was begun from other data ({kept['source']}); give another --out, or delete it")
+        file.seek(0)
+        digest, total = hashlib.sha256(file.read(HEADER_B)), np.zeros(shape)
+        for _ in range(kept["done"]):
+            data = file.read(4 * math.prod(shape))
+            digest.update(data)
+            if len(data) == 4 * math.prod(shape):  # else the digest tells
+                total += np.frombuffer(data, "<f4").reshape(shape)
+        if digest.hexdigest() == kept["sha256"]:
+            file.truncate(file.tell())
+            return kept["done"], digest, np.array([kept[name] for name in MOMENTS]), total
+    return 0, hashlib.sha256(), np.zeros((len(MOMENTS), len(CHANNELS))), np.zeros(shape)
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+def moments(state: np.ndarray) -> np.ndarray:
+    """(3, channels) float64: count, mean and sum of squared deviations of (channels, latitude, longitude)."""
+    collected = np.empty((len(MOMENTS), len(state)))
+    for channel, plane in enumerate(state):
+        values = plane.astype(np.float64).ravel()
+        mean = values.mean()
+        values -= mean
+        collected[:, channel] = values.size, mean, values.dot(values)
+    return collected
+
+
+def merge(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Moments of two sets of values together (Chan, Golub and LeVeque 1983: stable however many are added)."""
+    count = one[0] + other[0]
+    difference = other[1] - one[1]
+    mean = one[1] + difference * other[0] / count
+    return np.array([count, mean, one[2] + other[2] + difference**2 * one[0] * other[0] / count])
+
+
+def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and (population) standard deviation of each channel over these years, (channels,) float64."""
+    collected = reduce(merge, [np.array([_note(root, year)[name] for name in MOMENTS]) for year in years])
+    return collected[1], np.sqrt(collected[2] / collected[0])
+
+
+def climatology(root: Path, years: list[int]) -> np.ndarray:
+    """Mean state over these years, (channels, latitude, longitude) float64."""
+    counts = [len(_note(root, year)["hours_since_1970"]) for year in years]
+    means = (np.load(root / f"mean-{year}.npy") for year in years)
+    return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in zip(counts, means, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+class Sequences:
+    """Normalized states at t, t + 6 h, ..., as an array that is read when it is indexed, by a DataLoader for example.
+
+    ``self[i]`` is (steps + 1, channels, latitude, longitude) float32. Sequences are made from the valid times: none
+    crosses a gap, and the end of a year's file is none. Raises ValueError naming variable, time and file if a value
+    is missing.
+    """
+
+    def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
+        notes = [_note(root, year) for year in years]
+        if any(
+            note[name] != notes[0][name] for note in notes for name in ("channels", "latitude_deg", "longitude_deg")
+        ):
+            raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
+        self.hours = np.concatenate([note["hours_since_1970"] for note in notes])
+        self.places = [(root / f"{year}.npy", index) for year, note in zip(years, notes, strict=True)
+                       for index in range(len(note["hours_since_1970"]))]  # fmt: skip
+        wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
+        rows = np.searchsorted(self.hours, wanted).clip(max=len(self.hours) - 1)
+        self.rows = rows[(self.hours[rows] == wanted).all(axis=1)]  # indices of the states of each sequence
+        self.state_shape = (len(CHANNELS), len(notes[0]["latitude_deg"]), len(notes[0]["longitude_deg"]))
+        self.mean, self.scale = mean.astype(np.float32), (1 / std).astype(np.float32)
+        if len(self.rows) == 0:
+            raise ValueError(f"{root}: no {steps + 1} times in sequence, {STEP_H} h apart, in {years}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return *self.rows.shape, *self.state_shape
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> np.ndarray:
+        """A whole batch, read to where it stays; PyTorch's loader asks for it if there is this method."""
+        batch = np.empty((len(indices), *self.shape[1:]), np.float32)
+        for sequence, index in zip(batch, indices, strict=True):
+            for state, row in zip(sequence, self.rows[index], strict=True):
+                self._read(row, state)
+        return batch
+
+    def _read(self, row: int, state: np.ndarray) -> None:
+        path, index = self.places[row]
+        stored, descriptor = _map(path)
+        if hasattr(os, "posix_fadvise"):  # the disk begins with all of it at once
+            os.posix_fadvise(descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED)
+        planes = zip(stored[index].reshape(len(state), -1), state.reshape(len(state), -1), strict=True)
+        for channel, (source, plane) in enumerate(planes):
+            for first in range(0, plane.size, CHUNK):
+                values = plane[first : first + CHUNK]
+                np.subtract(source[first : first + CHUNK], self.mean[channel], out=values)
+                values *= self.scale[channel]
+                if np.isnan(values.min()):
+                    raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again")
+
+
+def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
+    """The splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
+
+    Of the last, the test, only the forecasts of the published code, 6 h and 12 h: from 36 initial conditions, nine days
+    apart from 1 January on. The climatology is the mean over the training years, without seasons. Raises ValueError if
+    a year is missing or in two splits.
+    """
+    parsed = [parse_years(text) for text in years]
+    if len(set().union(*parsed)) < sum(map(len, parsed)):
+        raise ValueError(f"years: {', '.join(years)} overlap; what is tested must not have been trained on")
+    mean, std = statistics(root, parsed[0])
+    training, validation = (Sequences(root, each, steps, mean, std) for each in parsed[:2])
+    test, first_hour = Sequences(root, parsed[2], TEST_STEPS, mean, std), hours_of_year(parsed[2][0])[0]
+    chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
+    test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
+    weights = era5.latitude_weights(np.array(_note(root, parsed[0][0])["latitude_deg"]))
+    usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
+    facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
+    scored = (STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1)))
+    return [era5.Split(each, *facts, *scored) for each in (training, validation, test)]
+
+
+def _note(root: Path, year: int) -> dict:
+    names = (f"{year}.npy", f"{year}.json", f"mean-{year}.npy")
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn era5 prepare` makes them")
+    return json.loads((root / f"{year}.json").read_text())
+
+
+@cache
+def _map(path: Path) -> tuple[np.ndarray, int]:
+    """A year's file, mapped once in each process, and its descriptor."""
+    return np.asarray(np.load(path, mmap_mode="r")), os.open(path, os.O_RDONLY)
+
+
+# -------------------------------------------------------------------------------------------------------- the manifest
+
+
+def describe(root: Path) -> tuple[dict[str, str], dict]:
+    """File name -> SHA-256, as it was while the store was written, and what a manifest says besides.
+
+    Raises ValueError if there is no store, or a year of it is not complete.
+    """
+    years = sorted(int(path.stem) for path in root.glob("[0-9]*.npy"))
+    unfinished = sorted(path.name for path in root.glob("*.part"))
+    if unfinished or not years:
+        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; `energynn era5 prepare` goes on with it")
+    notes = {year: _note(root, year) for year in years}
+    sums = {}
+    for year, note in notes.items():
+        sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
+        sums[f"{year}.npy"] = note["sha256"]
+    return sums, {
+        "energynn:times": sum(len(note["hours_since_1970"]) for note in notes.values()),
+        "energynn:years": [
+            {"year": year, "times": len(hours := note["hours_since_1970"]), "first": utc(hours[0]),
+             "last": utc(hours[-1]), "missing": len(hours_of_year(year)) - len(hours), "source": note["source"]}
+            for year, note in notes.items()
+        ],
+    }  # fmt: skip

@@ -1,0 +1,189 @@
+"""Report and explorer in a real headless Chromium: no error, no network, and a selection changes the linked panel."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from energynn.analysis import numbers, report
+from energynn.config import REPOSITORY
+
+BROWSER = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@pytest.fixture(scope="module")
+def page():
+    """A browser page that records what it complains of and what it asks the network for."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test in a browser")
+    if BROWSER is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_api.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1300, "height": 1400})
+        page.errors, page.requests = [], []
+        page.on("console", lambda message: page.errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: page.errors.append(str(error)))
+        page.on("request", lambda request: page.requests.append(request.url))
+        yield page
+        browser.close()
+
+
+def execute(name, runs, build, *more):
+    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(build / f"{name}.ipynb"), *more]
+    command += ["-p", "runs_dir", str(runs), "-p", "build_dir", str(build), "--no-progress-bar"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.fixture(scope="module")
+def built(synthetic, tmp_path_factory):
+    """Report of a build with own runs, of which some have a trace."""
+    folder = tmp_path_factory.mktemp("report")
+    synthetic.write_study(folder / "runs")
+    synthetic.write_replica(folder / "runs", series="R4", repeats=1)
+    for name, more in (("50_power_draw", []), ("70_claims", []), ("90_explore", ["-p", "live", "False"])):
+        execute(name, folder / "runs", folder, *more)
+    numbers.colophon(folder)
+    numbers.merge(folder)
+    return report.build(folder)
+
+
+def texts(page, selector="#explore"):
+    return page.evaluate(f"[...document.querySelectorAll('{selector} g.mark-text text')].map(t => t.textContent)")
+
+
+def lines(page, selector="#explore"):
+    return page.evaluate(f"document.querySelectorAll('{selector} g.mark-line path').length")
+
+
+def test_report_is_one_file_without_network(built):
+    text = built.read_text()
+    assert len(text) < 20e6
+    markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.search(r'(src|href)="(?!data:|#)', markup)
+    assert text.count("data-verdict=") > 100
+
+
+def test_report_without_notebooks_says_what_to_do(tmp_path):
+    with pytest.raises(ValueError, match="run the notebooks first"):
+        report.build(tmp_path)
+
+
+def test_a_click_in_the_report_shows_record_and_profile(built, page):
+    page.errors.clear(), page.requests.clear()
+    page.goto(built.as_uri())
+    page.wait_for_function("Object.keys(window.views).length >= 4", timeout=60000)
+    assert page.requests == [built.as_uri()]
+    assert not {"run", "devices"} & set(texts(page)) and lines(page) == 0
+    own = page.query_selector_all("#explore g.mark-symbol.role-mark path")
+    clicked = 0
+    for mark in reversed(own):  # the last ones are own runs; some lie under others
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_timeout(150)
+        clicked += 1
+        if lines(page):
+            break
+    shown = texts(page)
+    assert lines(page) == 1, f"{clicked} marks clicked, none showed a profile"
+    run = shown[shown.index("run") :]
+    assert any(text.startswith(("resnet50-n", "fourcastnet-")) for text in run) and "simulated" in run
+    assert page.errors == []
+
+
+def test_choices_and_brush_filter_the_points(built, page):
+    page.goto(built.as_uri())
+    page.wait_for_function("window.views.explore", timeout=60000)
+    count = lambda: page.evaluate("document.querySelectorAll('#explore g.mark-symbol.role-mark path').length")  # noqa: E731
+    everything = count()
+    page.select_option("#choices select >> nth=0", label="fourcastnet")
+    page.wait_for_timeout(500)
+    fewer = count()
+    assert 0 < fewer < everything
+    page.select_option("#choices select >> nth=0", label="all")
+    page.wait_for_timeout(300)
+    box = page.query_selector("#explore svg").bounding_box()
+    page.mouse.move(box["x"] + 140, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 330, box["y"] + 250, steps=8)
+    page.mouse.up()
+    page.wait_for_timeout(500)
+    assert count() < everything
+    page.select_option("#show", label="contradicted")
+    visible = page.evaluate("[...document.querySelectorAll('#claims tbody tr')].filter(row => !row.hidden).length")
+    assert 0 < visible < 30 and page.errors == []
+
+
+@pytest.fixture(scope="module")
+def jupyter(synthetic, tmp_path_factory):
+    """JupyterLab on a copy of the explorer with its own runs; the address to open."""
+    pytest.importorskip("anywidget", reason="pip install anywidget (extra lab) to use the explorer")
+    if BROWSER is None:
+        pytest.skip("there is no Chromium on this machine")
+    folder = tmp_path_factory.mktemp("jupyter")
+    synthetic.write_study(folder / "runs")
+    notebook = (REPOSITORY / "notebooks" / "90_explore.ipynb").read_text()
+    for name, value in (("runs_dir", folder / "runs"), ("build_dir", folder / "build")):
+        notebook = re.sub(rf'{name} = \\"\w+\\"', rf'{name} = \\"{value}\\"', notebook)
+    (folder / "90_explore.ipynb").write_text(notebook)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        f"--port={port}",
+        "--IdentityProvider.token=",
+        "--allow-root",
+    ]
+    command += [f"--ServerApp.root_dir={folder}", "--LabApp.news_url=", "--ServerApp.disable_check_xsrf=True"]
+    with open(folder / "log.txt", "w") as log:
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and server.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.5)
+    yield f"http://127.0.0.1:{port}/lab/tree/90_explore.ipynb"
+    server.terminate()
+    server.wait(30)
+
+
+@pytest.mark.slow
+def test_a_click_in_jupyterlab_shows_record_and_profile(jupyter, page):
+    page.errors.clear(), page.requests.clear()
+    page.goto(jupyter)
+    page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120000)
+    page.wait_for_selector("text=Python 3 | Idle", timeout=60000, state="attached")
+    page.click("text=Run >> nth=0")
+    page.click("text=Run All Cells >> nth=0")
+    page.wait_for_selector(".vega-embed svg g.mark-symbol", timeout=200000, state="attached")
+    page.wait_for_timeout(3000)
+    before = texts(page, ".vega-embed")
+    (upper, *_) = page.query_selector_all(".vega-embed")
+    changed = False
+    for mark in reversed(upper.query_selector_all("g.mark-symbol.role-mark path")):
+        mark.scroll_into_view_if_needed()
+        box = mark.bounding_box()
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_timeout(1500)
+        changed = lines(page, ".vega-embed") > 0 and texts(page, ".vega-embed") != before
+        if changed:
+            break
+    assert changed, "no click changed the lower panels"
+    ours = [error for error in page.errors if "vega" in error.lower() or "widget" in error.lower()]
+    assert ours == []
+    outside = [
+        url for url in page.requests if not url.startswith(("http://127.0.0.1", "data:", "blob:", "ws://127.0.0.1"))
+    ]
+    assert outside == []

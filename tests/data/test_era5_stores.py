@@ -1,0 +1,490 @@
+"""ERA5 from every layout that it is published in, through the training store, to normalized sequences; a small grid."""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from energynn import cli, config, launch, manifests
+from energynn.data import era5_sources, era5_store
+from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
+from tests.train.conftest import start_ranks
+
+ROWS, COLUMNS = 9, 16
+LATITUDE_DEG = np.linspace(90, -90, ROWS)
+LEVELS_HPA = [50, 500, 850, 925, 1000]
+SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
+
+
+def plane(name, hour):
+    """(9, 16): another value for each channel, time and place; temperatures and humidities are possible ones."""
+    generator = np.random.default_rng([sum(name.encode()), len(name), int(hour)])
+    noise = generator.random((ROWS, COLUMNS))
+    low, high = {"t": (220, 300), "q": (0.001, 0.01), "r": (0, 100)}.get(name[0], (-1e3, 1e5))
+    return (low + (high - low) * noise).astype(np.float32)
+
+
+def state(hour):
+    """(20, 8, 16): what a source must give for this time."""
+    return np.stack([plane(channel, hour)[:-1] for channel in CHANNELS])
+
+
+def write_hdf5(folder, year, times=None):
+    hours = hours_of_year(year)[:times]
+    folder.mkdir(parents=True, exist_ok=True)
+    with h5py.File(folder / f"{year}.h5", "w") as file:
+        file["fields"] = np.stack([[plane(name, hour) for name in (*CHANNELS, "sst")] for hour in hours])
+    return hours
+
+
+def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time="time"):
+    """A store as WeatherBench2 (``which`` 0) or the Climate Data Store (1) names and arranges it."""
+    order = -1 if south_first else 1
+    variables = {}
+    for name in names:
+        if name in SURFACE:
+            values = np.stack([plane(name, hour) for hour in hours])
+            variables[NAMES[name][which]] = ((time, "latitude", "longitude"), values[:, ::order])
+        else:
+            values = np.stack([[plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours])
+            variables[NAMES[name][which]] = ((time, level, "latitude", "longitude"), values[..., ::order, :])
+    coordinates = {
+        time: np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"), level: LEVELS_HPA,
+        "latitude": LATITUDE_DEG[::order], "longitude": np.arange(COLUMNS) * 360 / COLUMNS,
+    }  # fmt: skip
+    found = xr.Dataset(variables, coordinates)
+    for name, variable in found.items():
+        variable.attrs["units"] = "%" if name in NAMES["r"] and which else "1"
+    return found
+
+
+def prepared(folder, **times_by_year):
+    """A store prepared from yearly HDF5 files, and its folder."""
+    for year, times in times_by_year.items():
+        write_hdf5(folder / "source", int(year[1:]), times)
+    years = [int(year[1:]) for year in times_by_year]
+    era5_store.prepare(str(folder / "source"), folder / "store", years, progress=lambda line: None)
+    return folder / "store"
+
+
+# --------------------------------------------------------------------------------------------------------- the sources
+
+
+def test_fourcastnets_hdf5(tmp_path):
+    hours = write_hdf5(tmp_path / "out_of_sample", 2016, times=5)  # in one of its subfolders
+    source = era5_sources.open_year(str(tmp_path), 2016)
+    assert source.hours.tolist() == hours.tolist() and era5_sources.utc(hours[4]) == "2016-01-02 00 UTC"
+    assert np.array_equal(source.read(3), state(hours[3])) and source.read(3).dtype == np.float32
+    assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
+    assert source.longitude_deg.tolist() == [22.5 * column for column in range(16)]
+
+
+def test_leap_years_and_the_papers_counts():
+    assert len(hours_of_year(1980)) == 1464 and len(hours_of_year(1900)) == 1460
+    assert sum(len(hours_of_year(year)) for year in era5_store.parse_years("1979-2015")) == 54_056
+    assert sum(len(hours_of_year(year)) for year in era5_store.parse_years("2016-2017")) == 2_924
+
+
+@pytest.mark.parametrize("south_first", [False, True])
+def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(tmp_path, south_first):
+    hours = np.arange(hours_of_year(2019)[0] - 3, hours_of_year(2019)[0] + 20)  # hourly, from the year before on
+    kind = dict(which=1, south_first=south_first, level="pressure_level", time="valid_time")
+    for file, names in (("single", SURFACE), ("levels", "tuvzr")):
+        found = dataset(hours, names, **kind)
+        if south_first:  # as in WeatherBench2's coarse stores
+            found = found.transpose(..., "longitude", "latitude")
+        found.to_netcdf(tmp_path / f"{file}.nc", engine="scipy")
+    source = era5_sources.open_year(str(tmp_path), 2019)
+    assert source.hours.tolist() == (hours_of_year(2019)[:4]).tolist()
+    assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
+    for index, hour in enumerate(source.hours):  # ERA5's own relative humidity, in %
+        assert np.array_equal(source.read(index), state(hour))
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+@pytest.mark.parametrize("with_fraction", [False, True])  # ARCO has no relative humidity, WeatherBench2 a fraction
+def test_weatherbench_and_arco_with_humidity_computed(tmp_path, with_fraction, kind):
+    hours = np.arange(hours_of_year(2019)[0], hours_of_year(2019)[0] + 8)
+    names = [name for name in NAMES if name != "r" or with_fraction]
+    store = tmp_path / f"arco.{kind}"
+    if kind == "zarr":
+        pytest.importorskip("zarr", reason="needs the extra era5")
+        dataset(hours, names).to_zarr(store, zarr_format=2)
+    else:
+        dataset(hours, names).to_netcdf(store, engine="scipy")
+    source = era5_sources.open_year(str(store), 2019)
+    assert source.hours.tolist() == hours[[0, 6]].tolist()
+    expected = state(hours[6])
+    for level in (500, 850):
+        t, q = (plane(f"{name}{level}", hours[6])[:-1].astype(np.float64) for name in "tq")
+        expected[CHANNELS.index(f"r{level}")] = relative_humidity_percent(t, q, np.float64(100 * level))
+    assert np.allclose(source.read(1), expected, rtol=1e-5)
+
+
+def test_relative_humidity_against_tables():
+    """Saturation vapour pressures in Pa as measured: over water at 20 C, over ice at -30 C (WMO tables)."""
+    for temperature_K, saturation_Pa in ((293.15, 2339.0), (243.15, 38.0)):
+        vapour_Pa, pressure_Pa = saturation_Pa / 2, 85000.0
+        specific = 0.622 * vapour_Pa / (pressure_Pa - 0.378 * vapour_Pa)
+        assert relative_humidity_percent(temperature_K, specific, pressure_Pa) == pytest.approx(50, rel=5e-3)
+    between = relative_humidity_percent(np.array([250.16, 261.66, 273.16]), 1e-3, 50000.0)
+    assert np.all(np.diff(between) < 0)  # continuous over the mixed phase: warmer air is less saturated
+
+
+@pytest.mark.parametrize(
+    "shape, kind, message",
+    [((4, 20, 9, 16), "f4", r"\(4, 20, 9, 16\)"), ((4, 21, 8, 16), "f4", "rows"), ((4, 21, 9, 16), "f8", "float64"),
+     ((9, 16), "f4", r"\(9, 16\)"), (None, "f4", "found None"), ((1461, 21, 1, 0), "f4", "1461 times")],
+)  # fmt: skip
+def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind, message):
+    with h5py.File(tmp_path / "2019.h5", "w") as file:
+        if shape:
+            file.create_dataset("fields", shape, kind)
+    arguments = ["era5", "prepare", "--source", str(tmp_path), "--out", str(tmp_path / "out"), "--years", "2019"]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "2019.h5" in error
+    assert re.search(message, error)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
+    write_hdf5(tmp_path, 2019, 2)
+    path = tmp_path / "2019.h5"
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"2019.h5: not a whole HDF5 file.*copy it again"):
+        era5_sources.open_year(str(tmp_path), 2019)
+    with pytest.raises(ValueError, match="neither <year>.h5 of every year"):
+        era5_sources.open_year(str(tmp_path), 2018)
+    dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
+    with pytest.raises(ValueError, match="of 2018; other years"):
+        era5_sources.open_year(str(tmp_path / "store.nc"), 2018)
+
+
+@pytest.mark.parametrize("name", ["t2m", "z"])
+def test_a_missing_variable_is_named(tmp_path, name):
+    names = [other for other in NAMES if other != name]
+    dataset(hours_of_year(2019)[:2], names).to_netcdf(tmp_path / "store.nc", engine="scipy")
+    with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01 06 UTC"):
+        era5_sources.open_year(str(tmp_path / "store.nc"), 2019).read(1)
+
+
+def test_nan_names_variable_time_and_file(tmp_path):
+    write_hdf5(tmp_path, 2019, 12)
+    with h5py.File(tmp_path / "2019.h5", "r+") as file:
+        file["fields"][10, CHANNELS.index("z500"), 2, 3] = np.nan
+        file["fields"][3, 20] = np.nan  # sst over land: not used
+    with pytest.raises(ValueError, match=r"2019.h5: NaN in z500 at 2019-01-03 12 UTC"):
+        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
+    damaged = dataset(hours_of_year(2019)[:2])
+    damaged["geopotential"][1, LEVELS_HPA.index(50), 2, 3] = np.nan
+    damaged.to_netcdf(tmp_path / "levels.nc", engine="scipy")
+    with pytest.raises(ValueError, match=r"levels.nc: NaN in z50 at 2019-01-01 06 UTC"):
+        era5_sources.open_year(str(tmp_path / "levels.nc"), 2019).read(1)
+
+
+# ----------------------------------------------------------------------------------------------------------- the store
+
+
+def test_the_store_holds_the_states_and_their_statistics(tmp_path):
+    store = prepared(tmp_path, y2015=11, y2016=9)
+    states = {year: np.stack([state(hour) for hour in hours_of_year(year)[:n]]) for year, n in ((2015, 11), (2016, 9))}
+    for year, expected in states.items():
+        assert np.array_equal(np.load(store / f"{year}.npy"), expected)
+        assert json.loads((store / f"{year}.json").read_text())["hours_since_1970"][1] == hours_of_year(year)[1]
+    values = np.concatenate(list(states.values())).astype(np.float64)
+    mean, std = era5_store.statistics(store, [2015, 2016])
+    assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
+    assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
+    mean_state = era5_store.climatology(store, [2015, 2016])  # 2015 has more times, so it counts more
+    assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6)
+    mean, _ = era5_store.statistics(store, [2015])  # never of other years than the training's
+    assert mean == pytest.approx(states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12)
+
+
+def test_statistics_are_stable_far_from_zero():
+    states = 1e7 + np.random.default_rng(0).random((500, 1, 8, 16))
+    collected = era5_store.moments(states[0])
+    for one in states[1:]:
+        collected = era5_store.merge(collected, era5_store.moments(one))
+    assert np.sqrt(collected[2] / collected[0])[0] == pytest.approx(states.std(), rel=1e-8)
+
+
+SLOW_PREPARE = """
+import sys, time
+from pathlib import Path
+from energynn.data import era5_sources, era5_store
+read = era5_sources.open_year
+def slow(place, year):
+    source = read(place, year)
+    def wait(index):
+        time.sleep(0.02)
+        return source.read(index)
+    return era5_sources.Source(source.hours, source.latitude_deg, source.longitude_deg, wait)
+era5_sources.open_year = slow
+era5_store.prepare(sys.argv[1], Path(sys.argv[2]), [2015, 2016], workers=2)
+"""
+
+
+def test_a_killed_prepare_goes_on_and_ends_with_the_same_bytes(tmp_path):
+    whole = prepared(tmp_path, y2015=60, y2016=61)
+    out = tmp_path / "killed"
+    for done in (8, 40, 24):  # states noted when it is killed: twice in the first year, once in the second
+        command = [sys.executable, "-c", SLOW_PREPARE, str(tmp_path / "source"), str(out)]
+        child = subprocess.Popen(command, cwd=config.REPOSITORY, stdout=subprocess.DEVNULL)
+        note = out / ("2016.json" if done == 24 else "2015.json")
+        deadline = time.monotonic() + 60
+        while not (note.exists() and json.loads(note.read_text())["done"] >= done):
+            assert child.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        assert (note.with_suffix(".part")).exists() and not note.with_suffix(".npy").exists()
+    first_year = (out / "2015.npy").stat().st_mtime_ns
+    era5_store.prepare(str(tmp_path / "source"), out, [2015, 2016], progress=lambda line: None)
+    assert (out / "2015.npy").stat().st_mtime_ns == first_year
+    for name in [f"{part}{year}.{kind}" for year in (2015, 2016) for part, kind in (
+        ("", "npy"), ("", "json"), ("mean-", "npy")
+    )]:  # statistics to the last bit, too  # fmt: skip
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    assert not list(out.glob("*.part"))
+
+
+def test_a_damaged_part_begins_anew_and_another_source_is_refused(tmp_path):
+    whole = prepared(tmp_path, y2019=20)
+    out = tmp_path / "out"
+    out.mkdir()
+    content = bytearray((whole / "2019.npy").read_bytes())
+    note = json.loads((whole / "2019.json").read_text())
+    state_B = (len(content) - 128) // 20
+    for index, damage in enumerate((b"", b"x")):
+        part = content[: 128 + 8 * state_B] + damage
+        part[5000] ^= index  # the second time what was noted is not there any more
+        (out / "2019.part").write_bytes(part)
+        kept = hashlib.sha256(content[: 128 + 8 * state_B]).hexdigest()
+        (out / "2019.json").write_text(json.dumps(note | {"done": 8, "sha256": kept}))
+        (out / "2019.npy").unlink(missing_ok=True)
+        era5_store.prepare(str(tmp_path / "source"), out, [2019])
+        assert (out / "2019.npy").read_bytes() == content
+    os.rename(out / "2019.npy", out / "2019.part")
+    (tmp_path / "source").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="begun from other data"):
+        era5_store.prepare(str(tmp_path / "elsewhere"), out, [2019])
+
+
+def test_two_calls_never_write_the_same_year(tmp_path):
+    write_hdf5(tmp_path / "source", 2019, 3)
+    (tmp_path / "out").mkdir()
+    with open(tmp_path / "out" / "2019.part", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="2019.part: another process writes this year"):
+            era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+
+
+def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    write_hdf5(tmp_path / "source", 2019, 3)
+    monkeypatch.setattr(era5_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match="GB to write, 0.0 GB free"):
+        era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+    assert not list((tmp_path / "out").iterdir())
+
+
+# ------------------------------------------------------------------------------------------------------- the sequences
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
+    store = prepared(tmp_path, y2015=None, y2016=10, y2018=4)  # 2015 is whole; 2016 ends early, 2017 is missing
+    hours = np.concatenate([hours_of_year(2015), hours_of_year(2016)[:10], hours_of_year(2018)[:4]])
+    mean, std = era5_store.statistics(store, [2015])
+    sequences = era5_store.Sequences(store, [2015, 2016, 2018], steps, mean, std)
+    expected = [hour for hour in hours if {*(hour + 6 * np.arange(1, steps + 1)).tolist()} <= set(hours.tolist())]
+    assert sequences.hours[sequences.rows[:, 0]].tolist() == expected
+    assert len(sequences) == 1470 - steps + 4 - steps and sequences.shape == (len(sequences), steps + 1, 20, 8, 16)
+    for index in (0, 1460 - 1, 1469 - steps, 1470 - steps):  # 1459: 31 December 18 UTC and what follows
+        found = sequences[index] * std[:, None, None] + mean[:, None, None]
+        for step in range(steps + 1):
+            assert np.allclose(found[step], state(expected[index] + 6 * step), rtol=1e-5, atol=0.1)
+    batch = sequences.__getitems__([5, 2])
+    assert batch.dtype == np.float32 and np.array_equal(batch, np.stack([sequences[5], sequences[2]]))
+
+
+def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
+    store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
+    training, validation, test = era5_store.load(store, 2, "2015", "2016", "2019")
+    assert (len(training.sequences), len(validation.sequences), len(test.sequences)) == (28, 18, 36)
+    one_step = era5_store.load(store, 1, "2015", "2016", "2019")  # trained on one step, tested on two
+    assert [split.sequences.shape[:2] for split in one_step] == [(29, 2), (19, 2), (36, 3)]
+    assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
+    mean, std = era5_store.statistics(store, [2015])
+    known = np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float) - mean[:, None, None]
+    assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
+    starts = [era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]]
+    assert starts[:3] == ["2019-01-01 00 UTC", "2019-01-10 00 UTC", "2019-01-19 00 UTC"]
+    assert starts[-1] == "2019-11-12 00 UTC"  # 35 x 9 days later: the published code's number 1260
+    values = np.stack([training.sequences[index][0] for index in range(28)] + list(training.sequences[27][1:]))
+    assert np.allclose(values.mean(axis=(0, 2, 3), dtype=np.float64), 0, atol=1e-5)
+    assert np.allclose(values.std(axis=(0, 2, 3), dtype=np.float64), 1, atol=1e-5)
+    assert test.lead_h == 6 and CHANNELS[test.z500] == "z500" and test.latitude_weights.shape == (8,)
+    with pytest.raises(ValueError, match="overlap"):
+        era5_store.load(store, 1, "2015-2016", "2016", "2019")
+    with pytest.raises(ValueError, match="no 2017.npy"):
+        era5_store.load(store, 1, "2015", "2016-2017", "2019")
+    with pytest.raises(ValueError, match="years: must be like"):
+        era5_store.load(store, 1, "2015", "from 2016", "2019")
+    with pytest.raises(ValueError, match="years: must be like"):
+        era5_store.parse_years("2016-2015")
+
+
+def test_a_value_lost_from_the_store_is_named(tmp_path):
+    store = prepared(tmp_path, y2019=6)
+    stored = np.load(store / "2019.npy", mmap_mode="r+")
+    stored[4, CHANNELS.index("tcwv"), 1, 1] = np.nan
+    stored.flush()
+    sequences = era5_store.Sequences(store, [2019], 1, np.zeros(20), np.ones(20))
+    assert np.isfinite(sequences[2]).all()
+    with pytest.raises(ValueError, match="2019.npy: NaN in tcwv at 2019-01-02 00 UTC"):
+        sequences[3]
+
+
+# ---------------------------------------------------------------------------------------- the manifest and the trainer
+
+
+@pytest.fixture
+def described(tmp_path, monkeypatch):
+    """A store with its manifest, both of this test alone."""
+    store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
+    monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
+    monkeypatch.setattr(manifests, "VERIFIED", tmp_path / "verified")
+    monkeypatch.setenv("ENERGYNN_ERA5", str(store))
+    assert cli.main(["manifest", "build", "era5", "--root", str(store)]) == 0
+    return store
+
+
+def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
+    manifest = manifests.read("era5")
+    assert manifest["energynn:times"] == 56 and manifest["energynn:files"] == 9
+    assert (
+        manifest["energynn:years"][1]["missing"] == 1456 and manifest["energynn:years"][1]["last"][:10] == "2016-01-02"
+    )
+    subprocess.run(
+        ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
+    )
+
+    hashed = []
+    monkeypatch.setattr(manifests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
+    verify = ["manifest", "verify", "era5", "--root", str(described)]
+    assert cli.main(verify) == 0 and hashed == []  # `manifest build` has verified them
+    (kept,) = (tmp_path / "verified").iterdir()
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:5]))  # as if interrupted after four of nine
+    assert cli.main(verify) == 0
+    assert len(hashed) == 5
+
+    content = bytearray((described / "2016.npy").read_bytes())
+    content[1000] ^= 1
+    (described / "2016.npy").write_bytes(content)
+    capsys.readouterr()
+    assert cli.main(verify) == 2 and "2016.npy differs from its sha256" in capsys.readouterr().err
+    assert manifests.verify("era5") == described  # a run's start compares what takes seconds
+    (described / "2016.npy").write_bytes(content[:-4])
+    with pytest.raises(ValueError, match="2016.npy has .* B, not .* copy or prepare it again"):
+        manifests.verify("era5")
+    monkeypatch.delenv("ENERGYNN_ERA5")
+    with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
+        launch.preflight(config.make("fourcastnet", dataset="era5"), tmp_path / "runs")
+    (described / "2016.npy").unlink()
+    assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
+    (described / "2016.part").touch()
+    assert cli.main(["manifest", "build", "era5", "--root", str(described)]) == 2
+    assert "['2016.part']" in capsys.readouterr().err
+
+
+TRAIN = """
+import json, sys
+from pathlib import Path
+from energynn import config, manifests
+from energynn.models.afno import AFNO
+from energynn.train import checkpoint, fourcastnet
+folder, parameters = Path(sys.argv[1]), json.loads(sys.argv[2])
+manifests.DATA_MANIFESTS = folder / "data_manifests"
+made = config.make(**parameters)
+model = AFNO(img_size=(8, 16), in_chans=20, out_chans=20, **fourcastnet.architecture(made))
+(folder / "earlier").mkdir(exist_ok=True), (folder / "run").mkdir(exist_ok=True)
+checkpoint.save_weights(folder / "earlier" / "weights.pt", model, fourcastnet.architecture(made))
+print(json.dumps(fourcastnet.main(made, folder / "run")))
+"""
+
+
+@pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
+def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
+    parameters = dict(
+        workload="fourcastnet", dataset="era5", training_years=2015,
+        validation_years="2016", test_years="2019", patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1,
+        stage=stage, initial_run="earlier" if stage == "finetune" else "", loader_workers=workers, device="cpu",
+    )  # fmt: skip
+    command = [sys.executable, "-c", TRAIN, str(tmp_path), json.dumps(parameters)]
+    done = subprocess.run(command, cwd=config.REPOSITORY, check=True, capture_output=True, text=True)
+    losses = json.loads(done.stdout.splitlines()[-1])
+    assert len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()]
+    (end,) = [event for event in events if event["event"] == "training_end"]
+    # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
+    assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
+    assert {"z500_rmse_6h_m", "z500_rmse_12h_m", "z500_acc_6h", "acc_12h", "validation_loss"} < end["metrics"].keys()
+
+
+def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
+    """The second rank's disk has a store of the same sizes and notes, but one other value."""
+    shutil.copytree(described, tmp_path / "other")
+    stored = np.load(tmp_path / "other" / "2015.npy", mmap_mode="r+")
+    stored[0, 3, 2, 1] += 1
+    stored.flush()
+    script = tmp_path / "train.py"
+    rank = "os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')"
+    elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
+    script.write_text(f"import os\nif ({rank}) == '1':\n    {elsewhere}\n{TRAIN}")
+    parameters = dict(
+        workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
+        patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,
+    )  # fmt: skip
+    done = start_ranks(2, str(script), str(tmp_path), json.dumps(parameters))
+    assert done.returncode != 0
+    said = re.findall(
+        r"ValueError: data: rank 1 on \S+ loaded other data from (\S+) than rank 0 .* (\S+);", done.stdout
+    )
+    assert said == 2 * [(str(tmp_path / "other"), str(described))], done.stdout
+
+
+def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
+    """Nothing is learned, so that seven validation and two test samples on one, two and three ranks give the same."""
+    found = []
+    for devices in (1, 2, 3):
+        parameters = dict(
+            workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
+            patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", learning_rate=0,
+            local_batch_size=2, devices=devices,
+        )  # fmt: skip
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")
+        script = folder / "train.py"
+        script.write_text(TRAIN)
+        done = start_ranks(devices, str(script), str(folder), json.dumps(parameters))
+        assert done.returncode == 0, done.stdout
+        for rank in range(devices):
+            events = (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
+            found += [event["metrics"] for line in events if (event := json.loads(line))["event"] == "training_end"]
+    assert len(found) == 6 and all(metrics == pytest.approx(found[0], rel=1e-6) for metrics in found)
+    assert found[0]["validation_loss"] > 0
