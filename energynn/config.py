@@ -19,6 +19,7 @@ class RunConfig:
     """What every workload needs to know; one device is one GPU, or one CPU core where there is no GPU."""
 
     workload: str
+    preset: str = "smoke"  # where the values came from that were not given: PRESETS, below
     dataset: str
     system: str = "local"
     device: str = "auto"  # "gpu", "cpu", or a GPU where there is one
@@ -33,6 +34,14 @@ class RunConfig:
     loader_workers: int = 0
     data_staging: bool = True  # workers prefetch, as in all of the study's experiments (its code's README); off: none
     synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
+    # Of the study's code: float32, no pinned memory, three loader iterators that start anew each epoch, cuDNN
+    # deterministic and its benchmark off. FourCastNet's: published code, or inferred; see PRESETS.
+    precision: str = "float32"  # "bfloat16": forward passes in autocast; weights and optimizer stay float32
+    fused_optimizer: bool = False  # one kernel updates all parameters
+    compile: bool = False  # torch.compile
+    deterministic: bool = True  # off: the fastest algorithms that cuDNN's benchmark finds
+    pinned_memory: bool = False  # of a GPU: batches in page-locked memory, copied while it computes
+    persistent_workers: bool = False  # the loader's workers live on from epoch to epoch
     threads_per_device: int = 1
     sampling_period_s: float = 0.04  # our own samples
     idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power
@@ -51,6 +60,10 @@ class ResNet50Config(RunConfig):
     image_size: int
     training_samples: int = 0  # a nested, class-balanced part of the data set; 0 is all of it
     validation_samples: int = 0
+    image_loading: str = "pil"  # IMAGE_LOADING, below
+    uint8_to_device: bool = False  # pixels cross as bytes, and the device normalizes them, not the loader
+    channels_last: bool = False  # memory format of images and weights (study's code: torch's default)
+    validation_crop: str = "random"  # study's code: as in training; "center": the usual one, of 0.875
     on_bad_image: str = "fail"  # or "skip": the next image stands in for a broken one, and the run counts it
     crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
     momentum: float = 0.9
@@ -87,18 +100,42 @@ class FourCastNetConfig(RunConfig):
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
 
-# What a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has no warm-up
-# there, because its first epoch at a learning rate of 0.1 would be most of the run.
+# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code), the object of study: never faster.
+# ResNet50's defaults above belong to it. FourCastNet's float32 and unfused Adam are inferred from the paper's silence;
+# its workers and pinned memory are the published code's (AFNO.yaml, data_loader_multifiles.py), so inferred as well.
+PAPER = {
+    "resnet50": dict(
+        dataset="imagenet", local_batch_size=256, epochs=100, image_size=224, loader_workers=4,
+        perun_sampling_period_s=1.0,
+    ),
+    "fourcastnet": dict(
+        dataset="era5", local_batch_size=1, patch_size=8, embed_dim=768, depth=12, loader_workers=4,
+        pinned_memory=True, perun_sampling_period_s=1.0, save_weights=True,
+    ),
+}  # fmt: skip
+# What changes the cost, and not what is learned: each of them can be set alone on top of "paper".
+FAST = dict(
+    precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
+)
+FAST_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", validation_crop="center",
+                   evaluate_training_set=False)  # fmt: skip
+# "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
+# no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {
     "resnet50": dict(
         local_batch_size=16, epochs=2, warmup_epochs=0, image_size=64, training_samples=288, validation_samples=50
     ),
     "fourcastnet": dict(local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True),
 }
+PRESETS: dict[str, dict[str, dict]] = {
+    "smoke": SMOKE,
+    "paper": PAPER,
+    "fast": {"resnet50": PAPER["resnet50"] | FAST | FAST_IMAGES, "fourcastnet": PAPER["fourcastnet"] | FAST},
+}
 
 
 def make(workload: str = "resnet50", **parameters) -> RunConfig:
-    """Make the configuration of one run from named parameters, at smoke scale where nothing else is said.
+    """Make the configuration of one run from named parameters; the rest is the preset's, "smoke" if not told.
 
     Parameters that are None count as not given. One of ``local_batch_size`` and ``global_batch_size`` is
     enough: global batch size = local batch size x devices (paper, section 3). Where both are given, or one with
@@ -125,7 +162,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if name in given and not given[name] >= least:
             raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
 
-    values = SMOKE[workload] | given
+    values = PRESETS[given.get("preset", "smoke")][workload] | given
     devices, steps = values.get("devices", 1), given.get("accumulation_steps", 1)
     if "global_batch_size" in given:
         whole = given["global_batch_size"]
@@ -149,13 +186,19 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     if workload == "fourcastnet":
         if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
             raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
-        values.setdefault("learning_rate", 1e-4 if values.get("stage") == "finetune" else 5e-4)
+        tuning = values.get("stage") == "finetune"
+        values = dict(learning_rate=1e-4 if tuning else 5e-4, epochs=50 if tuning else 80) | values  # section 3.3.1
         if values["embed_dim"] % values.get("num_blocks", 8):
             raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
     return config_class(**values)
 
 
+# How an image file becomes a crop: as torchvision's ImageFolder does it; faster, and from a prepared store if that is
+# what the folder holds; so, but from a store only; or not at all: one batch stays on the device, for every step.
+IMAGE_LOADING = ("pil", "fast", "store", "device")
 CHOICES = {
+    "preset": tuple(PRESETS), "precision": ("float32", "bfloat16"), "image_loading": IMAGE_LOADING,
+    "validation_crop": ("random", "center"),
     "device": ("auto", "cpu", "gpu"), "on_bad_image": ("fail", "skip"), "stage": ("pretrain", "finetune"),
     "filter_modes": ("published", "zonal"),
 }  # fmt: skip
@@ -222,9 +265,10 @@ def manifest_digest(dataset: str) -> str:
 def run_id(config: RunConfig) -> str:
     """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
+    preset = f"-{config.preset}" if config.preset != "smoke" else ""
     tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset)})[:8]
     return (
-        f"{config.workload}{stage}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
+        f"{config.workload}{stage}{preset}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
         f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"
     )
 

@@ -22,6 +22,9 @@ from energynn import config
         (dict(patch_size=4), "patch_size: not a parameter of resnet50"),
         (dict(dataset="../photographs"), "dataset: "),
         (dict(system="a/b"), "system: "),
+        (dict(preset="best"), "preset: must be one of smoke, paper, fast"),
+        (dict(precision="float16"), "precision: must be one of float32, bfloat16"),
+        (dict(image_loading="gpu"), "image_loading: must be one of pil, fast, store, device"),
     ],
 )
 def test_a_bad_parameter_is_named_with_the_remedy(parameters, message):
@@ -59,10 +62,29 @@ def test_fine_tuning_needs_the_run_it_starts_from():
     assert config.make("fourcastnet").learning_rate == 5e-4
 
 
+def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
+    paper, fast = (config.to_dict(config.make("resnet50", preset=preset)) for preset in ("paper", "fast"))
+    assert paper | {
+        "dataset": "imagenet", "image_size": 224, "local_batch_size": 256, "epochs": 100, "warmup_epochs": 5,
+        "loader_workers": 4, "data_staging": True, "precision": "float32", "evaluate_training_set": True,
+        "validation_crop": "random", "image_loading": "pil", "pinned_memory": False, "persistent_workers": False,
+        "channels_last": False, "fused_optimizer": False, "compile": False, "deterministic": True,
+        "uint8_to_device": False, "crop_scale_min": 0.5, "perun_sampling_period_s": 1.0, "preset": "paper",
+    } == paper  # fmt: skip
+    assert {name for name in paper if paper[name] != fast[name]} == {"preset"} | set(config.FAST | config.FAST_IMAGES)
+    assert config.make("resnet50", preset="fast", precision="float32").precision == "float32"
+    tuning = dict(stage="finetune", initial_run="a-run", preset="paper")
+    for parameters, epochs in ((dict(preset="paper"), 80), (dict(preset="fast"), 80), (tuning, 50)):
+        made = config.make("fourcastnet", **parameters)
+        assert (made.epochs, made.patch_size, made.embed_dim, made.depth) == (epochs, 8, 768, 12)
+        assert (made.dataset, made.local_batch_size, made.precision == "bfloat16") == ("era5", 1, made.preset == "fast")
+
+
 def test_a_configuration_survives_its_record():
     for workload in config.CONFIGS:
-        made = config.make(workload, devices=2)
-        assert config.from_dict(config.to_dict(made)) == made
+        for preset in config.PRESETS:
+            made = config.make(workload, devices=2, preset=preset)
+            assert config.from_dict(config.to_dict(made)) == config.make(**config.to_dict(made)) == made
     with pytest.raises(ValueError, match="fields differ"):
         config.from_dict({**config.to_dict(made), "more": 1})
 
@@ -74,6 +96,8 @@ def test_run_ids_tell_apart_what_differs():
     }
     assert len(ids) == 6
     assert config.run_id(config.make("resnet50")).startswith("resnet50-photographs-n1-lbs16-gbs16-s0-r0-")
+    fast = config.make("resnet50", preset="fast", dataset="photographs")
+    assert config.run_id(fast).startswith("resnet50-fast-photographs-n1-lbs256-gbs256-s0-r0-")
 
 
 def test_notebook_parameters_are_all_simple_literals():
