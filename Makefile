@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce paper kick-the-tires test test-all lab check bench lock clean env train-env python needs
+.PHONY: help reproduce paper kick-the-tires test test-all lab check bench gpu-study lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -53,6 +53,12 @@ check: $(BASE) ## derive every number of every record again and compare
 
 bench: $(TRAIN) ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
+
+# The machine's own Python, if it has torch; nothing is installed, nothing is fetched. DRY_RUN=1 tries it on the CPU.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
+gpu-study: ## one NVIDIA GPU, nine minutes, no network: energy by local batch size; records, and build/gpu-study.tar.gz
+	PYTHONPATH=. $(GPU_PYTHON) -m energynn.cli study run gpu --minutes 8.5 --archive build/gpu-study.tar.gz \
+	  $(if $(DRY_RUN),--dry-run --runs-dir build/gpu-dry-run)
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     study.add_argument("action", choices=["run", "list"])
     study.add_argument("name", nargs="?", default="smoke")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    study.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
+    study.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
+    study.add_argument("--dry-run", action="store_true", help="of gpu: the same points in small, on CPU cores")
 
     doctor = commands.add_parser("doctor", help="what a run on this machine would measure, how well, and what to mend")
     doctor.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
@@ -125,11 +128,15 @@ def _study(options) -> int:
 
     if options.name not in studies.STUDIES:
         raise ValueError(f"study: {options.name!r} is not known; choose one of {', '.join(studies.STUDIES)}")
-    runs = studies.STUDIES[options.name]()
+    if options.dry_run and options.name != "gpu":
+        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu has one")
+    runs = studies.gpu(dry_run=True) if options.dry_run else studies.STUDIES[options.name]()
     if options.action == "list":
         print("\n".join(config.run_id(run) for run in runs))
         return 0
-    failed = local.run_study(runs, options.runs_dir.absolute())
+    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
+    if options.archive:
+        local.archive(runs, options.runs_dir.absolute(), options.archive)
     print(
         "\n".join(
             [f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]

@@ -80,7 +80,7 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`
+    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`; "synthetic": random, full size
     training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
     validation_years: str = "2016-2017"
     test_years: str = "2019"

@@ -41,7 +41,7 @@ def root(dataset: str) -> Path:
         if not os.environ.get(variable):
             raise ValueError(f"{dataset}: does not ship; set {variable} to the folder with it (README.md says more)")
         return Path(os.environ[variable])
-    return DATA_MANIFESTS / dataset if dataset == "era5_ensemble" else GENERATED / dataset
+    return DATA_MANIFESTS / dataset if dataset in ("era5_ensemble", "synthetic") else GENERATED / dataset
 
 
 def verify(

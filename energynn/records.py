@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from energynn import config as configuration
+from energynn.config import REPOSITORY
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
@@ -25,102 +27,13 @@ SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
 
-# The data dictionary: name -> (unit, meaning). runs/README.md shows it; `check` refuses any other name.
+# name -> (unit, meaning): the table of runs/README.md is the data dictionary, and `check` refuses any other name.
 FIELDS = {
-    "schema": ("", "version of this format"),
-    "run_id": ("", "name of the run; ends in a digest of workload, data, configuration, system and repeat"),
-    "workload": ("", "resnet50 or fourcastnet; 'command' of `energynn measure`, 'perun import' of `import-perun`"),
-    "system": ("", "machine or cluster partition; described in runs/<system>/system.toml"),
-    "status": ("", "finished, failed (an error), killed (a process died) or interrupted (a person or scheduler)"),
-    "status_reason": ("", "why, in one line; empty if finished"),
-    "valid": ("", "true if figures and fits may use the run"),
-    "invalid_reasons": ("", "why not"),
-    "started_at": ("UTC", "when the launcher wrote run.json"),
-    "ended_at": ("UTC", "when the launcher wrote record.json, or the last sign of life if it was recovered"),
-    "boot_id": ("", "boot of the machine during which the run began"),
-    "config": ("", "every parameter of the run"),
-    "config_digest": ("SHA-256", "of the configuration"),
-    "data_digest": ("SHA-256", "of the data set's checksum list"),
-    "device_kind": ("", "gpu, or 'cpu core' where one core stands for one device"),
-    "device_name": ("", "model of the device"),
-    "devices": ("", "number of devices n, one process each"),
-    "launcher": ("", "mpirun, with perun; or alone: perun or MPI was missing, and only our own sampler measured"),
-    "nodes": ("", "number of hosts"),
-    "sockets": ("", "CPU sockets of all hosts; all of them count, used or not (paper, section 3.2.1)"),
-    "dataset_samples": ("samples", "size of the training set"),
-    "samples_trained": ("samples", "that went through forward and backward passes, over all devices and epochs"),
-    "samples_evaluated": ("samples", "that went through a forward pass only, over all devices and epochs"),
-    "images_skipped": ("samples", "broken images that others stood in for, counted once on each device; on_bad_image"),
-    "optimizer_steps": ("", "gradient updates N; samples_trained = N x devices x local batch size"),
-    "forward_backward_passes": ("", "passes of one device"),
-    "training_time_s": ("s", "from the barrier before the first step to the barrier after the last evaluation; of a "
-                             "measured command its whole life; all segments added up"),
-    "perun_time_s": ("s", "from perun's first to its last sample: start-up, training and end"),
-    "device_hours_training": ("h", "devices x training time"),
-    "device_hours_perun": ("h", "devices x perun's time; the paper's GPU hours"),
-    "energy_gpu_J": ("J", "GPUs that the run used, over the training time"),
-    "energy_cpu_J": ("J", "all CPU sockets of the hosts, over the training time"),
-    "energy_ram_J": ("J", "DRAM of the hosts, over the training time"),
-    "energy_total_J": ("J", "sum of the components that are present"),
-    "energy_gpu_provenance": ("", "measured, estimated or simulated"),
-    "energy_cpu_provenance": ("", "measured, estimated or simulated"),
-    "energy_ram_provenance": ("", "measured, estimated or simulated"),
-    "energy_total_provenance": ("", "the weakest of its components"),
-    "energy_gpu_statistical_J": ("J", "half the 95 % interval: sampling, edges, gaps"),
-    "energy_cpu_statistical_J": ("J", "the same for the CPUs"),
-    "energy_ram_statistical_J": ("J", "the same for the DRAM"),
-    "energy_total_statistical_J": ("J", "the same, sensors being independent"),
-    "energy_gpu_systematic_J": ("J", "band within which sensors may be wrong throughout; repeating does not shrink it"),
-    "energy_cpu_systematic_J": ("J", "the same for the CPUs; of an estimate, half of it"),
-    "energy_ram_systematic_J": ("J", "the same for the DRAM"),
-    "energy_total_systematic_J": ("J", "the same, added up"),
-    "idle_power_gpu_before_W": ("W", "while nothing was computed, before the training (no GPU context yet)"),
-    "idle_power_gpu_after_W": ("W", "the same after it (the context still there)"),
-    "idle_power_cpu_before_W": ("W", "the same for the CPUs"),
-    "idle_power_cpu_after_W": ("W", "the same for the CPUs, after"),
-    "idle_power_ram_before_W": ("W", "the same for the DRAM"),
-    "idle_power_ram_after_W": ("W", "the same for the DRAM, after"),
-    "energy_net_gpu_J": ("J", "energy without the idle power, mean of before and after, times the training time"),
-    "energy_net_cpu_J": ("J", "the same for the CPUs"),
-    "energy_net_ram_J": ("J", "the same for the DRAM"),
-    "energy_net_total_J": ("J", "the same, summed"),
-    "energy_phases": ("", "per rank, device and phase: time, energy of the GPU and of the rank's part of its host's "
-                          "CPU and RAM; last what belongs to no rank"),
-    "cross_checks": ("", "per GPU: energy by counter and by power, and by what share they differ"),
-    "energy_perun_gpu_J": ("J", "perun's method over perun's time, as published values are; absent without a sensor"),
-    "energy_perun_cpu_J": ("J", "the same for the CPUs"),
-    "energy_perun_ram_J": ("J", "the same for the DRAM"),
-    "energy_perun_total_J": ("J", "the same, summed"),
-    "energy_perun_reported_J": ("J", "the total that perun wrote itself"),
-    "perun_samples": ("", "readings of each sensor in perun's file"),
-    "mean_power_gpu_W": ("W", "energy over training time, summed over devices"),
-    "mean_power_cpu_W": ("W", "the same for the CPUs"),
-    "mean_power_ram_W": ("W", "the same for the DRAM"),
-    "mean_power_total_W": ("W", "the same, summed; per device it is the energy per device hour"),
-    "sampling_period_s": ("s", "of our own samples"),
-    "samples_in_training": ("", "instants at which our sensors were read within the training time, of the worst host"),
-    "coverage": ("", "share of the training time in which no reading failed and none was late, by more than two "
-                     "periods and 0.2 s; worst primary sensor"),
-    "unreadable_lines": ("", "lines of the samples that a crash or a full disk cut"),
-    "flags": ("", "what is doubtful about the energies, in words; a doubt alone does not make a run invalid"),
-    "overhead": ("", "per host: CPU time of the sampler, missed deadlines, percentiles of the sampling interval"),
-    "clocks": ("", "per host: offset of its clock to the reference host's, at start and end, and how it was measured"),
-    "sensors": ("", "each sensor: host, component, kind, provenance, model, energy, samples, failed reads, coverage"),
-    "metrics": ("", "top1_error; z500_rmse_<lead>_m, _m2_s2 and the persistence forecast's; losses"),
-    "history": ("", "one entry per epoch"),
-    "phases": ("s", "per rank: data_loading_s, host_to_device_s, forward_s, backward_s, optimizer_s, evaluation_s, "
-                    "checkpoint_s; data loading of the paper is the first two"),
-    "phase_spread": ("s", "per phase: min, mean and max over the ranks"),
-    "segments": ("", "one entry per start of the run: its time, its energy, and the gap before it, not counted"),
-    "exit_status": ("", "of a measured command"),
-    "method": ("", "of an imported run: how its energies were measured"),
-    "versions": ("", "Python and packages"),
-    "machine": ("", "host, CPU, cores, memory, GPUs, kernel"),
-    "git_commit": ("", "of this project when the run began"),
-    "git_dirty": ("", "whether files outside runs/ and build/ differed from it"),
-    "files": ("", "name -> bytes, SHA-256 of every raw file beside the record"),
-    "record_sha256": ("SHA-256", "of this record without this field, as canonical JSON"),
-}  # fmt: skip
+    name: (unit.strip(), meaning)
+    for name, unit, meaning in re.findall(
+        r"^\| `(\w+)` \|(.*?)\| (.*?) \|$", (REPOSITORY / "runs" / "README.md").read_text(), re.MULTILINE
+    )
+}
 ALWAYS = (
     "schema", "run_id", "workload", "system", "status", "status_reason", "valid", "invalid_reasons", "started_at",
     "ended_at", "config", "devices", "sensors", "metrics", "history", "phases", "segments", "machine", "files",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from energynn import config
@@ -26,15 +27,8 @@ def smoke() -> list[RunConfig]:
     for devices in (1, 2):
         pretraining = make("fourcastnet", devices=devices, local_batch_size=1)  # constant LBS
         runs.append(pretraining)
-        runs.append(
-            make(
-                "fourcastnet",
-                devices=devices,
-                local_batch_size=1,
-                stage="finetune",
-                initial_run=config.run_id(pretraining),
-            )
-        )
+        tuning = dict(stage="finetune", initial_run=config.run_id(pretraining))
+        runs.append(make("fourcastnet", devices=devices, local_batch_size=1, **tuning))
     runs.append(make("fourcastnet", devices=1, global_batch_size=2))  # constant GBS with the run on two devices
     return runs
 
@@ -45,4 +39,56 @@ def kick_the_tires() -> list[RunConfig]:
     return [chosen[0], next(run for run in chosen if run.workload == "fourcastnet")]
 
 
-STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires}
+def loader() -> list[RunConfig]:
+    """What loading costs: the paper's loader, then one choice changed at a time, the last no loader at all.
+
+    Figures: none yet; phases, energies and power of the records tell (section 3.4 suspects data loading). Hardware: any
+    two cores, with the photographs; where ENERGYNN_IMAGENET says where ImageNet is, a GPU, the paper's sizes and its
+    smallest scaled subset. Command: `energynn study run loader`. Cost: about five minutes on two cores. Expected: on a
+    GPU four workers on "pil" are the limit; on cores, where a step takes far longer than its images, little changes.
+    Without data staging the trainer loads by itself, as without workers: these two differ by the machine's noise, and
+    on cores so do the first and pinned memory. Where ImageNet is no prepared store, "store" fails and says so.
+    """
+    if os.environ.get("ENERGYNN_IMAGENET"):
+        make = partial(config.make, preset="paper", epochs=2, training_samples=5004, validation_samples=195)
+    else:
+        make = partial(config.make, device="cpu", image_size=32, epochs=3, loader_workers=2)
+    choices = [dict(loader_workers=0), dict(data_staging=False), dict(persistent_workers=True),
+               dict(pinned_memory=True), dict(uint8_to_device=True)]  # fmt: skip
+    choices += [dict(image_loading=loading) for loading in config.IMAGE_LOADING if loading != "pil"]
+    return [make("resnet50"), *(make("resnet50", **choice) for choice in choices)]
+
+
+def gpu(dry_run: bool = False) -> list[RunConfig]:
+    """What one GPU needs by local batch size, with the recipe of the paper and with a fast one.
+
+    ResNet50 on images that stay on the device, and through the loader (the embedded photographs); FourCastNet at full
+    size on random states. Hardware: one NVIDIA GPU with 40 GB. Command: `make gpu-study`. Cost: nine minutes at most,
+    about 0.05 kWh. Expected: energy per sample falls with the local batch size, and on an H200 much more by the fast
+    recipe; the paper's loader keeps the GPU waiting. ``dry_run``: the same points in small on CPU cores.
+    """
+    here = dict(sampling_period_s=0.02, system="gpu-study")
+    tiny = dict(device="cpu", loader_workers=0) if dry_run else dict(device="gpu")
+    images = (
+        dict(image_size=32, training_samples=60, validation_samples=10) if dry_run else dict(validation_samples=250)
+    )
+    states = dict(dataset="synthetic")
+    if dry_run:
+        states = dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+    runs = []
+    for faster, preset in enumerate(("paper", "fast")):
+        make = partial(config.make, preset=preset, **here, **tiny)
+        for lbs in (4,) if dry_run else (128, 32, 512):
+            samples = {} if dry_run else dict(training_samples=24576 if faster else 8192)
+            runs.append(make("resnet50", dataset="photographs", image_loading="device", local_batch_size=lbs, epochs=1,
+                             **images | samples))  # fmt: skip
+        for lbs in (4,) if dry_run else (1, 2, 4):
+            epochs = 60 if dry_run else 4 if faster else 1
+            runs.append(make("fourcastnet", local_batch_size=lbs, epochs=epochs, save_weights=False, **states))
+        for lbs in (4,) if dry_run else (256, 64):
+            epochs = 1 if dry_run else 10 if faster else 6
+            runs.append(make("resnet50", dataset="photographs", local_batch_size=lbs, epochs=epochs, **images))
+    return runs
+
+
+STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu}

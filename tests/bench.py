@@ -183,6 +183,7 @@ def era5_loading() -> dict:
                 "longitude_deg": np.arange(0, 360, 0.25).tolist(),
                 "hours_since_1970": era5_sources.hours_of_year(2019)[:times].tolist()}  # fmt: skip
         path.with_suffix(".json").write_text(json.dumps(note))
+        np.save(path.with_name("mean-2019.npy"), np.zeros(shape, np.float32))
         ones = np.ones(len(CHANNELS))
         sequences = era5_store.Sequences(Path(folder), [2019], 1, ones, 2 * ones)
         loader = DataLoader(sequences, 1, shuffle=True, collate_fn=fourcastnet.as_batch)

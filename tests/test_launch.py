@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, config, launch, records
+from energynn import cli, config, launch, manifests, records
+from energynn.cluster import local
 from energynn.config import REPOSITORY
 from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
@@ -307,6 +309,40 @@ def test_without_perun_one_device_is_measured_by_our_own_sampler(tmp_path):
     assert record["valid"] and record["launcher"] == "alone", done.stdout + done.stderr
     assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
     assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / "runs") == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_gpu_study_runs_dry_where_only_torch_is_installed(tmp_path):
+    """As on a GPU server that is lent for minutes: no perun, no MPI, no papermill, nothing of the analysis."""
+    manifests.verify("photographs")
+    missing = ("perun", "mpi4py", "papermill", "ipykernel", "altair", "pandas", "statsmodels", "skimage", "sklearn")
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder as Finder\nfind = Finder.find_spec\n"
+        f"missing = lambda name: name.partition('.')[0] in {missing!r}\n"
+        "Finder.find_spec = lambda name, *more, **named: None if missing(name) else find(name, *more, **named)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    words = [sys.executable, "-m", "energynn.cli", "study", "run", "gpu", "--dry-run"]
+    words += ["--runs-dir", str(tmp_path / "runs"), "--archive", str(tmp_path / "all.tar.gz")]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": path})
+    found = [records.read(path.parent) for path in (tmp_path / "runs").rglob("record.json")]
+    assert done.returncode == 0 and len(found) == 6 and all(record["valid"] for record in found), done.stdout[-3000:]
+    assert {(record["workload"], record["config"]["preset"]) for record in found} == {
+        (workload, preset) for workload in ("resnet50", "fourcastnet") for preset in ("paper", "fast")
+    }  # fmt: skip
+    assert all(record["idle_power_cpu_before_W"] > 0 and record["samples_in_training"] >= 60 for record in found)
+    with tarfile.open(tmp_path / "all.tar.gz") as packed:
+        packed.extractall(tmp_path / "home", filter="data")
+    assert records.check(tmp_path / "home") == [] and len(records.run_dirs(tmp_path / "home")) == 6
+
+
+def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(local, "execute", lambda *more: (0, ""))
+    monkeypatch.setattr(local.launch, "preflight", lambda *more: [])
+    runs = [config.make("fourcastnet", seed=seed) for seed in range(3)]
+    assert local.run_study(runs, tmp_path, minutes=-1) == []
+    assert all(config.run_id(run) in capsys.readouterr().out for run in runs[:1])
 
 
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):

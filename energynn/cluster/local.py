@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -17,9 +19,10 @@ NOISE = ("[IPKernelApp]", "Passed unknown parameter")
 NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 
 
-def run_study(runs: list[RunConfig], runs_dir: Path) -> list[str]:
+def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf")) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
+    A run that would not fit into ``minutes``, judged by the longest so far, is left out, and said to be.
     A KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy
     if this machine cannot make them, before the first one starts.
     """
@@ -27,15 +30,21 @@ def run_study(runs: list[RunConfig], runs_dir: Path) -> list[str]:
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
     for config in missing[:1]:
         launch.preflight(config, runs_dir)
-    failed, begun = [], time.monotonic()
+    failed, begun, longest = [], time.monotonic(), 0.0
     for index, config in enumerate(missing):
         run_dir = runs_dir / config.system / configuration.run_id(config)
         elapsed = time.monotonic() - begun
+        if elapsed + longest > 60 * minutes:
+            print(
+                f"\n--- left out for lack of time: {', '.join(map(configuration.run_id, missing[index:]))}", flush=True
+            )
+            break
         left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
         print(
             f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({elapsed / 60:.1f} min so far{left})", flush=True
         )
         status, last_line = execute(config, runs_dir, run_dir)
+        longest = max(longest, time.monotonic() - begun - elapsed)
         if status:
             failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
             print(f"energynn: {failed[-1]}", flush=True)
@@ -53,6 +62,9 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
         sys.executable, "-m", "papermill", str(NOTEBOOK), str(run_dir / "notebook.ipynb"), "--no-progress-bar",
         "--log-level", "WARNING", "--cwd", str(REPOSITORY), "--parameters_yaml", json.dumps(parameters),
     ]  # fmt: skip
+    if importlib.util.find_spec("papermill") is None:  # a machine with a torch of its own and little else
+        given = [word for name, value in parameters.items() if name != "runs_dir" for word in ("-p", name, str(value))]
+        command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *given]
     papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     last_line, in_traceback = "", False
     try:
@@ -69,6 +81,16 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
     finally:
         papermill.wait()
     return papermill.returncode, last_line
+
+
+def archive(runs: list[RunConfig], runs_dir: Path, path: Path) -> None:
+    """Pack the runs that were made, raw samples and all, to take them home from a machine that is given back."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as file:
+        for folder in [runs_dir / config.system / configuration.run_id(config) for config in runs]:
+            if (folder / "record.json").exists():
+                file.add(folder, f"{folder.parent.name}/{folder.name}")
+    print(f"packed into {path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 
 def _is_done(config: RunConfig, runs_dir: Path) -> bool:

@@ -29,16 +29,19 @@ class Split:
     """Normalized states of one split, and what is needed to leave the normalization again.
 
     sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as such when indexed; mean,
-    std: (channels,) in the channels' units; latitude_weights: (latitude,), mean 1; lead_h: hours of a step; z500: the
-    channel.
+    std: (channels,) in the channels' units; latitude_weights: (latitude,), mean 1; climatology: (channels, latitude,
+    longitude), the time mean of the training data, normalized; lead_h: hours of a step; z500: the channel;
+    scored_steps: those after which a forecast is compared with the truth.
     """
 
     sequences: np.ndarray
     mean: np.ndarray
     std: np.ndarray
     latitude_weights: np.ndarray
-    lead_h: int = LEAD_H
-    z500: int = Z500
+    climatology: np.ndarray
+    lead_h: int
+    z500: int
+    scored_steps: tuple[int, ...]
 
 
 def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
@@ -47,7 +50,8 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     Four times t0..t3, 12 h apart, ten members each. Members are near copies of each other, so the split is by time:
     t0, t1, t2 train (20 samples of one step, 10 of two), and the test (10 samples) predicts t3, which no training
     sample contains. The last latitude row, a pole, is dropped as in FourCastNet (721 -> 720, here 61 -> 60). Mean
-    and standard deviation come from t0, t1, t2 alone. Raises ValueError if a value is missing.
+    and standard deviation come from t0, t1, t2 alone, and so does the climatology: 36 h are a poor one. Only the last
+    step of a test sequence is new, and scored. Raises ValueError if a value is missing.
     """
     states, latitude = read_states(path)
     states, latitude = states[..., :-1, :], latitude[:-1]
@@ -58,8 +62,26 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     normalized = (states - mean[:, None, None]) / std[:, None, None]
     train = np.concatenate([normalized[:, start : start + steps + 1] for start in range(last - steps)])
     test = normalized[:, last - steps :]
-    weights = latitude_weights(latitude)
-    return Split(train, mean, std, weights), Split(test, mean, std, weights)
+    climatology = normalized[:, :last].mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
+    facts = (mean, std, latitude_weights(latitude), climatology, LEAD_H, Z500, (steps,))
+    return Split(train, *facts), Split(test, *facts)
+
+
+def synthetic(steps: int) -> tuple[Split, Split]:
+    """Random states of the paper's size, one sequence 64 times over: what a training costs, not what it learns."""
+    shape = (steps + 1, 20, 720, 1440)
+    sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
+    facts = (
+        np.zeros(20, np.float32),
+        np.ones(20, np.float32),
+        weights,
+        np.zeros(shape[1:], np.float32),
+        6,
+        14,
+        (steps,),
+    )
+    return Split(np.broadcast_to(sequence, (64, *shape)), *facts), Split(sequence[None], *facts)
 
 
 def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,8 @@
 
 ``<year>.npy`` is (times, channels, latitude, longitude), uncompressed, so that it can be mapped into memory;
 ``<year>.json`` has the valid times, the grid, the SHA-256, and count, mean and sum of squared deviations of each
-channel. Normalization merges these over the training years, whichever they are.
+channel; ``mean-<year>.npy`` is the mean state. Normalization and climatology merge these over the training years,
+whichever they are.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ import numpy as np
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.data.progress import meter
-from energynn.records import sha256, write_json
+from energynn.records import sha256, whole, write_json
 
 BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
 CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
 HEADER_B = 128  # of NumPy's format, for every shape that occurs
 MOMENTS = ("count", "mean", "squared_deviations")
 INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
+TEST_STEPS = 2  # forecasts of 6 h and 12 h, whatever the training's number of steps (paper, section 3.3.1)
 
 
 def parse_years(text: str) -> list[int]:
@@ -93,7 +95,7 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(f"{part}: another process writes this year; wait for it") from error
-        done, digest, collected = _what_is_there(file, note, content, state_B)
+        done, digest, collected, total = _what_is_there(file, note, content, source.shape)
         if done == 0:
             file.truncate(0)
             file.write(header.getvalue())
@@ -106,30 +108,38 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
             file.write(state)
             digest.update(state)
             collected = merge(collected, found)
+            total += state
             advance(state_B / 1e9)
             if (index + 1) % BLOCK == 0 or index + 1 == len(source.hours):
                 file.flush()
                 os.fsync(file.fileno())  # the note never promises what the disk has not got
                 noted = {"done": index + 1, "sha256": digest.hexdigest()}
                 write_json(note, content | noted | dict(zip(MOMENTS, collected.tolist(), strict=True)))
+        with whole(path.with_name(f"mean-{path.name}")) as mean:
+            np.save(mean, (total / len(source.hours)).astype(np.float32))
         os.replace(part, path)
 
 
-def _what_is_there(file: BinaryIO, note: Path, content: dict, state_B: int):
-    """States that an earlier call has written, their SHA-256 and moments; 0 states if they are not what it noted."""
+def _what_is_there(file: BinaryIO, note: Path, content: dict, shape: tuple):
+    """States that an earlier call has written, their SHA-256, moments and sum; 0 states if they are not what it noted.
+
+    The sum over time is added up in the order of the states, so that an interruption changes no bit of it.
+    """
     if note.is_file():
         kept = json.loads(note.read_text())
         if {name: kept.get(name) for name in content} != content:
             raise ValueError(f"{note}: was begun from other data ({kept['source']}); give another --out, or delete it")
-        digest, left_B = hashlib.sha256(), HEADER_B + kept["done"] * state_B
         file.seek(0)
-        while left_B and (data := file.read(min(left_B, 2**24))):
+        digest, total = hashlib.sha256(file.read(HEADER_B)), np.zeros(shape)
+        for _ in range(kept["done"]):
+            data = file.read(4 * math.prod(shape))
             digest.update(data)
-            left_B -= len(data)
+            if len(data) == 4 * math.prod(shape):  # else the digest tells
+                total += np.frombuffer(data, "<f4").reshape(shape)
         if digest.hexdigest() == kept["sha256"]:
             file.truncate(file.tell())
-            return kept["done"], digest, np.array([kept[name] for name in MOMENTS])
-    return 0, hashlib.sha256(), np.zeros((len(MOMENTS), len(CHANNELS)))
+            return kept["done"], digest, np.array([kept[name] for name in MOMENTS]), total
+    return 0, hashlib.sha256(), np.zeros((len(MOMENTS), len(CHANNELS))), np.zeros(shape)
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -158,6 +168,13 @@ def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and (population) standard deviation of each channel over these years, (channels,) float64."""
     collected = reduce(merge, [np.array([_note(root, year)[name] for name in MOMENTS]) for year in years])
     return collected[1], np.sqrt(collected[2] / collected[0])
+
+
+def climatology(root: Path, years: list[int]) -> np.ndarray:
+    """Mean state over these years, (channels, latitude, longitude) float64."""
+    counts = [len(_note(root, year)["hours_since_1970"]) for year in years]
+    means = (np.load(root / f"mean-{year}.npy") for year in years)
+    return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in zip(counts, means, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -224,25 +241,29 @@ class Sequences:
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     """The splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
 
-    Of the last, the test, only the forecasts of the published code: from 36 initial conditions, nine days apart from
-    1 January on. Raises ValueError if a year is missing or in two splits.
+    Of the last, the test, only the forecasts of the published code, 6 h and 12 h: from 36 initial conditions, nine days
+    apart from 1 January on. The climatology is the mean over the training years, without seasons. Raises ValueError if
+    a year is missing or in two splits.
     """
     parsed = [parse_years(text) for text in years]
     if len(set().union(*parsed)) < sum(map(len, parsed)):
         raise ValueError(f"years: {', '.join(years)} overlap; what is tested must not have been trained on")
     mean, std = statistics(root, parsed[0])
-    splits = [Sequences(root, each, steps, mean, std) for each in parsed]
-    test, first_hour = splits[-1], hours_of_year(parsed[-1][0])[0]
+    training, validation = (Sequences(root, each, steps, mean, std) for each in parsed[:2])
+    test, first_hour = Sequences(root, parsed[2], TEST_STEPS, mean, std), hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
     test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0])["latitude_deg"]))
-    z500 = CHANNELS.index("z500")
-    return [era5.Split(each, mean.astype(np.float32), std.astype(np.float32), weights, STEP_H, z500) for each in splits]
+    usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
+    facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
+    scored = (STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1)))
+    return [era5.Split(each, *facts, *scored) for each in (training, validation, test)]
 
 
 def _note(root: Path, year: int) -> dict:
-    if not (root / f"{year}.npy").is_file() or not (root / f"{year}.json").is_file():
-        raise ValueError(f"{root}: no {year}.npy with {year}.json; `energynn era5 prepare` makes them")
+    names = (f"{year}.npy", f"{year}.json", f"mean-{year}.npy")
+    if missing := [name for name in names if not (root / name).is_file()]:
+        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn era5 prepare` makes them")
     return json.loads((root / f"{year}.json").read_text())
 
 
@@ -267,7 +288,8 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     notes = {year: _note(root, year) for year in years}
     sums = {}
     for year, note in notes.items():
-        sums |= {f"{year}.json": sha256(root / f"{year}.json"), f"{year}.npy": note["sha256"]}
+        sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
+        sums[f"{year}.npy"] = note["sha256"]
     return sums, {
         "energynn:times": sum(len(note["hours_since_1970"]) for note in notes.values()),
         "energynn:years": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -107,5 +108,10 @@ def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 def normalized(batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
     """A batch (samples, size, size, 3) uint8, on its device, as (samples, 3, size, size) float32, channels last."""
-    mean, std = (255 * torch.tensor(values, device=batch.device)[:, None, None] for values in (mean, std))
-    return (batch.permute(0, 3, 1, 2) - mean) / std
+    return (batch.permute(0, 3, 1, 2) - _of_255(mean, batch.device)) / _of_255(std, batch.device)
+
+
+@lru_cache
+def _of_255(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Kept on the device: to copy them for each batch would wait for it."""
+    return 255 * torch.tensor(values, device=device)[:, None, None]

@@ -22,12 +22,19 @@ def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
-    """Put saved weights into the model. Raises ValueError if there are none, or those of another architecture."""
+    """Put saved weights into the model, ours, or those of a checkpoint of the published FourCastNet.
+
+    Raises ValueError if there are none, or those of another architecture.
+    """
     if not path.is_file():
         raise ValueError(f"initial_run: no weights in {path}; make that run first, with save_weights=True")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        theirs, state_dict = saved["architecture"], saved["state_dict"]
+        if "model_state" in saved:  # published code: what DistributedDataParallel calls the parameters, and no sizes
+            state_dict = {name.removeprefix("module."): values for name, values in saved["model_state"].items()}
+            theirs = architecture
+        else:
+            theirs, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise ValueError(f"initial_run: {path} is damaged ({type(error).__name__}); make that run again") from error
     if theirs != architecture:
@@ -37,7 +44,16 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
             if theirs.get(name) != architecture.get(name)
         )
         raise ValueError(f"initial_run: {path} holds another architecture ({other}); choose the same sizes")
-    model.load_state_dict(state_dict)
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise ValueError(f"initial_run: {path} holds another architecture ({_in_short(error)}); choose its") from error
+
+
+def _in_short(error: Exception) -> str:
+    """The first thing that torch found wrong; the whole is a line for each parameter."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return lines[min(1, len(lines) - 1)]
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -88,14 +104,23 @@ class Checkpoints:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
                 found = torch.load(path, map_location="cpu", weights_only=True)
-                own = found["ranks"][self.world.rank]
+                everyone = found["ranks"]
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
                 if self.world.rank == 0:
                     print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
                           file=sys.stderr, flush=True)  # fmt: skip
                 continue
-            for name, part in self.parts.items():
-                part.load_state_dict(found["parts"][name])
+            if len(everyone) != self.world.size:
+                raise ValueError(f"{path}: of {len(everyone)} devices, not {self.world.size}; go on with as many")
+            try:
+                for name, part in self.parts.items():
+                    part.load_state_dict(found["parts"][name])
+            except (KeyError, ValueError, RuntimeError) as error:
+                raise ValueError(
+                    f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
+                    f"it was made with, or delete {self.folder}"
+                ) from error
+            own = everyone[self.world.rank]
             distributed.restore_random_state(own.pop("random"))
             if self.world.rank == 0:
                 print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)

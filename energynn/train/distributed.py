@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
 import itertools
 import os
 import random
@@ -10,10 +12,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler
@@ -70,6 +73,9 @@ def join(config: RunConfig) -> World:
         device = torch.device("cpu")
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed)
+    if not config.deterministic:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=make_store(timeout), rank=rank, world_size=size, timeout=timeout,
@@ -109,6 +115,39 @@ def barrier(world: World) -> None:
     total([0.0], world)  # all ranks have to arrive, and reading the sum waits for it
 
 
+class LostRank(ConnectionError):
+    """Another rank ended, or was silent for longer than ``collective_timeout_s``."""
+
+
+@contextlib.contextmanager
+def lost_ranks_named() -> Iterator[None]:
+    """Around a trainer: say in one line that another rank is lost, where torch tells of sockets and kernels."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise LostRank(
+            f"another rank is lost ({str(error).splitlines()[0]}); its own last lines, or its host's log, say why; "
+            "started again, the run goes on from its checkpoint"
+        ) from error
+
+
+def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
+    """Raise ValueError on every rank, naming the first that loaded other arrays than rank 0, from its own disk."""
+    digest = hashlib.sha256()
+    for array in loaded:
+        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+    found: list = [None] * world.size
+    dist.all_gather_object(found, (digest.hexdigest(), world.host, str(place)))
+    for rank, (other, host, folder) in enumerate(found):
+        if other != found[0][0]:
+            raise ValueError(
+                f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {found[0][1]} from "
+                f"{found[0][2]}; copy them again, and `energynn manifest verify` on each host"
+            )
+
+
 class Interrupted(Exception):
     """The training was asked to stop, and can go on from its checkpoint."""
 
@@ -123,9 +162,10 @@ class StopVote:
 
     NOTHING, CHECKPOINT, STOP = 0, 1, 1000
 
-    def __init__(self, world: World, folder: Path):
+    def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
         self.world, self.file = world, Path(folder) / "stop"
-        self.group = dist.new_group(backend="gloo") if world.device.type == "cuda" else None
+        timeout = datetime.timedelta(seconds=timeout_s)  # otherwise half an hour
+        self.group = dist.new_group(backend="gloo", timeout=timeout) if world.device.type == "cuda" else None
         self.asked, self.pending, self.looked = False, None, 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)

@@ -29,14 +29,15 @@ STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (sect
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
+@distributed.lost_ranks_named()
 def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -> list[float]:
     """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
 
     Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Goes on from the
     newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a segment of the
-    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data, missing
-    or other weights, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the
-    checkpoint when it was asked to stop.
+    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data or other
+    than another rank's, missing or other weights, a data set smaller than one global batch, and a loss that is not
+    finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     run_dir = Path(run_dir)
     folder = Path(folder or run_dir)
@@ -48,16 +49,20 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     data = manifests.verify(config.dataset, progress=quiet)
     if config.dataset == "era5":
         years = (config.training_years, config.validation_years, config.test_years)
-        training, _, test = era5_store.load(data, STEPS[config.stage], *years)
-    else:
-        training, test = era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
+        training, validation, test = era5_store.load(data, STEPS[config.stage], *years)
+    elif config.dataset == "synthetic":
+        validation, (training, test) = None, era5.synthetic(STEPS[config.stage])
+    else:  # too few times for a validation set
+        validation, (training, test) = None, era5.load_ensemble(data / f"{config.dataset}.nc", STEPS[config.stage])
     sequences = training.sequences
+    few = (training.mean, training.std, training.climatology, sequences[0], sequences[len(sequences) - 1])
+    distributed.require_same_data(world, data, *few, test.sequences[0])
     # The published code leaves out what does not fill a batch on every rank, too.
     sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = DataLoader(
-        sequences, config.local_batch_size, sampler=sampler, drop_last=True, collate_fn=as_batch,
-        num_workers=config.loader_workers if config.data_staging else 0,
-    )  # fmt: skip
+    loader = make_loader(sequences, sampler, config, world, drop_last=True)
+    if validation:  # each sample on one rank; the last ranks may have one less
+        own_part = range(world.rank, len(validation.sequences), world.size)
+        validation_loader = make_loader(validation.sequences, own_part, config, world)
     steps = len(loader) // config.accumulation_steps
     if steps == 0:
         raise ValueError(
@@ -66,11 +71,11 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         )
     initial_weights = run_dir.parent / config.initial_run / "weights.pt" if config.stage == "finetune" else None
     model = make_model(config, training.sequences.shape[2:], world, initial_weights)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
 
-    example = torch.from_numpy(test.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
-    distributed.warm_up(model, lambda: rollout_loss(model, example))
+    example = torch.from_numpy(sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
+    distributed.warm_up(model, lambda: rollout_loss(model, example, config.precision))
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
@@ -78,7 +83,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
     first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
     losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
-    stop = distributed.StopVote(world, folder)
+    stop = distributed.StopVote(world, folder, config.collective_timeout_s)
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
@@ -105,10 +110,10 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 break
             is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
-                batch = batch.to(world.device)
+                batch = batch.to(world.device, non_blocking=config.pinned_memory)
             with contextlib.nullcontext() if is_last_part else model.no_sync():
                 with phases("forward"):
-                    loss = rollout_loss(model, batch) / config.accumulation_steps
+                    loss = rollout_loss(model, batch, config.precision) / config.accumulation_steps
                 with phases("backward"):
                     if part == 0:
                         optimizer.zero_grad()
@@ -133,8 +138,11 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
-            metrics = evaluate(model.module, test, world)
-        samples_evaluated += len(test.sequences)
+            metrics = evaluate(model.module, test, world, config.precision)
+            samples_evaluated += len(test.sequences)
+            if validation:
+                metrics["validation_loss"] = mean_loss(model.module, validation_loader, world, config.precision)
+                samples_evaluated += len(validation.sequences)
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
             events.mark(
@@ -179,7 +187,22 @@ def make_model(
     if initial_weights:
         checkpoint.load_weights(initial_weights, model, architecture(config))
     model.to(world.device)
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.compile:
+        model.compile()
+    return model
+
+
+def make_loader(
+    sequences, sampler, config: FourCastNetConfig, world: World, drop_last: bool = False
+) -> DataLoader:  # fmt: skip
+    """Batches of the sequences that the sampler names."""
+    workers = config.loader_workers if config.data_staging else 0
+    return DataLoader(
+        sequences, config.local_batch_size, sampler=sampler, drop_last=drop_last, collate_fn=as_batch,
+        num_workers=workers, persistent_workers=config.persistent_workers and workers > 0,
+        pin_memory=config.pinned_memory and world.device.type == "cuda",
+    )  # fmt: skip
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
@@ -187,14 +210,20 @@ def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
     return torch.from_numpy(np.asarray(sequences))
 
 
-def rollout_loss(model: torch.nn.Module, batch: Tensor) -> Tensor:
+def forecast(model: torch.nn.Module, state: Tensor, precision: str) -> Tensor:
+    """The next state; with bfloat16 the products are of that precision, and the filter's transform of float32."""
+    with torch.autocast(state.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return model(state).to(state.dtype)
+
+
+def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float32") -> Tensor:
     """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
 
     batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
     """
     state, loss = batch[:, 0], torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
-        state = model(state)
+        state = forecast(model, state, precision)
         loss = loss + relative_l2_loss(state, target)
     return loss
 
@@ -205,33 +234,65 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, test: era5.Split, world: World) -> dict[str, float]:
-    """Z500 RMSE of the forecast and of persistence (no change) at the last step, each test sample once over all ranks.
+def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World, precision: str) -> float:
+    """Mean loss over the samples of all ranks' loaders, which may have different numbers of them.
 
-    Mean over samples of each sample's latitude-weighted RMSE, as geopotential (m2/s2) and as height (m).
-    ``model`` is not the DistributedDataParallel around it: ranks may have different numbers of samples.
+    ``model`` is not the DistributedDataParallel around it, here and in ``evaluate``, for the same reason.
     """
     model.eval()
-    rmse_sum = persistence_sum = 0.0
+    loss_sum, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
+    for batch in loader:
+        loss_sum += len(batch) * rollout_loss(model, batch.to(world.device), precision)
+        count += len(batch)
+    loss_total, count_total = distributed.total([loss_sum.item(), count], world)
+    return loss_total / count_total
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32"
+) -> dict[str, float]:  # fmt: skip
+    """RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
+
+    Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
+    geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE, in standard deviations,
+    and of their ACC.
+    """
+    model.eval()
+    weights, climatology = (
+        torch.from_numpy(values).to(world.device, torch.float64)
+        for values in (test.latitude_weights[:, None], test.climatology)
+    )
+    sums = torch.zeros(len(test.scored_steps), 2, 2, len(test.std), dtype=torch.float64, device=world.device)
     for index in range(world.rank, len(test.sequences), world.size):
-        sequence = torch.from_numpy(test.sequences[index])
-        state = sequence[:1].to(world.device)
-        for _ in range(len(sequence) - 1):
-            state = model(state)
-        truth = sequence[-1, test.z500].numpy()
-        rmse_sum += z500_rmse_m2_s2(state[0, test.z500].cpu().numpy(), truth, test)
-        persistence_sum += z500_rmse_m2_s2(sequence[0, test.z500].numpy(), truth, test)
-    count = len(test.sequences)
-    rmse, persistence = (value / count for value in distributed.total([rmse_sum, persistence_sum], world))
-    lead_h = test.lead_h * (test.sequences.shape[1] - 1)
-    return {
-        f"z500_rmse_{lead_h}h_m": rmse / era5.GRAVITY_M_S2,
-        f"z500_rmse_{lead_h}h_m2_s2": rmse,
-        f"z500_rmse_{lead_h}h_persistence_m": persistence / era5.GRAVITY_M_S2,
-    }
+        sequence = torch.from_numpy(test.sequences[index]).to(world.device)
+        state = first = sequence[:1]
+        for step, truth in enumerate(sequence[1:], start=1):
+            state = forecast(model, state, precision)
+            if step in test.scored_steps:
+                found = [scores(each[0], truth, climatology, weights) for each in (state, first)]
+                sums[test.scored_steps.index(step)] += torch.stack(found)
+    means = np.reshape(distributed.total(sums.flatten().tolist(), world), sums.shape) / len(test.sequences)
+    metrics: dict[str, float] = {}
+    for step, ((rmse, acc), (persistence_rmse, persistence_acc)) in zip(test.scored_steps, means, strict=True):
+        lead, z500, z500_std = f"{test.lead_h * step}h", test.z500, float(test.std[test.z500])
+        metrics |= {
+            f"z500_rmse_{lead}_m": rmse[z500] * z500_std / era5.GRAVITY_M_S2,
+            f"z500_rmse_{lead}_m2_s2": rmse[z500] * z500_std,
+            f"z500_rmse_{lead}_persistence_m": persistence_rmse[z500] * z500_std / era5.GRAVITY_M_S2,
+            f"z500_acc_{lead}": acc[z500], f"z500_acc_{lead}_persistence": persistence_acc[z500],
+            f"rmse_{lead}": rmse.mean(), f"acc_{lead}": acc.mean(),
+        }  # fmt: skip
+    return {name: float(value) for name, value in metrics.items()}
 
 
-def z500_rmse_m2_s2(forecast: np.ndarray, truth: np.ndarray, split: era5.Split) -> float:
-    """Latitude-weighted root mean square error of one normalized field (latitude, longitude), in m2/s2."""
-    squared = (forecast.astype(np.float64) - truth) ** 2 * split.latitude_weights[:, None]
-    return float(np.sqrt(squared.mean()) * split.std[split.z500])
+def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor) -> Tensor:
+    """Latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
+
+    States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC correlates what the
+    forecast and what the truth differ from the climatology, about zero, not about their means (published code).
+    """
+    mean = lambda product: (weights * product).mean(dim=(1, 2))  # noqa: E731
+    ours, theirs = forecast - climatology, truth - climatology
+    rmse = mean((ours - theirs) ** 2).sqrt()
+    return torch.stack([rmse, mean(ours * theirs) / (mean(ours**2) * mean(theirs**2)).sqrt()])

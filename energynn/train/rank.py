@@ -14,7 +14,7 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn.measure.command import start_sampler
 from energynn.measure.samples import Events, has_begun
-from energynn.train.distributed import Interrupted
+from energynn.train.distributed import Interrupted, LostRank
 
 
 def run(folder: str | Path) -> None:
@@ -42,7 +42,7 @@ def run(folder: str | Path) -> None:
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
-        if not isinstance(error, ValueError):  # a user's mistake explains itself; anything else needs its place
+        if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
             traceback.print_exc()
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)

@@ -7,9 +7,14 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -17,9 +22,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
 from energynn import manifests
-from energynn.config import ResNet50Config
-from energynn.data.imagenet import list_images, stratified_prefix
-from energynn.data.images import Images, load_pillow
+from energynn.config import REPOSITORY, ResNet50Config
+from energynn.data.imagenet import list_images, prepare, stratified_prefix
+from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.measure.samples import Events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
@@ -38,8 +43,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the checkpoint when
-    it was asked to stop.
+    data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
+    Interrupted after the checkpoint when it was asked to stop.
     """
     run_dir = Path(run_dir)
     folder = Path(folder or run_dir)
@@ -47,26 +52,32 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     events = Events(folder, world.rank)
     events.mark("rank_start", **world.describe())
 
-    training, validation = load_images(config, quiet=world.rank > 0)
-    training_loader = make_loader(training, config, shuffle=True)
-    training_evaluation_loader = make_loader(training, config, shuffle=False)
-    validation_loader = make_loader(validation, config, shuffle=False)
+    if not config.deterministic:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+
+    training, validation = load_images(config, world)
+    require_same_images(training, validation, world)
+    training_loader = make_loader(training, config, world, shuffle=True)
+    training_evaluation_loader = make_loader(training, config, world)
+    validation_loader = make_loader(validation, config, world)
     steps = len(training_loader) // config.accumulation_steps
     if steps == 0 or len(validation_loader) == 0:
         raise ValueError(
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
-    model = make_model(len(training.listing.classes), world)
+    model = make_model(len(training.listing.classes), config, world)
     # Weight decay on all parameters, batch norm and biases too (study's code).
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay
-    )
+        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay,
+        fused=config.fused_optimizer or None,
+    )  # fmt: skip
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
 
-    images = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size, device=world.device)
-    labels = torch.zeros(config.local_batch_size, dtype=torch.int64, device=world.device)
-    distributed.warm_up(model, lambda: F.cross_entropy(model(images), labels))
+    example = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
+    images, labels = to_device((example, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
+    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
     parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
@@ -99,18 +110,17 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         training_loader.sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[torch.Tensor] = []
         accumulated = 0.0
-        for passes, (images, labels) in enumerate(
-            phases.loading(training_loader), start=done_steps * config.accumulation_steps
-        ):
+        first_pass = done_steps * config.accumulation_steps
+        for passes, batch in enumerate(phases.loading(training_loader), start=first_pass):
             step, part = divmod(passes, config.accumulation_steps)
             if step == steps:  # what does not fill a global batch is left out
                 break
             is_last_part = part == config.accumulation_steps - 1
             with phases("host_to_device"):
-                images, labels = images.to(world.device), labels.to(world.device)
+                images, labels = to_device(batch, config, world)
             with contextlib.nullcontext() if is_last_part else model.no_sync():
                 with phases("forward"):
-                    loss = F.cross_entropy(model(images), labels) / config.accumulation_steps
+                    loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
                 with phases("backward"):
                     if part == 0:
                         optimizer.zero_grad()
@@ -134,10 +144,10 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
         with phases("evaluation"):
-            metrics, evaluated = evaluate(model, validation_loader, world)
+            metrics, evaluated = evaluate(model, validation_loader, config, world)
             samples_evaluated += evaluated
             if config.evaluate_training_set:  # with the same random crops as in training (study's code)
-                again, evaluated = evaluate(model, training_evaluation_loader, world)
+                again, evaluated = evaluate(model, training_evaluation_loader, config, world)
                 metrics["top1_error_training"] = again["top1_error"]
                 samples_evaluated += evaluated
         if epoch >= config.warmup_epochs:
@@ -173,25 +183,76 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return losses
 
 
-def load_images(config: ResNet50Config, quiet: bool = False) -> tuple[Images, Images]:
+def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
-    The standard preprocessing, but crops cover ``crop_scale_min`` to 1 of the image, and the validation images are
-    cropped and flipped at random as well (study's code), so the error is not that of a centre crop.
+    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here; with
+    "device" there are as many as asked for: their number makes the steps of an epoch, but one batch of them is read.
     """
-    root = manifests.verify(config.dataset, progress=(lambda line: None) if quiet else print)
-    load = transforms.Compose([
+    root = manifests.verify(config.dataset, progress=(lambda line: None) if world.rank else print)
+    if config.image_loading == "store" and not (root / "train.ppm").is_file():
+        store = REPOSITORY / "build" / "store" / config.dataset
+        if config.dataset in manifests.VARIABLES:
+            raise ValueError(f"image_loading: {root} is no prepared store; `energynn imagenet prepare` writes one")
+        if world.rank == 0:
+            prepare(root, store)
+        distributed.barrier(world)
+        root = store
+    found = []
+    wanted = ((config.training_samples, "random"), (config.validation_samples, config.validation_crop))
+    for listing, (count, crop) in zip(list_images(root), wanted, strict=True):
+        if config.image_loading == "device":
+            indices = np.resize(stratified_prefix(listing.names, listing.labels, len(listing)), count or len(listing))
+        else:
+            indices = stratified_prefix(listing.names, listing.labels, count)
+        found.append(Images(listing, indices, make_transform(config, crop), config.on_bad_image))
+    return tuple(found)
+
+
+def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
+    """From a file's bytes to a crop: "random" as in training, of ``crop_scale_min`` to 1 of the image, or "center".
+
+    Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
+    validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
+    """
+    size, is_random = config.image_size, crop == "random"
+    if config.image_loading in ("fast", "store"):
+        fast = partial(random_crop, scale_min=config.crop_scale_min) if is_random else centre_crop
+        end = [] if config.uint8_to_device else [_normalized_alone]
+        return transforms.Compose([partial(fast, size=size), *end])
+    return transforms.Compose([
         load_pillow,
-        transforms.RandomResizedCrop(config.image_size, scale=(config.crop_scale_min, 1.0)),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
+        transforms.RandomResizedCrop(size, scale=(config.crop_scale_min, 1.0)) if is_random
+        else transforms.Compose([transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]),
+        *([transforms.RandomHorizontalFlip()] if is_random else []),
+        *([_pixels] if config.uint8_to_device
+          else [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]),
     ])  # fmt: skip
-    counts = (config.training_samples, config.validation_samples)
-    return tuple(
-        Images(listing, stratified_prefix(listing.names, listing.labels, count), load, config.on_bad_image)
-        for listing, count in zip(list_images(root), counts, strict=True)
-    )
+
+
+def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
+    return normalized(crop[None], CHANNEL_MEAN, CHANNEL_STD)[0]
+
+
+def _pixels(image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image))
+
+
+def require_same_images(training: Images, validation: Images, world: World) -> None:
+    """Raise ValueError naming the first rank that found other images than rank 0: names, labels, places in a store."""
+    digest = hashlib.sha256()
+    for images in (training, validation):
+        listing = images.listing
+        for values in (listing.names, listing.labels, images.indices, listing.offsets, listing.sizes):
+            digest.update(b"none" if values is None else np.ascontiguousarray(values[...]).tobytes())
+    found: list = [None] * world.size
+    dist.all_gather_object(found, (digest.hexdigest(), world.host, str(training.listing.place)))
+    for rank, (other, host, place) in enumerate(found):
+        if other != found[0][0]:
+            raise ValueError(
+                f"images: rank {rank} found others on {host} in {place} than rank 0 on {found[0][1]} in {found[0][2]}; "
+                "copy the data set again, and verify it on each host"
+            )
 
 
 class SeededCrops(Dataset):
@@ -212,23 +273,58 @@ class SeededCrops(Dataset):
             return self.images[number % len(self.images)]
 
 
-def make_loader(images: Images, config: ResNet50Config, shuffle: bool) -> DataLoader:
+class OneBatch:
+    """A loader's first batch, which stays on the device and stands for all of the others: steps without a loader."""
+
+    def __init__(self, loader: DataLoader, config: ResNet50Config, world: World):
+        self.loader, self.sampler = loader, loader.sampler
+        self.batch = to_device(next(iter(loader)), config, world)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self):
+        for done in range(0, len(self.sampler), self.loader.batch_size):  # the last batch of an evaluation is smaller
+            yield tuple(part[: len(self.sampler) - done] for part in self.batch)
+
+
+def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
     sampler.numbered = True
-    return DataLoader(
-        SeededCrops(images, config.seed),
-        config.local_batch_size,
-        sampler=sampler,
-        num_workers=config.loader_workers if config.data_staging else 0,
-        drop_last=shuffle,
-    )
+    workers = config.loader_workers if config.data_staging and config.image_loading != "device" else 0
+    loader = DataLoader(
+        SeededCrops(images, config.seed), config.local_batch_size, sampler=sampler, num_workers=workers,
+        drop_last=shuffle, persistent_workers=config.persistent_workers and workers > 0,
+        pin_memory=config.pinned_memory and world.device.type == "cuda",
+    )  # fmt: skip
+    return OneBatch(loader, config, world) if config.image_loading == "device" and len(loader) else loader
 
 
-def make_model(classes: int, world: World) -> DistributedDataParallel:
+def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and labels of a batch on the device, images normalized and in their memory format."""
+    images, labels = (part.to(world.device, non_blocking=config.pinned_memory) for part in batch)
+    if images.dtype == torch.uint8:
+        images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    return images.contiguous(memory_format=memory_format), labels
+
+
+def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
     """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
     model = models.resnet50(num_classes=classes).to(world.device)
-    return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.compile:
+        model.compile()
+    return model
+
+
+def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config) -> torch.Tensor:
+    """One score per class, in the precision of the images; the network computes in that of the configuration."""
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
+        return model(images).to(images.dtype)
 
 
 def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
@@ -242,16 +338,18 @@ def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, loader: DataLoader, world: World) -> tuple[dict[str, float], int]:
+def evaluate(
+    model: torch.nn.Module, loader: DataLoader, config: ResNet50Config, world: World
+) -> tuple[dict[str, float], int]:
     """Mean loss and top-1 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
     loss_sum, wrong = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
     count = 0
-    for images, labels in loader:
-        images, labels = images.to(world.device), labels.to(world.device)
-        scores = model(images)
-        loss_sum += F.cross_entropy(scores, labels, reduction="sum")
-        wrong += (scores.argmax(dim=1) != labels).sum()
+    for batch in loader:
+        images, labels = to_device(batch, config, world)
+        found = scores(model, images, config)
+        loss_sum += F.cross_entropy(found, labels, reduction="sum")
+        wrong += (found.argmax(dim=1) != labels).sum()
         count += len(labels)
     loss_total, wrong_total, count_total = distributed.total([loss_sum.item(), wrong.item(), count], world)
     return {"top1_error": wrong_total / count_total, "validation_loss": loss_total / count_total}, int(count_total)

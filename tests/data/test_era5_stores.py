@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import xarray as xr
 from energynn import cli, config, launch, manifests
 from energynn.data import era5_sources, era5_store
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
+from tests.train.conftest import start_ranks
 
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
@@ -206,6 +208,8 @@ def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     mean, std = era5_store.statistics(store, [2015, 2016])
     assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
     assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
+    mean_state = era5_store.climatology(store, [2015, 2016])  # 2015 has more times, so it counts more
+    assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6)
     mean, _ = era5_store.statistics(store, [2015])  # never of other years than the training's
     assert mean == pytest.approx(states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12)
 
@@ -251,7 +255,9 @@ def test_a_killed_prepare_goes_on_and_ends_with_the_same_bytes(tmp_path):
     first_year = (out / "2015.npy").stat().st_mtime_ns
     era5_store.prepare(str(tmp_path / "source"), out, [2015, 2016], progress=lambda line: None)
     assert (out / "2015.npy").stat().st_mtime_ns == first_year
-    for name in ("2015.npy", "2016.npy", "2015.json", "2016.json"):  # statistics to the last bit, too
+    for name in [f"{part}{year}.{kind}" for year in (2015, 2016) for part, kind in (
+        ("", "npy"), ("", "json"), ("mean-", "npy")
+    )]:  # statistics to the last bit, too  # fmt: skip
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert not list(out.glob("*.part"))
 
@@ -319,6 +325,12 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
     training, validation, test = era5_store.load(store, 2, "2015", "2016", "2019")
     assert (len(training.sequences), len(validation.sequences), len(test.sequences)) == (28, 18, 36)
+    one_step = era5_store.load(store, 1, "2015", "2016", "2019")  # trained on one step, tested on two
+    assert [split.sequences.shape[:2] for split in one_step] == [(29, 2), (19, 2), (36, 3)]
+    assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
+    mean, std = era5_store.statistics(store, [2015])
+    known = np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float) - mean[:, None, None]
+    assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
     starts = [era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]]
     assert starts[:3] == ["2019-01-01 00 UTC", "2019-01-10 00 UTC", "2019-01-19 00 UTC"]
     assert starts[-1] == "2019-11-12 00 UTC"  # 35 x 9 days later: the published code's number 1260
@@ -353,7 +365,7 @@ def test_a_value_lost_from_the_store_is_named(tmp_path):
 @pytest.fixture
 def described(tmp_path, monkeypatch):
     """A store with its manifest, both of this test alone."""
-    store = prepared(tmp_path, y2015=9, y2016=4, y2019=40)
+    store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
     monkeypatch.setattr(manifests, "VERIFIED", tmp_path / "verified")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
@@ -363,9 +375,9 @@ def described(tmp_path, monkeypatch):
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
     manifest = manifests.read("era5")
-    assert manifest["energynn:times"] == 53 and manifest["energynn:files"] == 6
+    assert manifest["energynn:times"] == 56 and manifest["energynn:files"] == 9
     assert (
-        manifest["energynn:years"][1]["missing"] == 1460 and manifest["energynn:years"][1]["last"][:10] == "2016-01-01"
+        manifest["energynn:years"][1]["missing"] == 1456 and manifest["energynn:years"][1]["last"][:10] == "2016-01-02"
     )
     subprocess.run(
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
@@ -376,9 +388,9 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     verify = ["manifest", "verify", "era5", "--root", str(described)]
     assert cli.main(verify) == 0 and hashed == []  # `manifest build` has verified them
     (kept,) = (tmp_path / "verified").iterdir()
-    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:5]))  # as if interrupted after four of six
+    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:5]))  # as if interrupted after four of nine
     assert cli.main(verify) == 0
-    assert len(hashed) == 2
+    assert len(hashed) == 5
 
     content = bytearray((described / "2016.npy").read_bytes())
     content[1000] ^= 1
@@ -409,7 +421,7 @@ folder, parameters = Path(sys.argv[1]), json.loads(sys.argv[2])
 manifests.DATA_MANIFESTS = folder / "data_manifests"
 made = config.make(**parameters)
 model = AFNO(img_size=(8, 16), in_chans=20, out_chans=20, **fourcastnet.architecture(made))
-(folder / "earlier").mkdir(), (folder / "run").mkdir()
+(folder / "earlier").mkdir(exist_ok=True), (folder / "run").mkdir(exist_ok=True)
 checkpoint.save_weights(folder / "earlier" / "weights.pt", model, fourcastnet.architecture(made))
 print(json.dumps(fourcastnet.main(made, folder / "run")))
 """
@@ -428,5 +440,51 @@ def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     assert len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
     events = [json.loads(line) for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()]
     (end,) = [event for event in events if event["event"] == "training_end"]
-    assert end["samples_evaluated"] == 2  # 40 times: the initial conditions of 1 and 10 January
-    assert f"z500_rmse_{6 if stage == 'pretrain' else 12}h_m" in end["metrics"]
+    # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
+    assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
+    assert {"z500_rmse_6h_m", "z500_rmse_12h_m", "z500_acc_6h", "acc_12h", "validation_loss"} < end["metrics"].keys()
+
+
+def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
+    """The second rank's disk has a store of the same sizes and notes, but one other value."""
+    shutil.copytree(described, tmp_path / "other")
+    stored = np.load(tmp_path / "other" / "2015.npy", mmap_mode="r+")
+    stored[0, 3, 2, 1] += 1
+    stored.flush()
+    script = tmp_path / "train.py"
+    rank = "os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')"
+    elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
+    script.write_text(f"import os\nif ({rank}) == '1':\n    {elsewhere}\n{TRAIN}")
+    parameters = dict(
+        workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
+        patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,
+    )  # fmt: skip
+    done = start_ranks(2, str(script), str(tmp_path), json.dumps(parameters))
+    assert done.returncode != 0
+    said = re.findall(
+        r"ValueError: data: rank 1 on \S+ loaded other data from (\S+) than rank 0 .* (\S+);", done.stdout
+    )
+    assert said == 2 * [(str(tmp_path / "other"), str(described))], done.stdout
+
+
+def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
+    """Nothing is learned, so that seven validation and two test samples on one, two and three ranks give the same."""
+    found = []
+    for devices in (1, 2, 3):
+        parameters = dict(
+            workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
+            patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", learning_rate=0,
+            local_batch_size=2, devices=devices,
+        )  # fmt: skip
+        folder = tmp_path / str(devices)
+        folder.mkdir()
+        (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")
+        script = folder / "train.py"
+        script.write_text(TRAIN)
+        done = start_ranks(devices, str(script), str(folder), json.dumps(parameters))
+        assert done.returncode == 0, done.stdout
+        for rank in range(devices):
+            events = (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
+            found += [event["metrics"] for line in events if (event := json.loads(line))["event"] == "training_end"]
+    assert len(found) == 6 and all(metrics == pytest.approx(found[0], rel=1e-6) for metrics in found)
+    assert found[0]["validation_loss"] > 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
-from energynn.train.distributed import Interrupted
+from energynn.train.distributed import Interrupted, LostRank
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
@@ -18,6 +18,6 @@ try:
 except Interrupted as stop:
     print(f"interrupted: {stop}", flush=True)
     sys.exit(75)
-except ValueError as error:
-    sys.exit(f"ValueError: {error}")
+except (ValueError, LostRank) as error:
+    sys.exit(f"{type(error).__name__}: {error}")
 print("losses", json.dumps(losses))

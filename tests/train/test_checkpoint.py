@@ -1,8 +1,13 @@
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
 
+from energynn.models.afno import AFNO
+from energynn.train import checkpoint
 from energynn.train.checkpoint import load_weights, save_weights
+from energynn.train.distributed import World
 
 
 def test_weights_come_back(tmp_path):
@@ -24,6 +29,49 @@ def test_unusable_weights_are_refused_with_the_remedy(tmp_path):
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match="is damaged"):
         load_weights(path, model, {"depth": 4, "size": 3})
+
+
+@pytest.mark.parametrize("sizes", [dict(), dict(embed_dim=32)])
+def test_published_checkpoints_load(tmp_path, sizes):
+    """As the published code writes them: from DistributedDataParallel, with a norm that the network never uses."""
+    kind = dict(img_size=(8, 16), patch_size=4, in_chans=3, out_chans=3, embed_dim=16, depth=2, num_blocks=4)
+    theirs, ours = AFNO(**kind), AFNO(**kind | sizes)
+    state = {f"module.{name}": torch.randn_like(value) for name, value in theirs.state_dict().items()}
+    state |= {"module.norm.weight": torch.ones(16), "module.norm.bias": torch.zeros(16)}
+    optimizer = torch.optim.Adam(theirs.parameters())
+    theirs(torch.randn(1, 3, 8, 16)).mean().backward()
+    optimizer.step()
+    torch.save({"iters": 100, "epoch": 3, "model_state": OrderedDict(state),
+                "optimizer_state_dict": optimizer.state_dict(),
+                "scheduler_state_dict": {"T_max": 80, "last_epoch": 3}}, tmp_path / "weights.pt")  # fmt: skip
+    if sizes:
+        with pytest.raises(ValueError, match=r"another architecture \(size mismatch for pos_embed.*") as caught:
+            load_weights(tmp_path / "weights.pt", ours, {"embed_dim": 32})
+        assert "\n" not in str(caught.value)
+    else:
+        load_weights(tmp_path / "weights.pt", ours, {"embed_dim": 16})
+        assert all(torch.equal(value, state[f"module.{name}"]) for name, value in ours.state_dict().items())
+
+
+def test_a_checkpoint_of_another_network_or_number_of_devices_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
+    monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
+    cpu = torch.device("cpu")
+
+    def checkpoints(size, ranks=1):
+        model = nn.Linear(size, 2)
+        parts = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+        return checkpoint.Checkpoints(tmp_path, World(0, ranks, 0, cpu, "h"), 0, parts)
+
+    checkpoints(3).save(10)
+    assert checkpoints(3).load() == (10, {})
+    for other, message in (
+        (checkpoints(4), "000010.pt: of another network or optimizer .size mismatch for weight.*or delete"),
+        (checkpoints(3, ranks=2), "000010.pt: of 1 devices, not 2"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            other.load()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_failed_write_keeps_the_old_weights(tmp_path, monkeypatch):

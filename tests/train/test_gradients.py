@@ -32,6 +32,4 @@ def test_every_sample_is_evaluated_once_whatever_the_number_of_ranks(both):
             assert together[name] == pytest.approx(alone[name], rel=1e-6), name
     assert alone["count/samples"] == together["count/samples"] == 8
     assert alone["count/wrong"] == together["count/wrong"]
-    assert {name for name in alone if name.startswith("metrics/")} == {
-        "metrics/z500_rmse_12h_m", "metrics/z500_rmse_12h_m2_s2", "metrics/z500_rmse_12h_persistence_m"
-    }  # fmt: skip
+    assert {"metrics/z500_rmse_12h_m", "metrics/acc_12h"} < alone.keys()

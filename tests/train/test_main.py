@@ -1,14 +1,13 @@
 """Whole trainings in two ranks: what they tell the record, and how they refuse what cannot work."""
 
 import json
-import os
 import re
-import socket
+import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import torch
 
 from energynn import config as configuration
 from energynn import records
@@ -32,10 +31,14 @@ def runs(tmp_path_factory, train):
 
 # (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
 COUNTS = {"resnet50": (80, 100, 10, 40), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
+SCORES = (
+    "z500_rmse_{}_m", "z500_rmse_{}_m2_s2", "z500_rmse_{}_persistence_m", "z500_acc_{}", "z500_acc_{}_persistence",
+    "rmse_{}", "acc_{}",
+)  # fmt: skip
 METRICS = {
     "resnet50": {"top1_error", "validation_loss", "top1_error_training"},
-    "pretrain": {"z500_rmse_12h_m", "z500_rmse_12h_m2_s2", "z500_rmse_12h_persistence_m"},
-    "finetune": {"z500_rmse_24h_m", "z500_rmse_24h_m2_s2", "z500_rmse_24h_persistence_m"},
+    "pretrain": {name.format("12h") for name in SCORES},
+    "finetune": {name.format("24h") for name in SCORES},
 }
 
 
@@ -118,38 +121,55 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path, train, workload, rank
     assert "Traceback" not in run.output
 
 
+NOT_A_NUMBER = """
+import sys
+from energynn.train import fourcastnet
+original, calls = fourcastnet.rollout_loss, []
+def loss(*arguments):
+    calls.append(1)
+    return original(*arguments) * (float("nan") if len(calls) > 61 else 1.0)  # the first call is the warm-up
+fourcastnet.rollout_loss = loss
+exec(open("tests/train/rank_main.py").read())
+"""
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    made = configuration.make("fourcastnet", epochs=9, checkpoint_period_s=0.05, **AFNO)
+    command = [sys.executable, "-c", NOT_A_NUMBER, str(tmp_path), json.dumps(configuration.to_dict(made)), "float32"]
+    done = subprocess.run(command, cwd=configuration.REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(
+        "ValueError: loss is nan in epoch 4, step 1; lower learning_rate, or look at the data there"
+    )
+    newest = torch.load(max(tmp_path.glob("checkpoint/*.pt")), weights_only=True)
+    assert 0 < newest["optimizer_steps"] <= 60
+    assert all(torch.isfinite(values).all() for values in newest["parts"]["model"].values())
+    assert len(newest["ranks"][0]["losses"]) == newest["optimizer_steps"]
+
+
+def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
+    """bfloat16 in the products, one kernel for all updates, workers that live on; and the same from epoch to epoch."""
+    usual = train(tmp_path / "usual", "fourcastnet", epochs=2, **AFNO)
+    fast = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, persistent_workers=True,
+                pinned_memory=True, loader_workers=1)  # fmt: skip
+    faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast, **AFNO)
+    assert (usual.status, faster.status) == (0, 0), faster.output
+    assert faster.losses == pytest.approx(usual.losses, rel=0.02) and faster.losses != usual.losses
+    fused = train(tmp_path / "fused", "fourcastnet", epochs=2, fused_optimizer=True, **AFNO)
+    assert fused.losses == pytest.approx(usual.losses, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_compiled_it_learns_the_same(tmp_path, train):
+    usual = train(tmp_path / "usual", "fourcastnet", epochs=1, **AFNO)
+    compiled = train(tmp_path / "compiled", "fourcastnet", epochs=1, compile=True, **AFNO)
+    assert compiled.status == 0, compiled.output
+    assert compiled.losses == pytest.approx(usual.losses, rel=1e-4)
+
+
 def test_weights_of_another_architecture_are_refused(runs, train):
     sizes = AFNO | {"embed_dim": 64}
     folder = runs["pretrain"].run_dir.parent
     run = train(folder / "other", "fourcastnet", stage="finetune", initial_run="first", **sizes)
     assert run.status != 0 and "embed_dim 32 there, 64 here" in run.output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "srun"])
-def test_other_launchers_start_the_same_trainer(tmp_path, launcher):
-    config = configuration.make("fourcastnet", devices=2, epochs=1, **AFNO)
-    script = [str(Path(__file__).with_name("rank_main.py")), str(tmp_path), json.dumps(configuration.to_dict(config))]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MASTER_PORT": port}
-    if launcher == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        processes = [subprocess.Popen([*command, *script, "float32"], env=environment, cwd=configuration.REPOSITORY)]
-    else:  # the variables that srun sets
-        processes = [
-            subprocess.Popen(
-                [sys.executable, *script, "float32"], cwd=configuration.REPOSITORY,
-                env=environment | {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank)},
-            )
-            for rank in range(2)
-        ]  # fmt: skip
-    assert [process.wait(timeout=100) for process in processes] == [0] * len(processes)
-    for rank in range(2):
-        events = [json.loads(line) for line in (tmp_path / f"events-rank{rank}.jsonl").read_text().splitlines()]
-        assert (
-            events[0]["rank"] == rank
-            and events[0]["world_size"] == 2
-            and "training_end" in [e["event"] for e in events]
-        )

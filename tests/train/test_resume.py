@@ -21,6 +21,9 @@ CASES = {
     "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=60),
     "resnet50 with loader workers": dict(workload="resnet50", local_batch_size=4, image_size=32, epochs=3,
                                          training_samples=40, validation_samples=10, loader_workers=2),
+    "resnet50 as fast as it can": dict(workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4,
+                                       image_size=32, epochs=3, training_samples=40, validation_samples=10,
+                                       loader_workers=1),
 }  # fmt: skip
 
 

@@ -1,0 +1,84 @@
+"""Scores of FourCastNet's forecasts, against the formulas of the published code written out with NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from energynn.data import era5
+from energynn.train import distributed, fourcastnet
+from energynn.train.distributed import World
+
+WORLD = World(0, 1, 0, torch.device("cpu"), "h")
+LATITUDE_DEG = np.linspace(90, -67.5, 8)
+
+
+def rmse_and_acc(forecast, truth, climatology):
+    """Of one field (latitude, longitude), row by row."""
+    cosine = np.cos(np.deg2rad(LATITUDE_DEG)).clip(min=0)
+    weights = len(cosine) * cosine / cosine.sum()
+    error = ours = theirs = both = 0.0
+    for row, weight in enumerate(weights):
+        f, t = forecast[row] - climatology[row], truth[row] - climatology[row]
+        error += weight * ((forecast[row] - truth[row]) ** 2).sum()
+        ours, theirs, both = ours + weight * (f**2).sum(), theirs + weight * (t**2).sum(), both + weight * (f * t).sum()
+    return np.sqrt(error / truth.size), both / np.sqrt(ours * theirs)
+
+
+class Drift(torch.nn.Module):
+    """A forecast that can be written down: half of the state, one column further east."""
+
+    def forward(self, state):
+        return 0.5 * state.roll(1, dims=-1)
+
+
+@pytest.fixture
+def split():
+    generator = np.random.default_rng(1)
+    sequences = generator.standard_normal((3, 3, 4, 8, 16)).astype(np.float32)
+    climatology = 0.3 * generator.standard_normal((4, 8, 16)).astype(np.float32)
+    std, weights = np.array([2.0, 3.0, 500.0, 4.0], np.float32), era5.latitude_weights(LATITUDE_DEG)
+    return era5.Split(sequences, 0 * std, std, weights, climatology, lead_h=6, z500=2, scored_steps=(1, 2))
+
+
+def test_scores_are_the_formulas(split, monkeypatch):
+    monkeypatch.setattr(distributed, "total", lambda values, world: values)
+    metrics = fourcastnet.evaluate(Drift(), split, WORLD)
+    for lead, step in (("6h", 1), ("12h", 2)):
+        of = {}
+        for name, forecast in (
+            ("model", lambda s, n=step: 0.5**n * np.roll(s, n, -1)), ("persistence", lambda s: s)
+        ):  # fmt: skip
+            of[name] = np.mean([
+                [rmse_and_acc(forecast(sequence[0])[c], sequence[step, c], split.climatology[c]) for c in range(4)]
+                for sequence in split.sequences.astype(np.float64)
+            ], axis=0)  # fmt: skip
+        expected = {
+            f"z500_rmse_{lead}_m2_s2": 500 * of["model"][2, 0],
+            f"z500_rmse_{lead}_m": 500 * of["model"][2, 0] / 9.80665,
+            f"z500_rmse_{lead}_persistence_m": 500 * of["persistence"][2, 0] / 9.80665,
+            f"z500_acc_{lead}": of["model"][2, 1], f"z500_acc_{lead}_persistence": of["persistence"][2, 1],
+            f"rmse_{lead}": of["model"][:, 0].mean(), f"acc_{lead}": of["model"][:, 1].mean(),
+        }  # fmt: skip
+        found = {name: metrics.pop(name) for name in expected}
+        assert found == pytest.approx(expected, rel=1e-6)
+    assert not metrics
+
+
+def test_anomaly_correlation_knows_the_perfect_and_the_opposite_forecast(split):
+    truth, climatology = (torch.from_numpy(values).double() for values in (split.sequences[0, 0], split.climatology))
+    weights = torch.from_numpy(split.latitude_weights[:, None]).double()
+    for forecast, acc in ((truth, 1.0), (2 * climatology - truth, -1.0)):
+        found = fourcastnet.scores(forecast.float(), truth.float(), climatology, weights)
+        assert found[1].tolist() == pytest.approx([acc] * 4, abs=1e-6)
+    assert fourcastnet.scores(truth, truth, climatology, weights)[0].tolist() == [0.0] * 4
+
+
+def test_the_embedded_data_score_only_the_time_that_was_not_trained_on():
+    from energynn.config import DATA_MANIFESTS
+
+    for steps in (1, 2):
+        training, test = era5.load_ensemble(DATA_MANIFESTS / "era5_ensemble" / "era5_ensemble.nc", steps)
+        assert test.scored_steps == (steps,) and test.lead_h == 12
+        assert training.climatology.shape == (4, 60, 120)
+    states = training.sequences  # t0, t1, t2 of ten members
+    assert np.allclose(training.climatology, states.astype(np.float64).mean(axis=(0, 1)), atol=1e-6)

@@ -1,0 +1,164 @@
+"""What the presets' fields do to images and loaders, training without a loader, and data that differ between ranks."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from energynn import config as configuration
+from energynn import manifests, studies
+from energynn.data import photographs
+from energynn.data.images import normalized
+from energynn.train import resnet50
+from energynn.train.distributed import World
+
+ALONE = World(0, 1, 0, torch.device("cpu"), "h")
+SIZES = dict(local_batch_size=4, image_size=32, training_samples=20, validation_samples=10)
+MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield ALONE
+    dist.destroy_process_group()
+
+
+def crops_of(data, seed=3, crop="random", **fields):
+    torch.manual_seed(seed)
+    return resnet50.make_transform(configuration.make("resnet50", image_size=224, **fields), crop)(data)
+
+
+def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
+    config = configuration.make("resnet50", **SIZES | dict(training_samples=0))
+    training, _ = resnet50.load_images(config, alone)
+    usual = ImageFolder(manifests.root("photographs") / "train", transforms.Compose([
+        transforms.RandomResizedCrop(32, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
+        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ]))  # fmt: skip
+    assert len(training) == len(usual) == 1000
+    for index in (0, 17, 999):
+        torch.manual_seed(index)
+        expected, label = usual[index]
+        torch.manual_seed(index)
+        found, own_label = training[index]
+        assert torch.equal(found, expected) and own_label == label
+
+
+@pytest.mark.parametrize("crop", ["random", "center"])
+def test_every_way_of_loading_gives_the_same_crop(crop):
+    """Over uint8 up to the rounding of a float; the fast ones within one of 255, on average."""
+    (data,) = photographs.as_jpegs(["coffee"], 1, (500, 375))
+    expected = crops_of(data, crop=crop)
+    assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
+    pixels = crops_of(data, crop=crop, uint8_to_device=True)
+    assert pixels.shape == (224, 224, 3) and pixels.dtype == torch.uint8
+    assert torch.allclose(normalized(pixels[None], MEAN, STD)[0], expected, atol=1e-5)
+    fast = crops_of(data, crop=crop, image_loading="fast")
+    assert 0 < (fast - expected).abs().mean() * 255 * sum(STD) / 3 < 1
+    fast_pixels = crops_of(data, crop=crop, image_loading="fast", uint8_to_device=True)
+    assert (fast_pixels.float() - pixels.float()).abs().mean() < 1
+    assert torch.equal(normalized(fast_pixels[None], MEAN, STD)[0], fast)
+
+
+def test_batches_arrive_normalized_and_in_their_memory_format(alone):
+    batches = []
+    for fields in (dict(), dict(channels_last=True), dict(uint8_to_device=True),
+                   dict(uint8_to_device=True, channels_last=True)):  # fmt: skip
+        config = configuration.make("resnet50", **SIZES, **fields)
+        loader = resnet50.make_loader(resnet50.load_images(config, alone)[0], config, alone)
+        images, labels = resnet50.to_device(next(iter(loader)), config, alone)
+        strided = torch.channels_last if config.channels_last else torch.contiguous_format
+        assert images.is_contiguous(memory_format=strided) and images.dtype == torch.float32 and labels.shape == (4,)
+        batches.append(images)
+    assert all(torch.allclose(images, batches[0], atol=1e-5) for images in batches)
+
+
+def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
+    config = configuration.make(
+        "resnet50", **SIZES | dict(training_samples=2002), image_loading="device", loader_workers=2
+    )
+    training, validation = resnet50.load_images(config, alone)
+    assert len(training) == 2002, "more than there are: only their number counts"
+    loader = resnet50.make_loader(training, config, alone, shuffle=True)
+    assert len(loader) == 500 and loader.loader.num_workers == 0
+    first, second = [images for images, _ in loader][:2]
+    assert first.data_ptr() == second.data_ptr() and first.std() > 0.1, "real images"
+    sizes = [len(labels) for _, labels in resnet50.make_loader(validation, config, alone)]
+    assert sizes == [4, 4, 2], "samples are counted as they would be with a loader"
+
+
+def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_path, monkeypatch):
+    pil, store = (configuration.make("resnet50", **SIZES, image_loading=way, uint8_to_device=True)
+                  for way in ("pil", "store"))  # fmt: skip
+    monkeypatch.setattr(resnet50, "REPOSITORY", tmp_path)
+    ours, theirs = (resnet50.load_images(config, alone)[0] for config in (store, pil))
+    assert ours.listing.place == tmp_path / "build" / "store" / "photographs" / "train.ppm"
+    for images in (ours, theirs):
+        torch.manual_seed(0)
+        images.drawn = images[5][0].float()
+    assert (ours.drawn - theirs.drawn).abs().mean() < 1
+    tree = manifests.root("photographs")
+    monkeypatch.setattr(manifests, "verify", lambda *given, **named: tree)
+    with pytest.raises(ValueError, match="image_loading: .* is no prepared store; `energynn imagenet prepare`"):
+        resnet50.load_images(configuration.make("resnet50", image_loading="store", dataset="imagenet"), alone)
+
+
+@pytest.mark.parametrize("fields", [
+    dict(preset="fast", dataset="photographs", loader_workers=2), dict(image_loading="device"),
+], ids=["fast", "device"])  # fmt: skip
+def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fields):
+    run = train(tmp_path / "run", "resnet50", epochs=2, **SIZES, **fields)
+    assert run.status == 0, run.output
+    (end,) = [event for event in run.events() if event["event"] == "training_end"]
+    both = fields.get("preset") != "fast"  # the fast preset evaluates the validation set only
+    assert (end["samples_trained"], end["samples_evaluated"]) == (40, 2 * (10 + 20 * both))
+    assert ("top1_error_training" in end["metrics"]) == both and len(run.losses) == 10
+    if fields.get("image_loading") == "device":
+        assert run.losses[-1] < run.losses[0], "the one batch is learned by heart"
+
+
+def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
+    """Both with as many images, one of them of another name: a copy that is out of date."""
+    for rank in range(2):
+        for folder in ("train/a", "train/b", "val/a", "val/b"):
+            (tmp_path / f"{rank}" / folder).mkdir(parents=True)
+            name = f"{rank}.jpg" if folder == "train/b" else "same.jpg"
+            (tmp_path / f"{rank}" / folder / name).write_bytes(photographs.as_jpegs(["cat"], 1, (40, 40))[0])
+    config = configuration.make("resnet50", devices=2, **SIZES | dict(training_samples=0, validation_samples=0))
+    program = tmp_path / "other_data.py"
+    program.write_text(
+        "import os, pathlib, runpy; from energynn import manifests\n"
+        "rank = os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')\n"
+        f"manifests.verify = lambda *given, **named: pathlib.Path({str(tmp_path)!r}) / rank\n"
+        f"runpy.run_path({str(resnet50.REPOSITORY / 'tests/train/rank_main.py')!r})\n"
+    )
+    done = run_ranks(2, str(program), str(tmp_path), json.dumps(configuration.to_dict(config)), "float32")
+    assert done.returncode != 0
+    assert "ValueError: images: rank 1 found others on " in done.stdout and "copy the data set again" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(tmp_path, train):
+    sizes = SIZES | dict(training_samples=40, evaluate_training_set=False)
+    run = train(tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e30, checkpoint_period_s=0.01,
+                **sizes)  # fmt: skip
+    assert run.status != 0
+    (line,) = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
+    assert line.startswith("ValueError: loss is ") and "in epoch 2, step " in line and "learning_rate" in line
+    newest = sorted((tmp_path / "run" / "checkpoint").glob("*.pt"))[-1]
+    assert 1 < int(newest.stem) <= 11, "of the last step whose loss was a number"
+    assert torch.load(newest, weights_only=True)["ranks"][0]["losses"]
+
+
+def test_the_loader_study_changes_one_choice_at_a_time(monkeypatch):
+    for folder in ("", "/data/imagenet"):
+        monkeypatch.setenv("ENERGYNN_IMAGENET", folder)
+        first, *others = map(configuration.to_dict, studies.loader())
+        assert (first["dataset"], first["preset"]) == (("imagenet", "paper") if folder else ("photographs", "smoke"))
+        changed = [{name: run[name] for name in run if run[name] != first[name]} for run in others]
+        assert all(len(change) == 1 for change in changed) and len({str(change) for change in changed}) == 8
+        assert {change.get("image_loading") for change in changed} >= {"fast", "store", "device"}
