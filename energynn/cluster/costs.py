@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
 
-from energynn.config import REPOSITORY, PAPER, RunConfig
+from energynn.config import PAPER, REPOSITORY, RunConfig
 
 IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
 TABLES = ("resnet50_scaled_dataset", "fourcastnet_table1", "fourcastnet_text")
@@ -24,7 +24,7 @@ class Cost:
 
 
 def expect(run: RunConfig, gpu: str = "A100") -> Cost:
-    """Cost of a run of the paper's recipe, from the published run that is nearest in GPUs, local batch size and samples.
+    """Cost of a run of the paper's recipe, from the published run nearest in GPUs, local batch size and samples.
 
     GPU hours are in proportion to samples x epochs, and to the two steps of fine-tuning; kWh per GPU hour are those
     of that published run. ``gpu``: A100 or H100, for other models A100. Runs of other recipes have no cost.
