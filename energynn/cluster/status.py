@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,12 +15,8 @@ EXECUTORS = {"slurm": slurm, "local": local}
 NOISE = ("slurmstepd:", "srun:")
 
 
-def rows(runs_dir: Path, wanted: list[Path] | None = None) -> tuple[list[dict], list[str]]:
-    """One entry for each run, and what is to be said beside them; ``wanted``: the folders of a study's runs, else all."""
-    folders = wanted if wanted is not None else [
-        path for path in sorted(runs_dir.glob("*/*")) if path.parent.name != "superseded" and path.is_dir()
-        and ((path / "run.json").exists() or (path / "job").exists())
-    ]  # fmt: skip
+def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
+    """One entry for each run, and what is to be said beside them."""
     submissions = {folder: _read(folder / "job" / "submission.json") for folder in folders}
     states, notes = {}, []
     for scheduler in sorted({given["scheduler"] for given in submissions.values() if given}):
@@ -31,15 +29,47 @@ def rows(runs_dir: Path, wanted: list[Path] | None = None) -> tuple[list[dict], 
     return [_row(folder, submissions[folder], states) for folder in folders], notes
 
 
+def main(options) -> int:
+    """`energynn status`."""
+    while True:
+        found, notes = rows(folders(options.runs_dir.absolute(), options.studies))
+        shown = json.dumps({"runs": found, "notes": notes}, indent=1) if options.json else text(found, notes)
+        print(("\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else "") + shown, flush=True)
+        if not options.watch or all(row["state"] not in ("queued", "running") for row in found):
+            return 0
+        time.sleep(options.watch)
+
+
+def folders(runs_dir: Path, names: list[str]) -> list[Path]:
+    """Folders of the runs of studies, or of single runs, that were submitted or started; without names all."""
+    found = [
+        path for path in sorted(runs_dir.glob("*/*")) if path.parent.name != "superseded" and path.is_dir()
+        and ((path / "run.json").exists() or (path / "job").exists())
+    ]  # fmt: skip
+    if not names:
+        return found
+    single = {path.name: path for path in found if path.name in names}
+    wanted = []
+    if studies_named := [name for name in names if name not in single]:
+        from energynn import config, studies
+
+        for system in sorted({path.parent.name for path in found} or {"local"}):
+            runs = [run for study in studies.find(studies_named, system).values() for run in study]
+            wanted += [runs_dir / system / config.run_id(run) for run in runs]
+    known = set(found)
+    return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in known)]
+
+
 def _row(folder: Path, submission: dict, states: dict | None) -> dict:
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
     if submission:
-        row |= {"job": submission.get("job_id", ""), "studies": submission["studies"]}
+        row |= {"job": submission.get("job_id", ""), "studies": submission["studies"],
+                "system_file": submission["system_file"]}  # fmt: skip
     record, job = _read(folder / "record.json"), (states or {}).get(row.get("job"))
     if record.get("valid"):
         joules = record.get("energy_total_J")
-        row |= {"state": "finished", "time_s": record.get("training_time_s"), "provenance": record.get("energy_total_provenance"),
-                "energy_kWh": joules / 3.6e6 if joules is not None else None, "starts": len(record.get("segments", []))}  # fmt: skip
+        row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"]),
+                "energy_kWh": joules and joules / 3.6e6, "provenance": record.get("energy_total_provenance")}  # fmt: skip
         return row
     live = _read(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}

@@ -8,18 +8,19 @@ import os
 import re
 import shlex
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import records
-from energynn.cluster import costs, local, slurm
+from energynn import records, studies
+from energynn.cluster import costs, local, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import REPOSITORY, RunConfig
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
-KEPT = ("HOME", "USER", "LOGNAME", "LANG", "PATH", "TMPDIR")  # of the environment; the rest may hold secrets
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "PATH")  # of the environment; the rest may hold secrets
 GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written into the script
 ARCHIVE = re.compile(r"\.tar(\.gz|\.zst|\.xz)?$")
 
@@ -73,10 +74,10 @@ def executor(site: Site):
     return slurm if site.scheduler == "slurm" else local
 
 
-def script(job: Job, site: Site, runs_dir: Path, studies: list[str]) -> str:
+def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
     folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
-    title = re.sub(r"[^\w.-]", "_", "+".join(studies))[:40]
+    title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
     options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
                f"--time={job.minutes}", f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
                f"--signal=B:USR1@{min(WARNING_S, 20 * job.minutes)}", f"--export={','.join(KEPT)}",
@@ -120,16 +121,16 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(jobs: list[Job], site: Site, runs_dir: Path, studies: list[str]) -> list[str]:
+def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> list[str]:
     """Hand the jobs to the system; returns one line for each. What is submitted is written beside each run."""
     if not re.fullmatch(r"[\w./ +=,@:-]+", str(runs_dir)):  # Slurm itself reads % and quotes in it
         raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
     for job in jobs:
         configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-    lines, ids, texts = [], {}, [script(job, site, runs_dir, studies) for job in jobs]
+    lines, ids, texts = [], {}, [script(job, site, runs_dir, names) for job in jobs]
     for job, text in zip(jobs, texts, strict=True):
         folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
-        facts = {"studies": studies, "system": site.name, "scheduler": site.scheduler, "submitted_at": records.utc_now(),
+        facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "submitted_at": records.utc_now(),
                  "after": job.after, "nodes": job.nodes, "devices": job.devices, "minutes": job.minutes}  # fmt: skip
         for run, folder in zip(job.runs, folders, strict=True):
             (folder / "job").mkdir(parents=True, exist_ok=True)
@@ -169,3 +170,101 @@ def cancel(folders: list[Path]) -> int:
             module.cancel(jobs)
         number += len(jobs)
     return number
+
+
+def main(options) -> int:
+    """`energynn submit`: show what it will cost, ask if that is much, and hand it over."""
+    site = systems.site(options.system)
+    found = studies.find(options.studies, site.name)
+    runs = list(dict.fromkeys(run for study in found.values() for run in study))
+    for name, study in found.items():
+        sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
+        print(f"{name}: {sums['runs']} runs, {_expected(sums)}")
+    return _hand_over(runs, list(found), site, options, options.limit, options.yes, options.dry_run)
+
+
+def again(options) -> int:
+    """`energynn resubmit --failed`."""
+    folders = status.folders(options.runs_dir.absolute(), options.studies)
+    failed = [
+        row for row in status.rows(folders)[0] if row["state"] in ("failed", "stopped", "cancelled") and "job" in row
+    ]
+    for system in sorted({row["system_file"] for row in failed}):
+        runs = [configuration.from_dict(json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text()))
+                for row in failed if row["system_file"] == system]  # fmt: skip
+        names = sorted({name for row in failed for name in row["studies"]})
+        _hand_over(runs, names, systems.site(system), options, math.inf, True, False)
+    print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
+    return 0
+
+
+def _hand_over(runs, names: list[str], site: Site, options, limit: float | None, yes: bool, dry_run: bool) -> int:
+    runs_dir = options.runs_dir.absolute()
+    try:
+        queued = queued_runs(runs_dir, site)
+    except ValueError as error:
+        if not dry_run:
+            raise
+        queued = set()
+        print(f"energynn: what is queued is unknown: {error}")
+    jobs = plan(runs, site, runs_dir, queued, options.minutes)
+    missing = [run for job in jobs for run in job.runs]
+    sums = costs.total(costs.expect(run, site.gpu) for run in missing)
+    bound = sum(job.minutes / 60 * job.devices for job in jobs for run in job.runs
+                if costs.expect(run, site.gpu).source == "unknown")  # fmt: skip
+    reserved = sum(job.nodes * site.devices_per_node * costs.expect(run, site.gpu).gpu_hours / job.devices
+                   for job in jobs for run in job.runs)  # fmt: skip
+    if dry_run:
+        for job in jobs:
+            print(f"\n{script(job, site, runs_dir, names)}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make in {len(jobs)} "
+          f"job arrays, {_expected(sums)}; {reserved:,.0f} GPU hours of whole nodes"
+          f"{f'; at most {bound:,.1f} device hours for each start of the unknown' if bound else ''}")  # fmt: skip
+    if dry_run or not jobs:
+        return 0
+    limit = site.ask_above_gpu_hours if limit is None else limit
+    if reserved + bound > limit and not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"limit: more than {limit:g} GPU hours; give --yes or --limit to spend them")
+        if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    print("\n".join(submit(jobs, site, runs_dir, names)))
+    print(
+        f"`energynn status` shows what becomes of them{f' (--runs-dir {runs_dir})' if runs_dir.name != 'runs' else ''}"
+    )
+    return 0
+
+
+def _expected(sums: dict) -> str:
+    if not sums["gpu_hours"]:
+        return "of unknown cost"
+    return (f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh ({sums['published']} runs as "
+            f"published, {sums['scaled']} scaled from published ones, {sums['unknown']} unknown)")  # fmt: skip
+
+
+def check(site: Site) -> int:
+    """Prove a system by a short measured run on two nodes, and say what is not as its file says; returns 1 then."""
+    runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
+    nodes = 2 if site.scheduler == "slurm" else 1
+    devices = nodes * site.devices_per_node if site.scheduler == "slurm" else 2
+    probe = configuration.make("fourcastnet", system=site.name, devices=devices, embed_dim=64, depth=2, epochs=60)
+    submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"])
+    folder = runs_dir / site.name / configuration.run_id(probe)
+    print(f"submitted to {site.name}: {devices} devices on {nodes} nodes; {folder}", flush=True)
+    while (row := status.rows([folder])[0][0])["state"] in ("queued", "running"):
+        time.sleep(1)
+    record = records.read(folder) or {}
+    if row["state"] != "finished":
+        print(
+            f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}\n  see {folder}/job/log.txt"
+        )
+        return 1
+    told = {"nodes": (record["nodes"], nodes), "sockets": (record["sockets"], nodes * site.sockets_per_node)}
+    wrong = [f"{name}: {found}, where the file says {asked}" for name, (found, asked) in told.items() if found != asked]
+    if "energy_perun_total_J" not in record:
+        wrong.append("perun has no energy: `energynn doctor` in a job tells why")
+    print(f"{record['launcher']}, {record['devices']} x {record['device_name']} ({record['device_kind']}) on {record['nodes']} "
+          f"nodes, {record['sockets']} sockets; energy {record['energy_total_provenance']}, "
+          f"{record['mean_power_cpu_W']:.0f} W CPU")  # fmt: skip
+    print("\n".join(f"WRONG: {line}" for line in wrong) or "as systems/*.toml says")
+    return 1 if wrong else 0

@@ -37,6 +37,7 @@ class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
     name: str
+    file: str  # as it was asked for
     scheduler: str
     gpu: str = "A100"
     devices_per_node: int
@@ -63,7 +64,7 @@ def site(name: str) -> Site:
         raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
     try:
         values = tomllib.loads(path.read_text())
-        types = {each.name: each.type for each in fields(Site) if each.name != "name"}
+        types = {each.name: each.type for each in fields(Site) if each.name not in ("name", "file")}
         for key, value in values.items():
             if key not in types:
                 raise ValueError(f"{key}: not known; known are {', '.join(types)}")
@@ -82,9 +83,15 @@ def site(name: str) -> Site:
                     raise ValueError(f"{key}: {one!r} is not of the form that a batch script can hold")
         if values.get("scheduler") not in ("slurm", "local"):
             raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
-        return Site(name=path.stem, **values)
+        return Site(name=path.stem, file=name, **values)
     except (OSError, tomllib.TOMLDecodeError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
+
+
+def known() -> str:
+    """The systems that there are, each with the first line of its file."""
+    files = sorted((REPOSITORY / "systems").glob("*.toml"))
+    return "\n".join(f"{path.stem:15} {path.read_text().splitlines()[0].lstrip('# ')}" for path in files)
 
 
 def describe_machine() -> dict:
