@@ -157,8 +157,12 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if given.get(name, choices[0]) not in choices:
             raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
-        if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
+        form = "[A-Za-z0-9][A-Za-z0-9_.-]*" + "|" * (name == "initial_run")  # which may be empty: none
+        if name in given and not re.fullmatch(form, given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
+    for name in [name for name in given if name.endswith("_years")]:
+        if not re.fullmatch(r"[0-9]{4}([-,][0-9]{4})*", given[name]):
+            raise ValueError(f"{name}: must be years as 1979-2015 or 2016,2018, got {given[name]!r}")
     for name, least in LEAST_VALUES.items():
         if name in given and not given[name] >= least:
             raise ValueError(f"{name}: must be at least {least}, got {given[name]}")

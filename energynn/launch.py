@@ -151,7 +151,8 @@ def _free_space(runs_dir: Path) -> int:
 def launcher(devices: int) -> str:
     """``srun`` in a batch job, else ``mpirun``; ``alone`` for one device where perun or MPI is missing.
 
-    srun's and mpirun's ranks run under perun. Alone, only our own sampler measures. Raises ValueError with the remedy where several devices have no MPI.
+    Ranks of srun and mpirun run under perun. Alone, only our own sampler measures. Raises ValueError with the remedy
+    where several devices have no MPI.
     """
     try:
         if importlib.util.find_spec("perun") is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import log2
 
 from energynn.config import PAPER, REPOSITORY, RunConfig, run_id, to_dict
-from energynn.studies import STUDIES
+from energynn.studies import GROUPS, STUDIES
 
 IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
 TABLES = ("resnet50_scaled_dataset", "fourcastnet_table1", "fourcastnet_text")
@@ -80,7 +80,8 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
     lines = []
     for name, runs in found.items():
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
-        sums = total(expect(run) for run in dict.fromkeys(runs))
+        gpu = "H100" if name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"] else "A100"
+        sums = total(expect(run, gpu) for run in dict.fromkeys(runs))
         cost = f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh" if sums["gpu_hours"] else "no value"
         if not each_run:
             lines.append(f"{name:15} {sums['runs']:4} runs  {cost:31} {text.splitlines()[0]}")
@@ -88,20 +89,32 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
         lines += [text, ""]
         for run in dict.fromkeys(dataclasses.replace(run, repeat=0, seed=0) for run in runs):
             repeats = sum(dataclasses.replace(other, repeat=0, seed=0) == run for other in runs)
-            one = expect(run)
-            lines.append(f"{repeats} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
-                         f"epochs={run.epochs} samples={getattr(run, 'training_samples', 0) or 'all'}: "
-                         + (f"{one.gpu_hours:,.1f} GPU hours, {one.energy_kWh:,.2f} kWh each ({one.source})"
-                            if one.gpu_hours else "nothing published tells what it costs"))  # fmt: skip
-        lines.append(f"together {sums['runs']} runs, expected from the paper's on A100: {cost} ({sums['published']} runs "
-                     f"published, {sums['scaled']} scaled from these, {sums['unknown']} unknown)")  # fmt: skip
+            one = expect(run, gpu)
+            said = f"{one.gpu_hours:,.1f} GPU hours, {one.energy_kWh:,.2f} kWh each ({one.source})"
+            samples = getattr(run, "training_samples", 0) or "all"
+            lines.append(
+                f"{repeats} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
+                f"epochs={run.epochs} samples={samples}: {said if one.gpu_hours else 'nothing published tells the cost'}"
+            )
+        lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
     return "\n".join(lines)
+
+
+def in_words(sums: dict) -> str:
+    """What ``total`` returns, for people."""
+    if not sums["gpu_hours"]:
+        return "of unknown cost"
+    return (f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh ({sums['published']} runs as "
+            f"published, {sums['scaled']} scaled from published ones, {sums['unknown']} unknown)")  # fmt: skip
+
+
+def describe(run: RunConfig) -> dict:
+    """A run and its cost as plain values."""
+    return {"run_id": run_id(run), **to_dict(run), "expected": vars(expect(run))}
 
 
 def as_json(found: dict[str, list[RunConfig]]) -> str:
     """The same for a program."""
-    return json.dumps({
-        name: {"total": total(expect(run) for run in dict.fromkeys(runs)),
-               "runs": [{"run_id": run_id(run), **to_dict(run), "expected": dataclasses.asdict(expect(run))} for run in runs]}
-        for name, runs in found.items()
-    }, indent=1)  # fmt: skip
+    sums = {name: total(expect(run) for run in dict.fromkeys(runs)) for name, runs in found.items()}
+    each = {name: {"total": sums[name], "runs": list(map(describe, runs))} for name, runs in found.items()}
+    return json.dumps(each, indent=1)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-from energynn.cluster import local, slurm
-from energynn.launch import CAN_GO_ON
+from energynn.cluster import background, slurm
 
-EXECUTORS = {"slurm": slurm, "local": local}
+EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
 
 
@@ -69,7 +69,7 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
     if record.get("valid"):
         joules = record.get("energy_total_J")
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"]),
-                "energy_kWh": joules and joules / 3.6e6, "provenance": record.get("energy_total_provenance")}  # fmt: skip
+                "energy_kWh": joules and joules / 3.6e6}  # fmt: skip
         return row
     live = _read(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
@@ -85,7 +85,7 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
         row |= {"state": "queued", "reason": f"{job[1]}{goes_on}"}
     elif (submission and states is None and "ended_at" not in last) or (not submission and _holds(folder)):
         row["state"] = "running" if last or not submission else "queued"
-    elif last.get("exit_status") == CAN_GO_ON and states is None:
+    elif last.get("exit_status") == os.EX_TEMPFAIL and states is None:
         row["state"] = "queued"
     elif (folder / "job" / "cancelled").exists():
         row |= {"state": "cancelled", "reason": last.get("outcome", "before it began")}
@@ -141,8 +141,9 @@ def text(found: list[dict], notes: list[str]) -> str:
             left = f"in {duration(row['time_s'])}"
         number = lambda name, form: format(row[name], form) if row.get(name) is not None else ""  # noqa: B023, E731
         said = "; ".join(str(row[name]) for name in ("job", "reason", "log") if row.get(name))
-        lines.append(f"{row['run_id']:64} {row['state']:13} {epoch:>8} {number('samples_per_s', '.1f'):>8} "
-                     f"{number('power_W', '.0f'):>8} {number('energy_kWh', '.4g'):>9} {left:>8}  {said}".rstrip())  # fmt: skip
+        rate, watts, kWh = number("samples_per_s", ".1f"), number("power_W", ".0f"), number("energy_kWh", ".4g")
+        line = f"{row['run_id']:64} {row['state']:13} {epoch:>8} {rate:>8} {watts:>8} {kWh:>9} {left:>8}  {said}"
+        lines.append(line.rstrip())
     counts = Counter(row["state"] for row in found)
     total = sum(row.get("energy_kWh") or 0.0 for row in found)
     lines.append(

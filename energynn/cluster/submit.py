@@ -14,7 +14,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records, studies
-from energynn.cluster import costs, local, slurm, status, systems
+from energynn.cluster import background, costs, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import REPOSITORY, RunConfig
 
@@ -71,7 +71,7 @@ def queued_runs(runs_dir: Path, site: Site) -> set[str]:
 
 def executor(site: Site):
     """The module that submits, lists and cancels jobs: ``submit``, ``queue``, ``cancel``."""
-    return slurm if site.scheduler == "slurm" else local
+    return slurm if site.scheduler == "slurm" else background
 
 
 def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
@@ -110,7 +110,8 @@ def _stage_in(job: Job, site: Site, given: dict[str, str]) -> str:
     return f"""there={site.stage_to}/energynn-data
 {shlex.join([*each, "mkdir", "-p"])} "$there" || exit
 {shlex.join([*each, sys.executable, "-m", "energynn.cli", "measure", "--out"])} \\
-  "$run/job/stage-in-${{SLURM_JOB_ID:-$$}}-${{SLURM_RESTART_COUNT:-0}}" -- tar -xf {quote(given[name])} -C "$there" || exit
+  "$run/job/stage-in-${{SLURM_JOB_ID:-$$}}-${{SLURM_RESTART_COUNT:-0}}" \\
+  -- tar -xf {quote(given[name])} -C "$there" || exit
 export {name}="$there\""""
 
 
@@ -130,8 +131,8 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> lis
     lines, ids, texts = [], {}, [script(job, site, runs_dir, names) for job in jobs]
     for job, text in zip(jobs, texts, strict=True):
         folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
-        facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "submitted_at": records.utc_now(),
-                 "after": job.after, "nodes": job.nodes, "devices": job.devices, "minutes": job.minutes}  # fmt: skip
+        facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "after": job.after,
+                 "submitted_at": records.utc_now(), "minutes": job.minutes}  # fmt: skip
         for run, folder in zip(job.runs, folders, strict=True):
             (folder / "job").mkdir(parents=True, exist_ok=True)
             (folder / "job" / "cancelled").unlink(missing_ok=True)
@@ -156,7 +157,7 @@ def job_of(run_dir: Path) -> str:
 def cancel(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. A run that goes on leaves a checkpoint if it is given the time."""
     number = 0
-    for scheduler, module in (("slurm", slurm), ("local", local)):
+    for scheduler, module in (("slurm", slurm), ("local", background)):
         states, jobs = None, []
         for folder in folders:
             path = folder / "job" / "submission.json"
@@ -179,7 +180,7 @@ def main(options) -> int:
     runs = list(dict.fromkeys(run for study in found.values() for run in study))
     for name, study in found.items():
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
-        print(f"{name}: {sums['runs']} runs, {_expected(sums)}")
+        print(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
     return _hand_over(runs, list(found), site, options, options.limit, options.yes, options.dry_run)
 
 
@@ -218,7 +219,7 @@ def _hand_over(runs, names: list[str], site: Site, options, limit: float | None,
         for job in jobs:
             print(f"\n{script(job, site, runs_dir, names)}")
     print(f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make in {len(jobs)} "
-          f"job arrays, {_expected(sums)}; {reserved:,.0f} GPU hours of whole nodes"
+          f"job arrays, {costs.in_words(sums)}; {reserved:,.0f} GPU hours of whole nodes"
           f"{f'; at most {bound:,.1f} device hours for each start of the unknown' if bound else ''}")  # fmt: skip
     if dry_run or not jobs:
         return 0
@@ -229,17 +230,8 @@ def _hand_over(runs, names: list[str], site: Site, options, limit: float | None,
         if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
     print("\n".join(submit(jobs, site, runs_dir, names)))
-    print(
-        f"`energynn status` shows what becomes of them{f' (--runs-dir {runs_dir})' if runs_dir.name != 'runs' else ''}"
-    )
+    print("`energynn status` shows what becomes of them")
     return 0
-
-
-def _expected(sums: dict) -> str:
-    if not sums["gpu_hours"]:
-        return "of unknown cost"
-    return (f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh ({sums['published']} runs as "
-            f"published, {sums['scaled']} scaled from published ones, {sums['unknown']} unknown)")  # fmt: skip
 
 
 def check(site: Site) -> int:
@@ -255,16 +247,15 @@ def check(site: Site) -> int:
         time.sleep(1)
     record = records.read(folder) or {}
     if row["state"] != "finished":
-        print(
-            f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}\n  see {folder}/job/log.txt"
-        )
+        print(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
         return 1
     told = {"nodes": (record["nodes"], nodes), "sockets": (record["sockets"], nodes * site.sockets_per_node)}
     wrong = [f"{name}: {found}, where the file says {asked}" for name, (found, asked) in told.items() if found != asked]
-    if "energy_perun_total_J" not in record:
-        wrong.append("perun has no energy: `energynn doctor` in a job tells why")
-    print(f"{record['launcher']}, {record['devices']} x {record['device_name']} ({record['device_kind']}) on {record['nodes']} "
-          f"nodes, {record['sockets']} sockets; energy {record['energy_total_provenance']}, "
-          f"{record['mean_power_cpu_W']:.0f} W CPU")  # fmt: skip
+    if "perun_time_s" not in record:
+        wrong.append("perun measured nothing: `energynn doctor` in a job tells why")
+    print(
+        f"{record['launcher']}: {record['devices']} x {record['device_name']} ({record['device_kind']}) on "
+        f"{record['nodes']} nodes, {record['sockets']} sockets; energy {record['energy_total_provenance']}"
+    )
     print("\n".join(f"WRONG: {line}" for line in wrong) or "as systems/*.toml says")
     return 1 if wrong else 0

@@ -27,9 +27,9 @@ PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "nump
 
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
-OPTION = re.compile(r"--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
-MODULE = re.compile(r"[\w][\w.+/-]*")
-FOLDER = re.compile(r"(\$[A-Z_]+|/[\w.+-]+)(/[\w.+-]+)*")
+OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
+MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
+FOLDER = re.compile(r"(\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
     name: str
-    file: str  # as it was asked for
+    file: str
     scheduler: str
     gpu: str = "A100"
     devices_per_node: int
@@ -53,7 +53,7 @@ class Site:
 
 
 def site(name: str) -> Site:
-    """Read systems/NAME.toml, or a file of one's own (.toml). Raises ValueError with the remedy for what is wrong in it.
+    """Read systems/NAME.toml, or a file of one's own (.toml). Raises ValueError with the remedy for what is wrong.
 
     Nothing in the file can become a command: options, modules and folders must have their form, values are quoted.
     """
@@ -76,6 +76,7 @@ def site(name: str) -> Site:
                 raise ValueError(f"{key}: must be more than 0, got {value}")
         forms = [("sbatch", OPTION, values.get("sbatch", [])), ("srun", OPTION, values.get("srun", [])),
                  ("modules", MODULE, values.get("modules", [])), ("stage_to", FOLDER, [values.get("stage_to") or "/t"]),
+                 ("gpu", re.compile(r"[\w -]+"), [values.get("gpu", "A100")]),
                  ("environment", re.compile("[A-Za-z_][A-Za-z0-9_]*"), values.get("environment", {}))]  # fmt: skip
         for key, form, given in forms:
             for one in given:
@@ -83,7 +84,7 @@ def site(name: str) -> Site:
                     raise ValueError(f"{key}: {one!r} is not of the form that a batch script can hold")
         if values.get("scheduler") not in ("slurm", "local"):
             raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
-        return Site(name=path.stem, file=name, **values)
+        return Site(name=path.stem, file=str(path.resolve()), **values)
     except (OSError, tomllib.TOMLDecodeError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
 

@@ -51,9 +51,9 @@ class Watch:
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:
                 devices += self._look_at(reader, events, starts, ends)
+        power_W, energy_J = (sum(device[name] for device in devices) for name in ("power_W", "energy_J"))
         state = {"run_id": self.intent["run_id"], "segment": len(segments(self.run_dir)), "devices": devices,
-                 "power_W": sum(device["power_W"] for device in devices),
-                 "energy_J": sum(device["energy_J"] for device in devices), "energy_before_J": self.before_J}  # fmt: skip
+                 "power_W": power_W, "energy_J": energy_J, "energy_before_J": self.before_J}  # fmt: skip
         for event in [event for event in events if event["event"] == "epoch"][-1:]:
             state |= {name: event[name] for name in ("epoch", "epochs")}
         progress = [event for event in events if "samples_trained" in event]
