@@ -80,7 +80,7 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
     options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
                f"--time={job.minutes}", f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
-               f"--signal=B:USR1@{min(WARNING_S, 20 * job.minutes)}", f"--export={','.join(KEPT)}",
+               f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}", f"--export={','.join(KEPT)}",
                f'--output="{folders[0] / "job" / "slurm-%A_%a.txt"}"', *site.sbatch]  # fmt: skip
     if "--no-requeue" in site.sbatch:
         options.remove("--requeue")

@@ -34,7 +34,9 @@ class Cluster:
                        stdout=subprocess.DEVNULL, timeout=60)  # fmt: skip
 
     def run(self, *command, check=True):
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=400, cwd=REPOSITORY
+        )  # fmt: skip
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

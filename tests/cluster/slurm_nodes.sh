@@ -1,5 +1,5 @@
 #!/bin/bash
-# slurm_nodes.sh start|stop|node-up N|node-down N DIR -- a private Slurm of two nodes on this machine, everything under DIR.
+# slurm_nodes.sh start|stop|controller-up DIR, node-up DIR n1|n2 -- a private Slurm of two nodes on this machine, everything under DIR.
 #
 # No systemd, no cgroups, no accounting. Each slurmd has a UTS namespace of its own, so that its jobs see a host named
 # n1 or n2: without it perun, MPI and our sampler would take both nodes for one.
@@ -25,8 +25,8 @@ SlurmctldPort=$P
 SlurmUser=$(id -un)
 SlurmdUser=$(id -un)
 AuthType=auth/munge
-# cred_expire is how long a requeued job has to wait; two minutes by default
-AuthInfo=socket=$D/run/munge.sock,cred_expire=3
+# cred_expire is how long a requeued job has to wait: two minutes by default, and for anything below five seconds
+AuthInfo=socket=$D/run/munge.sock,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$D/state
 SlurmdSpoolDir=$D/spool/%n
@@ -63,7 +63,9 @@ controller-up) slurmctld -i;;
 node-up) node_up "$node";;
 stop)
   timeout 5 scancel --user="$(id -un)" 2>/dev/null || true
+  for _ in $(seq 100); do [ -z "$(timeout 2 squeue -h 2>/dev/null)" ] && break; sleep 0.2; done
   for file in "$D"/run/slurmd-*.pid "$D/run/slurmctld.pid" "$D/munge/munged.pid"; do
-    [ -f "$file" ] && kill "$(cat "$file")" 2>/dev/null || true
+    [ -f "$file" ] && pid=$(cat "$file") && kill "$pid" 2>/dev/null || continue
+    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
   done;;
 esac

@@ -44,8 +44,15 @@ def state_of(folder):
 
 
 def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, queue):
-    live = {"epoch": 3, "epochs": 80, "samples_per_s": 9.5, "power_W": 1200.0, "energy_J": 1.8e6, "energy_before_J": 1.8e6,
-            "time_left_s": 7200.0}  # fmt: skip
+    live = {
+        "epoch": 3,
+        "epochs": 80,
+        "samples_per_s": 9.5,
+        "power_W": 1200.0,
+        "energy_J": 1.8e6,
+        "energy_before_J": 1.8e6,
+        "time_left_s": 7200.0,
+    }
     running = submitted(tmp_path, "a", "5_0", **{".state.json": live, "job__start-1.json": {"submission": "t"}})
     queue["5_0"] = "RUNNING", "None"
     row = state_of(running)
@@ -114,13 +121,22 @@ def test_without_an_answer_the_files_tell_what_they_can(tmp_path, monkeypatch):
 def test_a_thousand_runs_in_a_second_and_no_torch(tmp_path):
     """1000 runs with records of real length, in a process of its own; CPU time, because other work goes on here."""
     history = [{"epoch": n, "training_loss": 0.1, "top1_error": 0.2, "learning_rate": 0.1} for n in range(100)]
-    record = {"valid": True, "status": "finished", "status_reason": "", "invalid_reasons": [], "training_time_s": 60.0, "segments": [{}],
-              "energy_total_J": 3.6e6, "energy_total_provenance": "measured", "history": history}  # fmt: skip
+    record = {
+        "valid": True,
+        "status": "finished",
+        "status_reason": "",
+        "invalid_reasons": [],
+        "training_time_s": 60.0,
+        "segments": [{}],
+        "energy_total_J": 3.6e6,
+        "energy_total_provenance": "measured",
+        "history": history,
+    }
     for number in range(1000):
         submitted(tmp_path, f"run-{number:04}", f"9_{number}", **({"record.json": record} if number % 2 else {}))
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "squeue"
-    script.write_text(f'#!/bin/sh\ni=0; while [ $i -lt 1000 ]; do echo "9_$i|RUNNING|None"; i=$((i+2)); done\n')
+    script.write_text('#!/bin/sh\ni=0; while [ $i -lt 1000 ]; do echo "9_$i|RUNNING|None"; i=$((i+2)); done\n')
     script.chmod(0o755)
     program = f"""
 import sys, time

@@ -1,5 +1,6 @@
 """Studies, systems and batch scripts: what is planned, what it costs, and that nothing in a name becomes a command."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -33,9 +34,22 @@ def test_every_series_of_the_paper_is_there_and_shares_the_runs_that_it_shares()
     found = studies.find(list(COUNTS), "horeka-a100")
     assert {name: len(runs) for name, runs in found.items()} == COUNTS
     assert all(len(set(runs)) == len(runs) for runs in found.values())
-    shared = {pair: {run.devices for run in set(found[pair[0]]) & set(found[pair[1]])}
-              for pair in (("R1", "R2"), ("R1", "R3"), ("R1", "R4"), ("R2", "R5"), ("R3", "R6"), ("R4", "R6"), ("F1", "F3"),
-                           ("F1", "T1"), ("F4", "T1"), ("F5", "T1"), ("F1", "fluctuation"))}  # fmt: skip
+    shared = {
+        pair: {run.devices for run in set(found[pair[0]]) & set(found[pair[1]])}
+        for pair in (
+            ("R1", "R2"),
+            ("R1", "R3"),
+            ("R1", "R4"),
+            ("R2", "R5"),
+            ("R3", "R6"),
+            ("R4", "R6"),
+            ("F1", "F3"),
+            ("F1", "T1"),
+            ("F4", "T1"),
+            ("F5", "T1"),
+            ("F1", "fluctuation"),
+        )
+    }
     assert list(shared.values()) == [{1}, {32}, {256}, {16}, {256}, {32}, {64}, {16, 32}, {4, 16}, {32}, set()]
     (two,) = {run.training_samples for run in found["R4"] if run.devices == 2}
     assert two == 10_009 and {run.validation_samples for run in found["R5"] if run.devices == 1} == {3125}
@@ -73,9 +87,15 @@ def test_a_study_of_ones_own_is_one_small_file(tmp_path):
         "from energynn import config\ndef study(system):\n    return [config.make(system=system, seed=7)]\n"
     )
     assert [run.seed for run in studies.find([str(path)], "x")[str(path)]] == [7]
-    for text, words in [("", "defines no study"), ("1/0", "ZeroDivisionError"), ("def study(system): return [3]", "must return"),
-                        ("def study(system): return config", "NameError"), ("def study(system): return []", "must return"),
-                        ("def (", "SyntaxError"), ("raise SystemExit", "SystemExit")]:  # fmt: skip
+    for text, words in [
+        ("", "defines no study"),
+        ("1/0", "ZeroDivisionError"),
+        ("def study(system): return [3]", "must return"),
+        ("def study(system): return config", "NameError"),
+        ("def study(system): return []", "must return"),
+        ("def (", "SyntaxError"),
+        ("raise SystemExit", "SystemExit"),
+    ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=words):
             studies.find([str(path)])
@@ -99,8 +119,13 @@ def test_a_dry_run_of_all_series_takes_seconds_and_needs_no_slurm(tmp_path):
     outputs = []
     for group, system in (("paper-a100", "horeka-a100"), ("paper-h100", "horeka-h100")):
         command = [sys.executable, "-m", "energynn.cli", "submit", group, "--system", system, "--dry-run"]
-        done = subprocess.run([*command, "--runs-dir", tmp_path / "runs"], capture_output=True, text=True, cwd=REPOSITORY,
-                              env=os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(REPOSITORY)})  # fmt: skip
+        done = subprocess.run(
+            [*command, "--runs-dir", tmp_path / "runs"],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            env=os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(REPOSITORY)},
+        )
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert time.monotonic() - begun < 5
@@ -157,15 +182,48 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
 
 
-# ------------------------------------------------------------------------------------------- what must not become a command
+# ------------------------------------------------------------------------------------ what must not become a command
 
 PAYLOADS = (
-    "$(touch {})", "`touch {}`", "; touch {}", "x; touch {}", "x & touch {}", "x && touch {}", "x || touch {}", "x | touch {}",
-    "'; touch {}; '", '"; touch {}; "', "\\'; touch {}; \\'", "x\ntouch {}", "x\r\ntouch {}", "\n#SBATCH --wrap=touch {}",
-    "${{IFS}}touch {}", "$'\\ntouch {}'", "x > {}", "x >> {}", "< {}", "<(touch {})", "{{touch,{}}}", "~; touch {}", "x\ttouch {}",
-    "*; touch {}", "!touch {}", "x # touch {}", "\x00touch {}", "\x1b[2Jtouch {}", "\u2028touch {}", "@python@ touch {}",
-    "../../{}", "a/../../{}", "..", "/{}", '"""\nimport os; os.system("touch {}")', "'\n__import__('os').mknod('{}')#", " {}", "",
-)  # fmt: skip
+    "$(touch {})",
+    "`touch {}`",
+    "; touch {}",
+    "x; touch {}",
+    "x & touch {}",
+    "x && touch {}",
+    "x || touch {}",
+    "x | touch {}",
+    "'; touch {}; '",
+    '"; touch {}; "',
+    "\\'; touch {}; \\'",
+    "x\ntouch {}",
+    "x\r\ntouch {}",
+    "\n#SBATCH --wrap=touch {}",
+    "${{IFS}}touch {}",
+    "$'\\ntouch {}'",
+    "x > {}",
+    "x >> {}",
+    "< {}",
+    "<(touch {})",
+    "{{touch,{}}}",
+    "~; touch {}",
+    "x\ttouch {}",
+    "*; touch {}",
+    "!touch {}",
+    "x # touch {}",
+    "\x00touch {}",
+    "\x1b[2Jtouch {}",
+    "\u2028touch {}",
+    "@python@ touch {}",
+    "../../{}",
+    "a/../../{}",
+    "..",
+    "/{}",
+    '"""\nimport os; os.system("touch {}")',
+    "'\n__import__('os').mknod('{}')#",
+    " {}",
+    "",
+)
 
 
 def payloads(tmp_path):
@@ -241,13 +299,26 @@ def test_a_notebook_takes_a_text_as_a_text(tmp_path, number):
     assert found["dataset"] == text and not (tmp_path / "done").exists()
 
 
-@pytest.mark.parametrize("line, words", [
-    ("devices_per_node = 0", "devices_per_node: must be more than 0"), ("devices_per_node = true", "must be of type int"),
-    ("max_hours = -1", "max_hours: must be"), ("max_hours = 'x'", "max_hours: must be of type"), ("partition = 'x'", "partition: not known"),
-    ("sbatch = [1]", "sbatch: must be"), ("sbatch = '--x'", "sbatch: must be"), ("modules = ['-x']", "modules: '-x'"),
-    ("environment = {A = 1}", "environment: must be"), ("environment = {'A B' = 'x'}", "environment: 'A B'"), ("max_hours = nan", "max_hours"),
-    ("stage_to = 'relative'", "stage_to"), ("stage_to = '/a/../b'", "stage_to"), ("sbatch = ['partition=x']", "sbatch"), ("x = [", "mend it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("devices_per_node = 0", "devices_per_node: must be more than 0"),
+        ("devices_per_node = true", "must be of type int"),
+        ("max_hours = -1", "max_hours: must be"),
+        ("max_hours = 'x'", "max_hours: must be of type"),
+        ("partition = 'x'", "partition: not known"),
+        ("sbatch = [1]", "sbatch: must be"),
+        ("sbatch = '--x'", "sbatch: must be"),
+        ("modules = ['-x']", "modules: '-x'"),
+        ("environment = {A = 1}", "environment: must be"),
+        ("environment = {'A B' = 'x'}", "environment: 'A B'"),
+        ("max_hours = nan", "max_hours"),
+        ("stage_to = 'relative'", "stage_to"),
+        ("stage_to = '/a/../b'", "stage_to"),
+        ("sbatch = ['partition=x']", "sbatch"),
+        ("x = [", "mend it"),
+    ],
+)
 def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
     path = tmp_path / "mine.toml"
     base = "scheduler = 'slurm'\n" + ("" if line.startswith("devices_per_node") else "devices_per_node = 4\n")
@@ -276,3 +347,27 @@ def test_the_systems_that_ship_can_be_read():
     for path in (REPOSITORY / "systems").glob("*.toml"):
         assert systems.site(path.stem).name == path.stem
         assert subprocess.run(["bash", "-n"], input=render(systems.site(path.stem), path), text=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(tmp_path, monkeypatch):
+    """The batch script itself, without Slurm and with `env` in place of the run."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "image").write_text("pixels")
+    subprocess.run(["tar", "-cf", tmp_path / "imagenet.tar", "-C", tmp_path, "train"], check=True)
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
+    site = dataclasses.replace(systems.site("local"), stage_to="$TMPDIR")
+    run = config.make("resnet50", dataset="imagenet", system="local")
+    text = submit.script(submit.Job((run,), 1, 60), site, tmp_path / "runs", ["mine"])
+    text = text.replace("-m energynn.cluster.job", "-c 'import os; print(dict(os.environ))' #")
+    folder = tmp_path / "runs" / "local" / config.run_id(run)
+    (folder / "job").mkdir(parents=True)
+    subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "node")}, check=True)
+    there = tmp_path / "node" / "energynn-data"
+    assert (there / "train" / "image").read_text() == "pixels"
+    assert f"'ENERGYNN_IMAGENET': '{there}'" in (folder / "job" / "log.txt").read_text()
+    (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
+    assert record["status"] == "finished" and record["energy_total_J"] > 0 and "tar -xf" in record["config"]["command"]
+    assert records.hash_files(folder) == {}  # no part of the run
+    with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
+        submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
