@@ -63,6 +63,8 @@ def main(run_dir: Path) -> int:
     if record.get("valid"):
         return _end(run_dir, now, 0, "finished")
     reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", [])) or last_line
+    for number in asked:
+        print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)
     if signal.SIGUSR1 in asked:
         _end(run_dir, now, CAN_GO_ON, "asked to stop")
         return _go_on(run_dir)

@@ -24,7 +24,7 @@ from tests.cluster.conftest import NODE_W
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes on a quiet machine
 
 SYSTEM = "tests/cluster/two-nodes.toml"
-LONG = dict(embed_dim=32, depth=1, epochs=200)  # long enough to be stopped in the middle; README's first run
+LONG = dict(embed_dim=32, depth=1, epochs=200)  # long enough to be stopped in the middle
 
 
 def write_study(folder, body):
@@ -76,8 +76,9 @@ class Study:
         for row in rows:
             record = records.read(self.runs_dir / "two-nodes" / row["run_id"])
             assert record["launcher"] == "srun" and record["valid"]
-            assert {event["world_size"] for folder in segments(self.runs_dir / "two-nodes" / row["run_id"])
-                    for event in read_events(folder) if event["event"] == "rank_start"} == {record["devices"]}  # fmt: skip
+            parts = segments(self.runs_dir / "two-nodes" / row["run_id"])
+            starts_of_ranks = [e for part in parts for e in read_events(part) if e["event"] == "rank_start"]
+            assert {event["world_size"] for event in starts_of_ranks} == {record["devices"]}
             if starts:
                 assert len(record["segments"]) == starts
                 total = sum(segment["energy_total_J"] for segment in record["segments"])
@@ -118,7 +119,7 @@ def readme_section():
 
 @pytest.fixture(scope="module")
 def study(cluster, tmp_path_factory):
-    """README's walk, command by command: four runs of both workloads on two nodes; for a while Slurm does not answer."""
+    """README's walk, command by command: four runs of both workloads on two nodes; Slurm is killed for a while."""
     folder = tmp_path_factory.mktemp("study")
     program, commands = readme_section()
     (folder / "my_study.py").write_text(program)
@@ -183,7 +184,7 @@ def test_the_analysis_reads_the_study_back(study):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller and re.search(
-        r"running +\d+/200", study.without_controller
+        r"running +\d+/400", study.without_controller
     )
 
 
@@ -192,14 +193,21 @@ def test_what_is_made_is_not_submitted_again(study):
 
 
 def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path):
-    """One minute: Slurm warns up to a minute early, at once if need be, and kills after it; the job comes back."""
-    broken = Study(cluster, tmp_path, long_run(tmp_path), "--minutes", "1")
-    (row,) = broken.wait("finished", 600)
-    assert len(records.read(broken.folder())["segments"]) > 1
+    """The limit is moved to the middle of the training, wherever that is on a machine as busy as this one."""
+    broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=400), "--minutes", "30")
+    cluster.wait_for(broken.is_training, 120, "the run")
+    (row,) = broken.rows()
+    cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=1")
+    cluster.wait_for(
+        lambda: broken.rows()[0]["state"] == "queued", 200, "Slurm to warn the job, and the job to come back"
+    )
+    assert broken.rows()[0]["reason"].endswith("goes on: asked to stop")
+    assert "SIGUSR1" in (broken.folder() / "job" / "log.txt").read_text()
+    cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
+    broken.check(starts=2)
     unbroken = study.runs_dir / "two-nodes" / row["run_id"]
     assert len(records.read(unbroken)["segments"]) == 1
     assert records.sha256(broken.folder() / "weights.pt") == records.sha256(unbroken / "weights.pt")
-    broken.check()
 
 
 def test_scancel_and_the_loss_of_a_node_cost_one_start_each(cluster, tmp_path):
