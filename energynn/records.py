@@ -43,6 +43,7 @@ FROM_INTENT = (
     "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
     "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
 )  # fmt: skip
+NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
@@ -150,7 +151,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
     if record.get("coverage", 0.0) < LEAST_COVERAGE:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
-    if record["workload"] not in configuration.CONFIGS:
+    if record["workload"] in NO_TRAINING:
         return reasons
     if "perun_time_s" not in record and record.get("launcher") != "alone":
         reasons.append("perun's HDF5 is missing or cannot be read")

@@ -56,7 +56,7 @@ def loader() -> list[RunConfig]:
     if os.environ.get("ENERGYNN_IMAGENET"):
         make = partial(config.make, preset="paper", epochs=2, training_samples=5004, validation_samples=195)
     else:
-        make = partial(config.make, device="cpu", image_size=32, epochs=3, loader_workers=2)
+        make = partial(config.make, device="cpu", image_size=32, loader_workers=2)
     choices = [dict(loader_workers=0), dict(data_staging=False), dict(persistent_workers=True),
                dict(pinned_memory=True), dict(uint8_to_device=True)]  # fmt: skip
     choices += [dict(image_loading=loading) for loading in config.IMAGE_LOADING if loading != "pil"]

@@ -1,36 +1,45 @@
 """`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within one run."""
 
 import contextlib
-import functools
+import io
 import json
 import multiprocessing
+import os
+import resource
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
-from torchvision import transforms
+from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import records
+from energynn import cli, config, manifests, records
 from energynn.cluster import systems
 from energynn.config import REPOSITORY
-from energynn.data import era5_sources, era5_store, imagenet, photographs
+from energynn.data import era5_sources, era5_store, photographs
 from energynn.data.era5_sources import CHANNELS
-from energynn.data.images import Images, random_crop
-from energynn.measure import sensors
+from energynn.measure import energy, sensors
+from energynn.models import afno
 from energynn.models.afno import AFNO
-from energynn.train import fourcastnet
+from energynn.train import checkpoint, distributed, fourcastnet, resnet50
+from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
+from tests.saved_bytes import bytes_saved_for_backward
 
 PAIRS = 7
 PERIOD_S = 0.04  # the default of our trainers
 STEPS = 25
+RESNET_STEPS = 6
 WORKERS = 2
 
 
@@ -43,8 +52,8 @@ def sample_until_told(folder: str, period_s: float, stop) -> None:
     sampler.stop()
 
 
-def training_step() -> tuple:
-    """A step of the AFNO at smoke size, and its floating-point operations."""
+def training_step() -> Callable:
+    """A step of the AFNO at smoke size."""
     torch.manual_seed(0)
     model = AFNO((60, 120), 4, 4, 4, embed_dim=192, depth=4)
     optimizer = torch.optim.Adam(model.parameters())
@@ -59,21 +68,19 @@ def training_step() -> tuple:
         with phase("optimizer"):
             optimizer.step()
 
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return step, counter.get_total_flops()
+    return step
 
 
-def seconds_of(function, times: int) -> float:
-    begun = time.perf_counter()
+def seconds_of(function, times: int, clock: Callable[[], float] = time.perf_counter) -> float:
+    begun = clock()
     for _ in range(times):
         function()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def measuring_costs() -> dict:
     """Time of a training loop measured as in a run (sampler beside it, phases timed), over the time without."""
-    step, _ = training_step()
+    step = training_step()
     seconds_of(step, 3)
     context = multiprocessing.get_context("spawn")
     ratios, measured = [], []
@@ -105,28 +112,167 @@ def measuring_costs() -> dict:
     )
 
 
+# ------------------------------------------------------------------------------------------------- the training steps
+
+
 def share_of_matrix_products() -> dict:
-    """Rate of an AFNO training step over the rate of a large matrix product, both on one thread."""
-    step, flops = training_step()
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    seconds_of(step, 3)
-    seconds_of(lambda: a @ b, 3)
-    ratios, rates = [], []
+    """Rate of a training step of the AFNO of the paper's widths over the rate of a large matrix product, one thread.
+
+    The step's operations are what torch counts: matrix products and the convolution's equal. Fourier transforms, layer
+    norms, GELU (and its recomputation), skip connections and the fused Adam take time, but count for nothing. Time is
+    the processor's, which on one thread is that of the clock but for what other processes take.
+    """
+    torch.manual_seed(0)
+    model, state = AFNO((176, 352)), torch.randn(1, 20, 176, 352)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def step():
+        loss = fourcastnet.relative_l2_loss(model(state), state)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
+
+    def product_rate() -> float:
+        return 2 * 4096**3 / seconds_of(lambda: a @ b, 1, time.process_time)
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    flops = counter.get_total_flops()
+    seconds_of(step, 4)  # until then the allocator still asks the system for memory
+    ratios, rates, product_rates = [], [], [product_rate()]
     for pair in range(PAIRS):
-        product_rate = 10 * 2 * 1024**3 / seconds_of(lambda: a @ b, 10)
-        rates.append(STEPS * flops / seconds_of(step, STEPS))
-        ratios.append(rates[-1] / product_rate)
+        rates.append(flops / seconds_of(step, 1, time.process_time))
+        product_rates.append(product_rate())  # one before and one after each step
+        ratios.append(rates[-1] / statistics.mean(product_rates[-2:]))
         print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
     rate = statistics.median(rates) / 1e9
-    return entry("rate of an AFNO training step", rate, "GFLOP/s", "1024 x 1024 matrix product",
+    return entry("rate of an AFNO training step", rate, "GFLOP/s", "4096 x 4096 matrix product",
                  statistics.median(ratios))  # fmt: skip
 
 
-def image_loading() -> list[dict]:
-    """Images per second of the fast crops from original JPEGs and from a prepared store, over torchvision's pipeline.
+def memory_for_backward() -> list[dict]:
+    """Bytes that the AFNO at 20 x 176 x 352 keeps for the backward pass of one sample, over those if it kept all."""
+    state = torch.randn(1, 20, 176, 352)
+    with mock.patch.object(afno, "checkpoint", lambda function, *inputs, **options: function(*inputs)):
+        everything = bytes_saved_for_backward(AFNO((176, 352)), state)
+    return [
+        entry(name, kept / 1e6, "MB", "every activation kept", kept / everything, pairs=1)
+        for name, option in (("kept for backward", False), ("same, activation_checkpointing", True))
+        for kept in [bytes_saved_for_backward(AFNO((176, 352), activation_checkpointing=option), state)]
+    ]
 
-    The same random crops (a few pixels differ by one of 255), batches and number of workers, started before the clock;
-    JPEGs of 500 x 375 pixels and 100 kB. What the fast loader leaves to the device is left out: normalization.
+
+def full_size_step() -> list[dict]:
+    """One training step of the whole FourCastNet, all cores, in a process of its own; only when asked for by name."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+        parts = process.submit(full_size_parts).result()
+    print("  " + ", ".join(f"{name} {value:.4g}" for name, value in parts.items()), file=sys.stderr, flush=True)
+    seconds = parts["forward_s"] + parts["backward_s"] + parts["optimizer_s"]
+    return [
+        entry("full-size step: peak memory", parts["peak_GiB"], "GiB", "12 GiB", parts["peak_GiB"] / 12, pairs=1),
+        entry("full-size step: time", seconds, "s", "its operations as a matrix product",
+              seconds / parts["as_product_s"], pairs=1),
+    ]  # fmt: skip
+
+
+def full_size_parts() -> dict[str, float]:
+    """Seconds of the parts of the first step, as the trainer makes it, and this process's peak memory."""
+    torch.manual_seed(0)
+    model = AFNO()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
+    batch = torch.randn(1, 2, 20, 720, 1440)
+    with FlopCounterMode(display=False) as counter:
+        begun, processor_s = time.perf_counter(), -time.process_time()
+        loss = fourcastnet.rollout_loss(model, batch)
+        forward = time.perf_counter()
+        optimizer.zero_grad()
+        loss.backward()
+        backward = time.perf_counter()
+        optimizer.step()
+        end, processor_s = time.perf_counter(), processor_s + time.process_time()
+    peak_GiB = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
+    product_s = seconds_of(lambda: a @ b, 5) / 5
+    return {
+        "forward_s": forward - begun, "backward_s": backward - forward, "optimizer_s": end - backward,
+        "processor_s": processor_s,  # of all threads; less than threads x time where others took the cores
+        "peak_GiB": peak_GiB, "threads": torch.get_num_threads(), "loss": loss.item(),
+        "as_product_s": product_s * counter.get_total_flops() / (2 * 4096**3),
+    }  # fmt: skip
+
+
+def resnet50_steps() -> list[dict]:
+    """A step of the trainer as ``main`` does it (batch on the device, DDP, phases, votes), over the plainest loop.
+
+    Images of 64 pixels. CPU time of one thread: on a machine with nothing else to do the same as time, elsewhere more
+    repeatable. The trainer's runs from the barrier before the first step to the only evaluation.
+    """
+    size = dict(local_batch_size=16, image_size=64)
+    shape = dict(training_samples=16 * RESNET_STEPS, validation_samples=16, epochs=1, warmup_epochs=1, device="cpu",
+                 image_loading="device", evaluate_training_set=False)  # fmt: skip
+    ways = {
+        "paper": {}, "channels_last": dict(channels_last=True), "bfloat16": dict(precision="bfloat16"),
+        "fast": config.FAST | dict(channels_last=True),
+    }  # fmt: skip
+    cores, seconds = os.sched_getaffinity(0), []
+
+    def trainer_s(way: str) -> float:
+        marks = []
+
+        def noted(function):
+            return lambda *given: marks.append(time.process_time()) or function(*given)
+
+        with (
+            mock.patch.object(distributed, "barrier", noted(distributed.barrier)),
+            mock.patch.object(resnet50, "evaluate", noted(resnet50.evaluate)),
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            resnet50.main(config.make("resnet50", **size, **shape, **ways[way]), Path(folder))
+        os.sched_setaffinity(0, cores)
+        torch.use_deterministic_algorithms(False)
+        return (marks[1] - marks[0]) / RESNET_STEPS
+
+    for pair in range(PAIRS):
+        order = [plainest_steps_s, *ways] if pair % 2 else [*ways, plainest_steps_s]
+        taken = {way: trainer_s(way) if way in ways else way(**size) for way in order}
+        seconds.append({way: taken[way] for way in ways} | {"plain": taken[plainest_steps_s]})
+        ratios = ", ".join(f"{way} {taken[way] / taken[plainest_steps_s]:.3f}" for way in ways)
+        print(f"  ResNet50 step, pair {pair + 1} of {PAIRS}: {ratios}", file=sys.stderr, flush=True)
+    return [
+        entry(f"ResNet50 step, {way}", statistics.median(row[way] for row in seconds), "s", "plainest torch loop",
+              statistics.median(row[way] / row["plain"] for row in seconds))
+        for way in ways
+    ]  # fmt: skip
+
+
+def plainest_steps_s(local_batch_size: int, image_size: int) -> float:
+    """CPU seconds of a step of ResNet50 as anybody would write it."""
+    torch.manual_seed(0)
+    model = models.resnet50(num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    images = torch.randn(local_batch_size, 3, image_size, image_size)
+    labels = torch.arange(local_batch_size) % 10
+
+    def step():
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    step()
+    begun = time.process_time()
+    seconds_of(step, RESNET_STEPS)
+    return (time.process_time() - begun) / RESNET_STEPS
+
+
+def image_loading() -> list[dict]:
+    """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
+
+    "paper" is that pipeline; "fast" has the same random crops (pixels differ by less than one of 255 on average) and
+    leaves normalization to the device; so from original JPEGs and from a prepared store. JPEGs of 500 x 375 pixels and
+    100 kB, all with the same batches and number of workers, started before the clock.
     """
     with tempfile.TemporaryDirectory() as folder:
         root, store = Path(folder) / "tree", Path(folder) / "store"
@@ -135,36 +281,55 @@ def image_loading() -> list[dict]:
                 (root / split / name).mkdir(parents=True)
                 for k, data in enumerate(photographs.as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
-        begun = time.perf_counter()
-        imagenet.prepare(root, store, progress=print)
-        preparing_s = time.perf_counter() - begun
+        with contextlib.redirect_stdout(sys.stderr):
+            cli.main(["imagenet", "prepare", "--root", str(root), "--out", str(store)])
+        preparing = energy.cost_so_far(store)
         usual = transforms.Compose([
             transforms.RandomResizedCrop(224, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(),
             transforms.ToTensor(), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ])  # fmt: skip
-        fast = functools.partial(random_crop, size=224, scale_min=0.5)
-        listings = [imagenet.list_images(place)[0] for place in (root, store)]
-        data_sets = [ImageFolder(root / "train", usual), *(Images(one, np.arange(len(one)), fast) for one in listings)]
-        loaders = [DataLoader(images, 32, num_workers=WORKERS, persistent_workers=True) for images in data_sets]
+        loaders = [
+            DataLoader(ImageFolder(root / "train", usual), 32, num_workers=WORKERS, persistent_workers=True),
+            trainers_loader(root, image_loading="pil"),
+            trainers_loader(root, image_loading="fast", uint8_to_device=True),
+            trainers_loader(store, image_loading="store", uint8_to_device=True),
+        ]
         for loader in loaders:
             list(loader)
         seconds = []
         for pair in range(PAIRS):
-            order = (0, 1, 2) if pair % 2 else (2, 1, 0)
-            taken = {which: seconds_of(lambda: [None for _ in loaders[which]], 2) for which in order}  # noqa: B023
-            seconds.append([taken[which] for which in range(3)])
-            ratios = ", ".join(f"{seconds[-1][0] / taken[which]:.2f}" for which in (1, 2))
+            taken = {which: seconds_of(lambda: [None for _ in loaders[which]], 1)  # noqa: B023
+                     for which in (range(4) if pair % 2 else reversed(range(4)))}  # fmt: skip
+            seconds.append([taken[which] for which in range(4)])
+            ratios = ", ".join(f"{taken[0] / taken[which]:.2f}" for which in (1, 2, 3))
             print(f"  images, pair {pair + 1} of {PAIRS}: {ratios}", file=sys.stderr, flush=True)
-    count, baseline = 2 * len(data_sets[0]), f"ImageFolder and Pillow, {WORKERS} workers"
+    count, baseline = len(loaders[0].dataset), f"ImageFolder and Pillow, {WORKERS} workers"
+    names = ("paper's crops", "fast crops from original JPEGs", "fast crops from a prepared store")
     found = [
         entry(name, statistics.median(count / row[which] for row in seconds), "images/s", baseline,
               statistics.median(row[0] / row[which] for row in seconds))
-        for which, name in ((1, "fast crops from original JPEGs"), (2, "fast crops from a prepared store"))
+        for which, name in enumerate(names, start=1)
     ]  # fmt: skip
-    cost = preparing_s / (count / 2 + 10)
+    cost_s, cost_J = (preparing[name] / (count + 10) for name in ("seconds", "energy_total_J"))
     per_epoch_s = statistics.median(row[0] for row in seconds) / count
-    return [*found, entry("preparing an image", 1e3 * cost, "ms", f"loading it once so, {WORKERS} workers",
-                          cost / per_epoch_s)]  # fmt: skip
+    name = f"preparing an image, {cost_J:.2g} J {preparing['energy_total_provenance']}"
+    return [*found, entry(name, 1e3 * cost_s, "ms", f"loading it once so, {WORKERS} workers", cost_s / per_epoch_s)]
+
+
+def trainers_loader(root: Path, **fields) -> DataLoader:
+    """Batches of the training images below ``root`` as the trainer loads them, in workers that stay."""
+    made = config.make("resnet50", **fields, local_batch_size=32, image_size=224, training_samples=0,
+                       validation_samples=0, loader_workers=WORKERS, persistent_workers=True)  # fmt: skip
+    alone = World(0, 1, 0, torch.device("cpu"), "")
+    with mock.patch.object(manifests, "verify", lambda *given, **named: root), alone_in_the_world():
+        return resnet50.make_loader(resnet50.load_images(made, alone)[0], made, alone)
+
+
+@contextlib.contextmanager
+def alone_in_the_world():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 def era5_loading() -> dict:
@@ -212,24 +377,71 @@ def era5_loading() -> dict:
                  statistics.median(ratios))  # fmt: skip
 
 
-def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
-    return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": PAIRS,
+def checkpoint_saving() -> dict:
+    """Time to checkpoint the full-size FourCastNet with Adam's state, SHA-256 and all, over torch.save and fsync."""
+    model = AFNO()
+    optimizer = torch.optim.Adam(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    parts = {"model": model, "optimizer": optimizer}
+    world = World(0, 1, 0, torch.device("cpu"), "")
+    with tempfile.TemporaryDirectory() as folder, alone_in_the_world():
+        checkpoints = checkpoint.Checkpoints(Path(folder), world, 0, parts)
+        numbers = iter(range(1, 2 * PAIRS + 1))
+
+        def plain():
+            with open(Path(folder) / "plain.pt", "wb") as file:
+                torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+                os.fsync(file.fileno())
+
+        def ours():
+            checkpoints.save(next(numbers), losses=[0.0] * 1000, samples_evaluated=0)
+
+        seconds = []
+        for pair in range(PAIRS):
+            order = (ours, plain) if pair % 2 else (plain, ours)
+            taken = {function: seconds_of(function, 1) for function in order}
+            seconds.append((taken[ours], taken[plain]))
+            print(f"  checkpoint, pair {pair + 1} of {PAIRS}: {taken[ours]:.2f} s, {taken[ours] / taken[plain]:.2f}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+    return entry("full-size checkpoint", statistics.median(own for own, _ in seconds), "s", "torch.save and fsync",
+                 statistics.median(own / plain for own, plain in seconds))  # fmt: skip
+
+
+def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs: int = PAIRS) -> dict:
+    return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": pairs,
             "machine": systems.describe_machine()["cpu"]}  # fmt: skip
 
 
 def main() -> None:
+    """All comparisons, or only those named."""
+    functions = {function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step)}
+    if unknown := set(sys.argv[1:]) - set(functions):
+        raise SystemExit(f"tests.bench: {', '.join(sorted(unknown))} not known; choose from {', '.join(functions)}")
     torch.set_num_threads(1)
-    print(f"about three minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
-    entries = [measuring_costs(), share_of_matrix_products(), *image_loading(), era5_loading()]
+    print(f"minutes: {PAIRS} interleaved pairs of each comparison, medians", file=sys.stderr)
+    entries = []
+    for function in [functions[name] for name in sys.argv[1:]] or USUAL:
+        made = function()
+        entries += made if isinstance(made, list) else [made]
     path = REPOSITORY / "build" / "bench.json"
     path.parent.mkdir(exist_ok=True)
-    records.write_json(path, entries)
+    earlier = json.loads(path.read_text()) if path.exists() and sys.argv[1:] else []  # one that is named joins them
+    names = {line["name"] for line in entries}
+    records.write_json(path, [line for line in earlier if line["name"] not in names] + entries)
     for line in entries:
         print(
             f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}"
         )
     print(f"wrote {path.relative_to(REPOSITORY)}, {json.dumps(entries[0]['machine'])}")
 
+
+USUAL = (
+    measuring_costs, share_of_matrix_products, memory_for_backward, resnet50_steps, image_loading, era5_loading,
+    checkpoint_saving,
+)  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -48,7 +48,7 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
             record = json.loads(path.read_text())
-            if record.get("workload") not in run_config.CONFIGS:  # a measured command or an import: no training of ours
+            if record.get("workload") in records.NO_TRAINING:
                 continue
             row = _row(record, path)
             if only_valid and not row.pop("valid"):

@@ -64,8 +64,13 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         gpus = [gpu["index"] for gpu in systems.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", folder, PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
         perun = perun_adapter.command(Path(__file__).with_name("__main__.py"), folder, folder / "perun.ini")
+        # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         children.append(subprocess.Popen(perun, env=perun_adapter.environment(folder, dict(os.environ)), stdout=stdout,
-                                         preexec_fn=_prepare_perun))  # fmt: skip
+                                         preexec_fn=_prepare_child))  # fmt: skip
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number in stopped:  # before there was a process to pass it on to
+            children[0].send_signal(number)
         _wait(children[0], folder)
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
@@ -234,12 +239,6 @@ def _prepare_child() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     die_with_parent(signal.SIGTERM)
-
-
-def _prepare_perun() -> None:
-    """A Ctrl-C while perun and its packages are imported waits until ``run_under_perun`` can take it."""
-    _prepare_child()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _wait(perun: subprocess.Popen, folder: Path) -> None:

@@ -28,6 +28,9 @@ from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and Slurm's pmi2, PMIx, Open MPI
 
 
+OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
+
+
 @dataclass(frozen=True)
 class World:
     """This process among ``size`` equal ones; each has one device."""
@@ -126,12 +129,26 @@ def lost_ranks_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+        if not isinstance(error, dist.DistError) and not any(words in str(error) for words in OF_CONNECTIONS):
             raise
         raise LostRank(
             f"another rank is lost ({str(error).splitlines()[0]}); its own last lines, or its host's log, say why; "
             "started again, the run goes on from its checkpoint"
         ) from error
+
+
+def end_the_world() -> None:
+    """End all ranks, where MPI started them; it would wait for a lost one. Elsewhere this one: launchers end the rest.
+
+    perun's own data are lost by this, the samples on disk are not.
+    """
+    sys.stdout.flush()
+    if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
+        with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(1)
+    os._exit(1)
 
 
 def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:

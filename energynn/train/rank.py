@@ -14,7 +14,7 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn.measure.command import start_sampler
 from energynn.measure.samples import Events, has_begun
-from energynn.train.distributed import Interrupted, LostRank
+from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 
 def run(folder: str | Path) -> None:
@@ -36,7 +36,7 @@ def run(folder: str | Path) -> None:
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)
-        importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir, folder)
+        importlib.import_module(configuration.trainer(config.workload)).main(config, run_dir, folder)
         _be_idle(folder, rank, "after", config.idle_baseline_s)
         stop_sampler()
     except Interrupted as stop:  # every rank at the same step: no reason to end the world
@@ -52,7 +52,7 @@ def run(folder: str | Path) -> None:
         status = "failed"
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
-        _end_the_world()
+        end_the_world()
 
 
 def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
@@ -66,12 +66,3 @@ def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
 
 def _stop(number: int, _frame) -> None:
     raise KeyboardInterrupt(f"stopped by {signal.Signals(number).name}")
-
-
-def _end_the_world() -> None:
-    """Abort all ranks; perun's own data are lost by this, the samples on disk are not."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):  # no mpi4py, or no MPI: this rank is the whole world
-        os._exit(1)
-    MPI.COMM_WORLD.Abort(1)

@@ -7,14 +7,12 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -52,12 +50,11 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     events = Events(folder, world.rank)
     events.mark("rank_start", **world.describe())
 
-    if not config.deterministic:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
-
     training, validation = load_images(config, world)
-    require_same_images(training, validation, world)
+    for images in (training, validation):
+        listing = images.listing
+        places = [] if listing.offsets is None else [listing.offsets, listing.sizes]  # within an archive or a store
+        distributed.require_same_data(world, listing.place, listing.names, listing.labels, images.indices, *places)
     training_loader = make_loader(training, config, world, shuffle=True)
     training_evaluation_loader = make_loader(training, config, world)
     validation_loader = make_loader(validation, config, world)
@@ -85,7 +82,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
     first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
     losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
-    stop = distributed.StopVote(world, folder)
+    stop = distributed.StopVote(world, folder, config.collective_timeout_s)
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
@@ -201,10 +198,9 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     found = []
     wanted = ((config.training_samples, "random"), (config.validation_samples, config.validation_crop))
     for listing, (count, crop) in zip(list_images(root), wanted, strict=True):
-        if config.image_loading == "device":
-            indices = np.resize(stratified_prefix(listing.names, listing.labels, len(listing)), count or len(listing))
-        else:
-            indices = stratified_prefix(listing.names, listing.labels, count)
+        on_device = config.image_loading == "device"
+        indices = stratified_prefix(listing.names, listing.labels, min(count, len(listing)) if on_device else count)
+        indices = np.resize(indices, count or len(indices))  # each of them once, or in turn where "device" wants more
         found.append(Images(listing, indices, make_transform(config, crop), config.on_bad_image))
     return tuple(found)
 
@@ -215,19 +211,16 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
     Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
     validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
     """
-    size, is_random = config.image_size, crop == "random"
+    size, scale, is_random = config.image_size, (config.crop_scale_min, 1.0), crop == "random"
     if config.image_loading in ("fast", "store"):
-        fast = partial(random_crop, scale_min=config.crop_scale_min) if is_random else centre_crop
-        end = [] if config.uint8_to_device else [_normalized_alone]
-        return transforms.Compose([partial(fast, size=size), *end])
-    return transforms.Compose([
-        load_pillow,
-        transforms.RandomResizedCrop(size, scale=(config.crop_scale_min, 1.0)) if is_random
-        else transforms.Compose([transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]),
-        *([transforms.RandomHorizontalFlip()] if is_random else []),
-        *([_pixels] if config.uint8_to_device
-          else [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]),
-    ])  # fmt: skip
+        crops = [partial(random_crop, size=size, scale_min=scale[0]) if is_random else partial(centre_crop, size=size)]
+        pixels, floats = [], [_normalized_alone]
+    else:
+        random_steps = [transforms.RandomResizedCrop(size, scale=scale), transforms.RandomHorizontalFlip()]
+        centre_steps = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
+        crops = [load_pillow, *(random_steps if is_random else centre_steps)]
+        pixels, floats = [_pixels], [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
+    return transforms.Compose(crops + (pixels if config.uint8_to_device else floats))
 
 
 def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
@@ -236,23 +229,6 @@ def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
 
 def _pixels(image) -> torch.Tensor:
     return torch.from_numpy(np.array(image))
-
-
-def require_same_images(training: Images, validation: Images, world: World) -> None:
-    """Raise ValueError naming the first rank that found other images than rank 0: names, labels, places in a store."""
-    digest = hashlib.sha256()
-    for images in (training, validation):
-        listing = images.listing
-        for values in (listing.names, listing.labels, images.indices, listing.offsets, listing.sizes):
-            digest.update(b"none" if values is None else np.ascontiguousarray(values[...]).tobytes())
-    found: list = [None] * world.size
-    dist.all_gather_object(found, (digest.hexdigest(), world.host, str(training.listing.place)))
-    for rank, (other, host, place) in enumerate(found):
-        if other != found[0][0]:
-            raise ValueError(
-                f"images: rank {rank} found others on {host} in {place} than rank 0 on {found[0][1]} in {found[0][2]}; "
-                "copy the data set again, and verify it on each host"
-            )
 
 
 class SeededCrops(Dataset):
@@ -312,9 +288,8 @@ def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor
 
 def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
     """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
-    model = models.resnet50(num_classes=classes).to(world.device)
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)
+    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
     model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
     if config.compile:
         model.compile()

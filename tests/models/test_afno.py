@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import erf
+from torch.utils.flop_counter import FlopCounterMode
 
+from energynn.models import afno
 from energynn.models.afno import AFNO, FourierFilter
+from tests.saved_bytes import bytes_saved_for_backward
 
 SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
 
@@ -128,6 +131,32 @@ def test_activation_checkpointing_changes_no_gradient():
         model(state).square().mean().backward()
     for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
+    """The paper's widths: at least a quarter less by default, at least four fifths by the option."""
+    state = torch.randn(1, 20, 176, 352)
+    kept, gradients, flops = {}, {}, {}
+    for name in ("default", "option", "everything"):
+        if name == "everything":
+            monkeypatch.setattr(afno, "checkpoint", lambda function, *inputs, **options: function(*inputs))
+        torch.manual_seed(0)
+        model = AFNO((176, 352), depth=2, activation_checkpointing=name == "option")
+        kept[name] = bytes_saved_for_backward(model, state)
+        with FlopCounterMode(display=False) as counter:
+            model(state).square().mean().backward()
+        gradients[name], flops[name] = [parameter.grad for parameter in model.parameters()], counter.get_total_flops()
+    assert kept["default"] < 0.75 * kept["everything"]
+    assert kept["option"] < 0.2 * kept["everything"]
+    assert flops["default"] == flops["everything"] < flops["option"]
+    for ours, theirs in zip(gradients["default"], gradients["everything"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("width, columns", [(8, 5), (8, 4), (8, 1), (7, 4), (7, 2)])
+def test_the_transforms_gradient_is_its_derivative(width, columns):
+    x = torch.randn(2, 3, width, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: afno._LowestModes.apply(x, columns), x)
 
 
 def test_the_corrected_filter_lets_every_zonal_mode_pass():

@@ -17,7 +17,7 @@ MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).p
 # Open MPI wants to be told that the tests may run as root and on few cores; MPICH does not look at these.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1", "CUDA_VISIBLE_DEVICES": "",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1", "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ for steps in (1, 2):  # pre-training, and fine-tuning: two passes through the ne
     keep(f"afno{steps}", model)
 
 torch.manual_seed(0)
-model = resnet50.make_model(10, world)
+model = resnet50.make_model(10, configuration.make("resnet50"), world)
 model.train()
 images, labels = torch.randn(8, 3, 64, 64, generator=generator), torch.randint(10, (8,), generator=generator)
 if ranks > 1:
@@ -56,9 +56,10 @@ metrics = fourcastnet.evaluate(network, test, world)
 found |= {f"metrics/{name}": np.array(value) for name, value in metrics.items()}
 
 torch.manual_seed(0)
-model = resnet50.make_model(10, world)  # a new one: batch norm's statistics of the one above depend on the ranks
+# A new one: batch norm's statistics of the one above depend on the ranks.
+model = resnet50.make_model(10, configuration.make("resnet50"), world)
 loader = [(images[world.rank :: ranks], labels[world.rank :: ranks])]
-metrics, count = resnet50.evaluate(model, loader, world)
+metrics, count = resnet50.evaluate(model, loader, configuration.make("resnet50"), world)
 found |= {"count/samples": np.array(count), "count/wrong": np.array(metrics["top1_error"] * count)}
 if world.rank == 0:
     np.savez(sys.argv[1], **found)

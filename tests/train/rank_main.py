@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
-from energynn.train.distributed import Interrupted, LostRank
+from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
@@ -18,6 +18,9 @@ try:
 except Interrupted as stop:
     print(f"interrupted: {stop}", flush=True)
     sys.exit(75)
-except (ValueError, LostRank) as error:
-    sys.exit(f"{type(error).__name__}: {error}")
+except ValueError as error:
+    sys.exit(f"ValueError: {error}")
+except LostRank as error:
+    print(f"LostRank: {error}", flush=True)
+    end_the_world()
 print("losses", json.dumps(losses))
