@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce paper kick-the-tires test test-all lab check bench gpu-study lock clean env train-env python needs
+.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all lab check bench gpu-study lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -15,6 +15,8 @@ BASE := $(VENV)/base-$(LOCK)
 TRAIN := $(VENV)/train-$(LOCK)
 # `make SITE=1 ...` uses the torch and the MPI that this machine already has.
 EXTRAS := $(if $(SITE),train-site,train),lab,dev
+# Where there is no network: a folder from `make wheelhouse`.
+PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
 
 help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
@@ -66,6 +68,11 @@ lock: ## choose new versions: writes requirements.lock from a fresh environment
 	{ echo "# Exact versions of every package (make lock). pip reads it as constraints: each part installs what it needs."; \
 	  build/lock/bin/pip freeze --exclude energynn; } > requirements.lock
 
+wheelhouse: ## every package as a file in build/wheelhouse, for machines without network: make WHEELHOUSE=... there
+	$(PYTHON) -m venv build/fetch
+	build/fetch/bin/pip download -q -d build/wheelhouse -c requirements.lock ".[$(EXTRAS)]" "setuptools>=77" wheel
+	@echo "build/wheelhouse: $$(ls build/wheelhouse | wc -l) files; copy it, then: make WHEELHOUSE=build/wheelhouse train-env"
+
 clean: ## delete what was generated; runs/ and the environment stay
 	rm -rf build
 
@@ -87,11 +94,11 @@ needs: python
 $(BASE): | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
 	@rm -f $(VENV)/base-* $(VENV)/train-*
-	$(BIN)/python -m pip install $(if $(SITE),,-c requirements.lock) -e .
+	$(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock) -e .
 	@touch $@
 
 $(TRAIN): | $(BASE)
-	$(BIN)/python -m pip install $(if $(SITE),,-c requirements.lock) -e ".[$(EXTRAS)]"
+	$(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock) -e ".[$(EXTRAS)]"
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------- the paper

@@ -18,13 +18,47 @@ def main(arguments: list[str] | None = None) -> int:
                      help="a parameter of the run, as for papermill")  # fmt: skip
     run.add_argument("--runs-dir", type=Path, default=Path("runs"))
 
-    study = commands.add_parser("study", help="run or list a study on this machine")
-    study.add_argument("action", choices=["run", "list"])
-    study.add_argument("name", nargs="?", default="smoke")
+    study = commands.add_parser("study", help="run a study on this machine; list all of them; show one and its cost")
+    study.add_argument("action", choices=["run", "list", "show"])
+    study.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
+    study.add_argument("--json", action="store_true")
     study.add_argument("--runs-dir", type=Path, default=Path("runs"))
     study.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
     study.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
     study.add_argument("--dry-run", action="store_true", help="of gpu: the same points in small, on CPU cores")
+
+    submit = commands.add_parser("submit", help="make every missing run of studies by batch jobs, and see them through")
+    submit.add_argument("studies", nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own")
+    submit.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
+    submit.add_argument(
+        "--dry-run", action="store_true", help="print the scripts and the expected cost, submit nothing"
+    )
+    submit.add_argument(
+        "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
+    )
+    submit.add_argument("--yes", action="store_true", help="do not ask")
+
+    again = commands.add_parser("resubmit", help="submit runs that failed or stopped again; they go on where they can")
+    again.add_argument("--failed", action="store_true", required=True)
+    for parsed in (submit, again):
+        parsed.add_argument(
+            "--minutes", type=int, help="time limit of each job; a run that needs more goes on in a next"
+        )
+
+    status = commands.add_parser("status", help="what has become of every run, queued, running or ended")
+    status.add_argument("--watch", type=float, nargs="?", const=10.0, metavar="S", help="again and again")
+    status.add_argument("--json", action="store_true")
+    cancel = commands.add_parser("cancel", help="cancel jobs of runs that are queued or go on")
+    cancel.add_argument("--all", action="store_true", help="of every study")
+    for parsed in (again, status, cancel):
+        parsed.add_argument(
+            "studies", nargs="*", metavar="STUDY_OR_RUN", help="only these; default: all (cancel: --all)"
+        )
+    system = commands.add_parser("system", help="the clusters that are known; check: prove one by a job of a minute")
+    system.add_argument("action", choices=["list", "check"])
+    system.add_argument("name", nargs="?", default="local")
+    for parsed in (submit, again, status, cancel):
+        parsed.add_argument("--runs-dir", type=Path, default=Path("runs"))
 
     doctor = commands.add_parser("doctor", help="what a run on this machine would measure, how well, and what to mend")
     doctor.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
@@ -127,17 +161,19 @@ def _literal(text: str):
 
 
 def _study(options) -> int:
-    from energynn import config, studies
+    from energynn import studies
     from energynn.cluster import local
 
-    if options.name not in studies.STUDIES:
-        raise ValueError(f"study: {options.name!r} is not known; choose one of {', '.join(studies.STUDIES)}")
+    if options.action != "run":
+        from energynn.cluster import costs
+
+        found = studies.find([options.name] if options.action == "show" else list(studies.STUDIES))
+        print(costs.as_json(found) if options.json else costs.report(found, each_run=options.action == "show"))
+        return 0
+    runs = [run for found in studies.find([options.name]).values() for run in found]
     if options.dry_run and options.name != "gpu":
         raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu has one")
-    runs = studies.gpu(dry_run=True) if options.dry_run else studies.STUDIES[options.name]()
-    if options.action == "list":
-        print("\n".join(config.run_id(run) for run in runs))
-        return 0
+    runs = studies.gpu(dry_run=True) if options.dry_run else runs
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
     if options.archive:
         local.archive(runs, options.runs_dir.absolute(), options.archive)
@@ -147,6 +183,43 @@ def _study(options) -> int:
         )
     )
     return 1 if failed else 0
+
+
+def _submit(options) -> int:
+    from energynn.cluster import submit
+
+    return submit.main(options)
+
+
+def _resubmit(options) -> int:
+    from energynn.cluster import submit
+
+    return submit.again(options)
+
+
+def _status(options) -> int:
+    from energynn.cluster import status
+
+    return status.main(options)
+
+
+def _cancel(options) -> int:
+    from energynn.cluster import status, submit
+
+    if not options.studies and not options.all:
+        raise ValueError("cancel: say which studies or runs, or --all")
+    number = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
+    print(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
+    return 0
+
+
+def _system(options) -> int:
+    from energynn.cluster import submit, systems
+
+    if options.action == "check":
+        return submit.check(systems.site(options.name))
+    print(systems.known())
+    return 0
 
 
 def _doctor(options) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -155,8 +156,12 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
         if given.get(name, choices[0]) not in choices:
             raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
     for name in ("dataset", "system", "initial_run"):  # they name folders
-        if given.get(name) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given[name]):
+        form = "[A-Za-z0-9][A-Za-z0-9_.-]*" + "|" * (name == "initial_run")  # which may be empty: none
+        if name in given and not re.fullmatch(form, given[name]):
             raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
+    for name in [name for name in given if name.endswith("_years")]:
+        if not re.fullmatch(r"[0-9]{4}([-,][0-9]{4})*", given[name]):
+            raise ValueError(f"{name}: must be years as 1979-2015 or 2016,2018, got {given[name]!r}")
     for name, least in LEAST_VALUES.items():
         if name in given and not given[name] >= least:
             raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
@@ -277,14 +282,21 @@ def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
 
 def manifest_digest(dataset: str) -> str:
     """SHA-256 of a data set's checksum list, so that other data make another run."""
-    return hashlib.sha256(checksum_file(dataset).read_bytes()).hexdigest()
+    path = checksum_file(dataset)
+    return _file_digest(path, path.stat().st_mtime_ns)
+
+
+@functools.cache  # ImageNet's list has 140 MB, and a study hundreds of runs
+def _file_digest(path: Path, _changed: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run_id(config: RunConfig) -> str:
     """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
     preset = f"-{config.preset}" if config.preset != "smoke" else ""
-    tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset)})[:8]
+    known = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()  # if not, it can be planned, but not be made
+    tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset) if known else None})[:8]
     return (
         f"{config.workload}{stage}{preset}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
         f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"

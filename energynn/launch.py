@@ -13,6 +13,7 @@ import fcntl
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,7 @@ RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
+SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
 LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
@@ -101,11 +103,12 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
     manifests.verify(config.dataset)
     if launcher(config.devices) == "alone":
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
-    gpus, cores = len(systems.gpus()), systems.usable_cores()
+    nodes = int(os.environ.get("SLURM_NNODES", 1))
+    gpus, cores = nodes * len(systems.gpus()), nodes * systems.usable_cores()
     on_gpu = device_kind(config, gpus) == "gpu"
     if on_gpu and config.devices > gpus:
         raise ValueError(
-            f"devices: {config.devices} GPUs asked for, this machine has {gpus}; ask for fewer, or device cpu"
+            f"devices: {config.devices} GPUs asked for, this machine or job has {gpus}; ask for fewer, or device cpu"
         )
     if not on_gpu and config.devices * config.threads_per_device > cores:
         warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
@@ -114,7 +117,7 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
         raise ValueError(
             f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first"
         )
-    with open(runs_dir / config.system / ".lock", "w") as lock:
+    with open(_lock(runs_dir / config.system), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -122,6 +125,11 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
                 f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong"
             ) from None
     return warnings
+
+
+def _lock(folder: Path) -> Path:
+    """The file that the one measured run of this host holds locked."""
+    return folder / f".lock-{os.uname().nodename}"
 
 
 def device_kind(config: RunConfig, gpus: int) -> str:
@@ -141,13 +149,16 @@ def _free_space(runs_dir: Path) -> int:
 
 
 def launcher(devices: int) -> str:
-    """``mpirun``, whose ranks run under perun; ``alone`` for one device where perun or MPI is missing.
+    """``srun`` in a batch job, else ``mpirun``; ``alone`` for one device where perun or MPI is missing.
 
-    Alone, only our own sampler measures. Raises ValueError with the remedy where several devices have no MPI.
+    Ranks of srun and mpirun run under perun. Alone, only our own sampler measures. Raises ValueError with the remedy
+    where several devices have no MPI.
     """
     try:
         if importlib.util.find_spec("perun") is None:
             raise ValueError("no perun found; `make train-env` installs it")
+        if SRUN_VARIABLE in os.environ:
+            return "srun"
         find_mpi()
     except ValueError:
         if devices > 1:
@@ -197,7 +208,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         # The folder stays where it is: papermill may be writing its notebook there.
         (aside / f"{run_dir.name}.{attempt}").mkdir()
         for path in run_dir.iterdir():
-            if path.name != "notebook.ipynb":
+            if path.name not in ("notebook.ipynb", "job"):
                 path.rename(aside / f"{run_dir.name}.{attempt}" / path.name)
     run_dir.mkdir(parents=True, exist_ok=True)
     machine = systems.describe_machine()
@@ -241,7 +252,7 @@ def supervise(run_dir: Path, parent: int) -> int:
     # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     _held = records.hold(run_dir)
-    alone = open(run_dir.parent / ".lock", "w")
+    alone = open(_lock(run_dir.parent), "w")
     fcntl.flock(alone, fcntl.LOCK_EX)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
@@ -263,7 +274,8 @@ def supervise(run_dir: Path, parent: int) -> int:
         if silent := silence(folder):
             stop_reasons.append(silent)
         time.sleep(0.05)
-    if stop_reasons and os.getppid() == parent and not silence(folder):
+    # Slurm's signals reach every process: papermill ends by them, and the ranks write their checkpoint.
+    if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ) and not silence(folder):
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
@@ -291,16 +303,18 @@ def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
 
 
 def ranks_command(run_dir: Path, intent: dict) -> list[str]:
-    """mpirun with one rank per device, each under perun; or the one rank alone."""
+    """mpirun or srun with one rank per device, each under perun; or the one rank alone."""
     if intent["launcher"] == "alone":
         return [sys.executable, str(TRAIN_SCRIPT), str(run_dir)]
-    mpirun, flavour = find_mpi()
     period_s = intent["config"]["perun_sampling_period_s"]
     on_gpu = intent["device_kind"] == "gpu"
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
     perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu, gpus)
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
-    return [*mpi_start(mpirun, flavour, intent["devices"]), *ranks]
+    if SRUN_VARIABLE in os.environ:
+        options = shlex.split(os.environ[SRUN_VARIABLE])
+        return ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={intent['devices']}", *options, *ranks]
+    return [*mpi_start(*find_mpi(), intent["devices"]), *ranks]
 
 
 def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:

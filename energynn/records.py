@@ -185,6 +185,7 @@ def hash_files(run_dir: Path) -> dict:
         if path.is_file()
         and path.name not in ("record.json", "notebook.ipynb")
         and not path.name.startswith(".")
+        and path.relative_to(run_dir).parts[0] != "job"  # of the batch job, whose log goes on after the record
         and path.parent.name != "checkpoint"  # of use only until the training has ended
     }
 

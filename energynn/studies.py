@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
+import runpy
+from collections.abc import Callable
 from functools import partial
 
 from energynn import config
 from energynn.config import RunConfig
 
 
-def smoke() -> list[RunConfig]:
+def smoke(system: str = "local") -> list[RunConfig]:
     """The default study: every path of the compendium once, on one and two devices, with real but small data.
 
     Figures: own points in the ResNet50 and FourCastNet figures. Hardware: any two cores. Command: `make reproduce`.
@@ -18,7 +22,7 @@ def smoke() -> list[RunConfig]:
     machine without sensors are estimates. It runs on CPU cores also where there are GPUs, so that it is the same
     study everywhere.
     """
-    make = partial(config.make, device="cpu")
+    make = partial(config.make, device="cpu", system=system)
     runs = []
     for repeat in range(3):  # the same seed each time: their spread is the machine's noise
         runs.append(make("resnet50", devices=1, local_batch_size=16, repeat=repeat))
@@ -33,9 +37,9 @@ def smoke() -> list[RunConfig]:
     return runs
 
 
-def kick_the_tires() -> list[RunConfig]:
+def kick_the_tires(system: str = "local") -> list[RunConfig]:
     """Two runs of the default study, one of each workload on two devices, to see in minutes whether all is well."""
-    chosen = [run for run in smoke() if run.devices == 2 and run.repeat == 0]
+    chosen = [run for run in smoke(system) if run.devices == 2 and run.repeat == 0]
     return [chosen[0], next(run for run in chosen if run.workload == "fourcastnet")]
 
 
@@ -109,3 +113,208 @@ def large_batch() -> list[RunConfig]:
 
 
 STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu, "large-batch": large_batch}
+
+
+# ----------------------------------------------------------------------------------------------- the paper's own series
+# GPU hours and kWh in "Cost" are of the whole series: published where the paper gives them, the rest scaled from its
+# nearest published run (cluster/costs.py). Hardware is where the paper ran them; `energynn submit` runs them anywhere.
+
+IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000  # ImageNet-2012
+SMALL, LARGE, EVERY = (1, 2, 4, 8, 16), (32, 64, 128, 256), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def _resnet50(system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int) -> list[RunConfig]:
+    """Five repeats on each number of GPUs; with ``n_max`` on n / n_max of the images, 0 being the name of all."""
+    runs = []
+    for n in devices:
+        part = n / n_max if n_max else 1
+        images = dict(training_samples=int(IMAGES * part), validation_samples=int(VALIDATION_IMAGES * part))
+        make = partial(config.make, "resnet50", preset="paper", device="gpu", system=system, devices=n)
+        runs += [make(repeat=repeat, **batch, **(images if part < 1 else {})) for repeat in range(5)]
+    return runs
+
+
+def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> list[RunConfig]:
+    make = partial(config.make, "fourcastnet", preset="paper", device="gpu", system=system)
+    return [make(devices=n, **fields) for n in devices]
+
+
+def r1(system: str = "local") -> list[RunConfig]:
+    """ResNet50 on all of ImageNet-2012, constant local batch size 256, on 1 to 256 GPUs.
+
+    Figures: 2, 6. Hardware: A100, four to a node.
+    Cost: 4,577 GPU hours, 1,398 kWh (5 of 45 runs published).
+    Expected: near-optimal speed-up, slightly less beyond 32 GPUs; the least energy at four GPUs, because one and
+    two keep both CPU sockets of a node; top-1 error grows beyond GBS 8192.
+    """
+    return _resnet50(system, EVERY, local_batch_size=256)
+
+
+def r2(system: str = "local") -> list[RunConfig]:
+    """ResNet50 on all of ImageNet-2012, constant global batch size 256, on 1 to 16 GPUs; n=1 is R1's.
+
+    Figures: 2, 6. Hardware: A100.
+    Cost: 2,308 GPU hours, 810 kWh (5 of 25 runs published).
+    Expected: the error stays; energy is least at four GPUs and grows with GPU hours from there.
+    """
+    return _resnet50(system, SMALL, global_batch_size=256)
+
+
+def r3(system: str = "local") -> list[RunConfig]:
+    """ResNet50 on all of ImageNet-2012, constant global batch size 8192, on 32 to 256 GPUs; n=32 is R1's.
+
+    Figures: 2, 6. Hardware: A100.
+    Cost: 2,224 GPU hours, 623 kWh (5 of 20 runs published).
+    Expected: the error stays, a little above R2's; near-optimal speed-up.
+    """
+    return _resnet50(system, LARGE, global_batch_size=8192)
+
+
+def r4(system: str = "local") -> list[RunConfig]:
+    """ResNet50, 5,004 images per GPU, constant local batch size 256, on 1 to 256 GPUs; n=256 is R1's.
+
+    Figures: 3, 6. Hardware: A100.
+    Cost: 1,138 GPU hours, 303 kWh (all published).
+    Expected: constant training time, energy proportional to the images, about 0.0235 Wh for each from four GPUs on.
+    """
+    return _resnet50(system, EVERY, n_max=256, local_batch_size=256)
+
+
+def r5(system: str = "local") -> list[RunConfig]:
+    """ResNet50, 80,072 images per GPU, constant global batch size 256, on 1 to 16 GPUs; n=16 is R2's.
+
+    Figures: 3, 6. Hardware: A100.
+    Cost: 995 GPU hours, 308 kWh (all published).
+    Expected: 0.0221 to 0.0260 Wh per image, from four GPUs on.
+    """
+    return _resnet50(system, SMALL, n_max=16, global_batch_size=256)
+
+
+def r6(system: str = "local") -> list[RunConfig]:
+    """ResNet50, 5,004 images per GPU, constant global batch size 8192, on 32 to 256 GPUs; n=32 is R4's, n=256 R3's.
+
+    Figures: 3, 6. Hardware: A100.
+    Cost: 1,049 GPU hours, 300 kWh (all published).
+    Expected: 0.0238 to 0.0260 Wh per image.
+    """
+    return _resnet50(system, LARGE, n_max=256, global_batch_size=8192)
+
+
+def f1(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
+
+    Figures: 4, 7. Hardware: A100.
+    Cost: 5,956 GPU hours, 1,171 kWh (3 of 7 runs published; more beyond 64 GPUs, where the paper prints no value).
+    Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond GBS 64 above all.
+    """
+    return _fourcastnet(system, (4, 8, 16, 32, 64, 128, 256), local_batch_size=1)
+
+
+def f2(system: str = "local") -> list[RunConfig]:
+    """FourCastNet fine-tuning on two autoregressive steps, from the weights of the F1 run on as many GPUs, 16 to 256.
+
+    Figures: 4, 7. Hardware: A100.
+    Cost: 5,880 GPU hours, 1,132 kWh (0 of 5 runs published: two steps for each sample of pre-training).
+    Expected: more energy than F1, and large-batch effects beyond GBS 64.
+    """
+    runs = []
+    for before in f1(system)[2:]:
+        tuning = dict(stage="finetune", initial_run=config.run_id(before))
+        runs += _fourcastnet(system, (before.devices,), local_batch_size=1, **tuning)
+    return runs
+
+
+def f3(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training, constant global batch size 64, on 16 to 64 GPUs (a range inferred); n=64 is F1's.
+
+    Figures: 4, 7. Hardware: A100.
+    Cost: 2,594 GPU hours, 507 kWh (2 of 3 runs published).
+    Expected: 651 to 1,034 GPU hours and 136 to 195 kWh, at a steady RMSE.
+    """
+    return _fourcastnet(system, (16, 32, 64), global_batch_size=64)
+
+
+def f4(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
+
+    Figures: 4, 7. Hardware: H100.
+    Cost: 1,359 GPU hours, 377 kWh (2 of 3 runs published).
+    Expected: GPU power rises with the number of GPUs.
+    """
+    return _fourcastnet(system, (4, 8, 16), global_batch_size=16)
+
+
+def f5(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
+
+    Figures: 4, 7. Hardware: H100.
+    Cost: 1,601 GPU hours, 435 kWh (1 of 3 runs published).
+    Expected: GPU power falls with the number of GPUs.
+    """
+    return _fourcastnet(system, (8, 16, 32), global_batch_size=32)
+
+
+def t1(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training as in Table 1: to be made on A100 and on H100; parts of F1, or of F4 and F5.
+
+    Table: 1. Hardware: A100 and H100.
+    Cost: 2,162 GPU hours, 441 kWh on A100; 1,601 GPU hours, 435 kWh on H100 (all published).
+    Expected: H100 needs 25 to 30 % less time, and energy within 5 %.
+    """
+    return _fourcastnet(system, (4,), local_batch_size=4) + _fourcastnet(system, (16, 32), local_batch_size=1)
+
+
+def fluctuation(system: str = "local") -> list[RunConfig]:
+    """FourCastNet pre-training, 20 epochs on 64 GPUs three times over: how much repeats differ.
+
+    Text: section 3.3.1. Hardware: A100.
+    Cost: 840 GPU hours, 156 kWh (all published).
+    Expected: a spread of about 4 %.
+    """
+    return [run for repeat in range(3)
+            for run in _fourcastnet(system, (64,), local_batch_size=1, epochs=20, repeat=repeat)]  # fmt: skip
+
+
+PAPER = {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6, "F1": f1, "F2": f2, "F3": f3, "F4": f4, "F5": f5,
+         "T1": t1, "fluctuation": fluctuation}  # fmt: skip
+# What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
+GROUPS = {"paper-a100": [name for name in PAPER if name not in ("F4", "F5")], "paper-h100": ["F4", "F5", "T1"]}
+STUDIES |= PAPER
+
+
+def find(names: list[str], system: str = "local") -> dict[str, list[RunConfig]]:
+    """The runs of each study on a system, by the study's name.
+
+    A name may be one of GROUPS, or a Python file of one's own, which defines ``study(system)`` and returns its runs.
+    Raises ValueError with the remedy for an unknown name, or a file whose study cannot be made.
+    """
+    found = {}
+    for name in [one for each in names for one in GROUPS.get(each, [each])]:
+        make = _own_study(name) if name.endswith(".py") else STUDIES.get(name)
+        if make is None:
+            known = ", ".join([*STUDIES, *GROUPS])
+            raise ValueError(f"study: {name!r} is not known; choose one of {known}, or a file of your own (.py)")
+        try:
+            runs = list(make(system)) if inspect.signature(make).parameters.get("system") else [
+                dataclasses.replace(run, system=system) if system != "local" else run for run in make()
+            ]  # fmt: skip
+            faults = [run for run in runs if not isinstance(run, RunConfig)]
+        except Exception as error:
+            if isinstance(error, ValueError) and not name.endswith(".py"):
+                raise
+            raise ValueError(f"study: {name}: {type(error).__name__}: {error}") from error
+        if faults or not runs:
+            raise ValueError(f"study: {name}: must return runs of config.make(..., system=system), got {faults[:1]}")
+        found[name] = runs
+    return found
+
+
+def _own_study(path: str) -> Callable:
+    try:
+        return runpy.run_path(path)["study"]
+    except KeyError:
+        raise ValueError(f"study: {path} defines no study; write `def study(system): return [...]` in it") from None
+    except FileNotFoundError:
+        raise ValueError(f"study: there is no file {path}") from None
+    except BaseException as error:
+        raise ValueError(f"study: {path} cannot be read: {type(error).__name__}: {error}") from error

@@ -363,7 +363,7 @@ def test_one_measured_run_at_a_time(tmp_path):
 
     made = config.make("fourcastnet")
     launch.preflight(made, tmp_path)
-    with open(tmp_path / "local" / ".lock", "w") as held:
+    with open(tmp_path / "local" / f".lock-{os.uname().nodename}", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="one at a time"):
             launch.preflight(made, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -11,10 +12,12 @@ from pathlib import Path
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
 from energynn.measure.samples import Reader, read_events, segments
+from energynn.records import write_json
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000
 LONGEST_KEPT_NS = 600_000_000_000  # where a sensor has fallen silent; its energy is known once it answers again
+STATE = ".state.json"  # the last look, for who asks from elsewhere (`energynn status`)
 OLD_S = 5.0  # samples older than this are worth a word
 
 
@@ -27,6 +30,10 @@ class Watch:
             raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json, as runs/<system>/<run_id>")
         self.intent = json.loads((self.run_dir / "run.json").read_text())
         self.folder = segments(self.run_dir)[-1]
+        self.before_J = 0.0  # of earlier segments, from the last look at them
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            last = json.loads((self.run_dir / STATE).read_text())
+            self.before_J = last["energy_before_J"] + last["energy_J"] * (last["segment"] < len(segments(self.run_dir)))
         self.readers: dict[Path, Reader] = {}
         self.until_ns: dict[tuple[str, str], int] = {}
         self.joules: dict[tuple[str, str], float] = {}
@@ -44,9 +51,11 @@ class Watch:
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:
                 devices += self._look_at(reader, events, starts, ends)
+        power_W, energy_J = (sum(device[name] for device in devices) for name in ("power_W", "energy_J"))
         state = {"run_id": self.intent["run_id"], "segment": len(segments(self.run_dir)), "devices": devices,
-                 "power_W": sum(device["power_W"] for device in devices),
-                 "energy_J": sum(device["energy_J"] for device in devices)}  # fmt: skip
+                 "power_W": power_W, "energy_J": energy_J, "energy_before_J": self.before_J}  # fmt: skip
+        for event in [event for event in events if event["event"] == "epoch"][-1:]:
+            state |= {name: event[name] for name in ("epoch", "epochs")}
         progress = [event for event in events if "samples_trained" in event]
         rank_zero = [event for event in events if event["event"] == "training_start" and event["rank"] == 0]
         if progress and rank_zero and progress[-1]["samples_trained"] > 0:
@@ -143,7 +152,9 @@ def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
         while True:
             last = ended.wait(every_s)
             try:
-                handle.update({"text/plain": text(watch.look())}, raw=True)
+                state = watch.look()
+                write_json(run_dir / STATE, state)
+                handle.update({"text/plain": text(state)}, raw=True)
             except Exception as error:  # a view that fails must not stop the run that it shows
                 handle.update({"text/plain": f"(no view: {error})"}, raw=True)
             if last:

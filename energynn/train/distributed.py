@@ -23,6 +23,7 @@ from torch.utils.data import DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.measure import clocks
+from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 
 MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and Slurm's pmi2, PMIx, Open MPI
 
@@ -309,6 +310,11 @@ def _mpi_world_size() -> int:
 
 def _found_by_srun() -> tuple[int, int, int, Callable]:
     rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    if os.environ.get(RUN_DIR_VARIABLE) and (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized():
+        raise ValueError(
+            f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; give srun --mpi=pmi2, "
+            "or --mpi=pmix for Open MPI (srun in systems/*.toml)"
+        )
     address = os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
     # No one can be told a port that the system chose; jobs on one node get different ones by their number.
     port = int(os.environ.get("MASTER_PORT") or 20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)

@@ -26,7 +26,8 @@ def run(folder: str | Path) -> None:
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
     status, reason, stop_sampler = "finished", "", lambda: None
-    rank = int(os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("RANK") or 0)
+    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
+    rank = int(next((os.environ[name] for name in names if name in os.environ), 0))
     try:
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])

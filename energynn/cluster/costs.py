@@ -1,0 +1,120 @@
+"""What a run will probably cost, from what the paper's runs have cost."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import inspect
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log2
+
+from energynn.config import PAPER, REPOSITORY, RunConfig, run_id, to_dict
+from energynn.studies import GROUPS, STUDIES
+
+IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
+TABLES = ("resnet50_scaled_dataset", "fourcastnet_table1", "fourcastnet_text")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """GPU hours and kWh of one run; ``source`` is ``published``, ``scaled`` from a published run, or ``unknown``."""
+
+    gpu_hours: float
+    energy_kWh: float
+    source: str
+
+
+def expect(run: RunConfig, gpu: str = "A100") -> Cost:
+    """Cost of a run of the paper's recipe, from the published run nearest in GPUs, local batch size and samples.
+
+    GPU hours are in proportion to samples x epochs, and to the two steps of fine-tuning; kWh per GPU hour are those
+    of that published run. ``gpu``: A100 or H100, for other models A100. Runs of other recipes have no cost.
+    """
+    sizes = PAPER[run.workload]
+    if any(getattr(run, name) != sizes[name] for name in sizes if name not in ("epochs", "local_batch_size")):
+        return Cost(0.0, 0.0, "unknown")
+    rows = [row for row in _published() if row["workload"] == run.workload]
+    rows = [row for row in rows if gpu in row["device_name"]] or [row for row in rows if "A100" in row["device_name"]]
+    samples = getattr(run, "training_samples", 0) or IMAGES
+
+    def distance(row: dict) -> float:
+        pairs = (run.devices, row["devices"]), (run.local_batch_size, row["batch"]), (samples, row["samples"])
+        return sum(abs(log2(ours / theirs)) for ours, theirs in pairs) + (run.epochs != row["epochs"]) / 2
+
+    row = min(rows, key=distance)
+    steps = 2 if getattr(run, "stage", "") == "finetune" else 1
+    factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
+    exact = distance(row) == 0 and steps == 1
+    hours = row["gpu_hours"] * factor
+    return Cost(hours, hours * row["energy"] / row["gpu_hours"], "published" if exact else "scaled")
+
+
+def total(costs: Iterable[Cost]) -> dict:
+    """Sums over runs, and how many of them are published, scaled and unknown."""
+    costs = list(costs)
+    kinds = {kind: sum(cost.source == kind for cost in costs) for kind in ("published", "scaled", "unknown")}
+    sums = {"gpu_hours": sum(cost.gpu_hours for cost in costs), "energy_kWh": sum(cost.energy_kWh for cost in costs)}
+    return {"runs": len(costs), **sums, **kinds}
+
+
+@functools.cache
+def _published() -> list[dict]:
+    rows = []
+    for table in TABLES:
+        with open(REPOSITORY / "runs" / "published" / f"{table}.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                numbers = dict(
+                    devices=int(row["devices"]), epochs=int(row["epochs"]), gpu_hours=float(row["gpu_hours"]),
+                    energy=float(row["energy_total_kWh"]), samples=int(row.get("dataset_samples") or IMAGES),
+                    batch=int(row["local_batch_size"] or int(row["global_batch_size"]) // int(row["devices"])),
+                )  # fmt: skip
+                rows.append({"workload": row["workload"], "device_name": row["device_name"], **numbers})
+    return rows
+
+
+def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
+    """Runs and cost of studies in words; ``each_run``: every configuration of them as well."""
+    lines = []
+    for name, runs in found.items():
+        text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
+        gpu = "H100" if name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"] else "A100"
+        sums = total(expect(run, gpu) for run in dict.fromkeys(runs))
+        cost = f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh" if sums["gpu_hours"] else "no value"
+        if not each_run:
+            lines.append(f"{name:15} {sums['runs']:4} runs  {cost:31} {text.splitlines()[0]}")
+            continue
+        lines += [text, ""]
+        for run in dict.fromkeys(dataclasses.replace(run, repeat=0, seed=0) for run in runs):
+            repeats = sum(dataclasses.replace(other, repeat=0, seed=0) == run for other in runs)
+            one = expect(run, gpu)
+            said = f"{one.gpu_hours:,.1f} GPU hours, {one.energy_kWh:,.2f} kWh each ({one.source})"
+            samples = getattr(run, "training_samples", 0) or "all"
+            lines.append(
+                f"{repeats} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
+                f"epochs={run.epochs} samples={samples}: {said if one.gpu_hours else 'nothing published tells the cost'}"
+            )
+        lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
+    return "\n".join(lines)
+
+
+def in_words(sums: dict) -> str:
+    """What ``total`` returns, for people."""
+    if not sums["gpu_hours"]:
+        return "of unknown cost"
+    return (f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh ({sums['published']} runs as "
+            f"published, {sums['scaled']} scaled from published ones, {sums['unknown']} unknown)")  # fmt: skip
+
+
+def describe(run: RunConfig) -> dict:
+    """A run and its cost as plain values."""
+    return {"run_id": run_id(run), **to_dict(run), "expected": vars(expect(run))}
+
+
+def as_json(found: dict[str, list[RunConfig]]) -> str:
+    """The same for a program."""
+    sums = {name: total(expect(run) for run in dict.fromkeys(runs)) for name, runs in found.items()}
+    each = {name: {"total": sums[name], "runs": list(map(describe, runs))} for name, runs in found.items()}
+    return json.dumps(each, indent=1)

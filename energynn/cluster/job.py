@@ -1,0 +1,143 @@
+"""What a batch job does with one run: execute its notebook, and see that the run goes on until it is finished.
+
+``python -m energynn.cluster.job RUN_DIR`` takes the place of the batch shell, so that Slurm's signals reach it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn import records
+from energynn.cluster import local
+from energynn.launch import CAN_GO_ON
+from energynn.measure.samples import segments
+
+MOST_FAILURES = 3  # in a row, without a new checkpoint in between
+# What is kept of the job's environment. It may hold secrets: names that are not here are not written anywhere.
+FACTS = (
+    "JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "JOB_NODELIST", "JOB_PARTITION", "NNODES", "NTASKS",
+    "JOB_CPUS_PER_NODE", "CLUSTER_NAME", "JOB_QOS", "JOB_ACCOUNT", "JOB_START_TIME", "JOB_END_TIME",
+)  # fmt: skip
+
+
+def main(run_dir: Path) -> int:
+    """One start of the job of a run; its exit status, CAN_GO_ON if it has to be started again."""
+    config = configuration.from_dict(json.loads((run_dir / "job" / "parameters.json").read_text()))
+    starts = _read_starts(run_dir)
+    checkpoint = max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
+    ours = [start for start in starts if start["submission"] == _submission(run_dir)]
+    failures = 0
+    for start in reversed(ours):
+        if start["checkpoint"] != checkpoint or start.get("outcome") == "asked to stop":
+            break
+        failures += 1  # one without an outcome died with its node
+    now = {
+        "started_at": records.utc_now(), "submission": _submission(run_dir), "checkpoint": checkpoint,
+        "host": os.uname().nodename, "pid": os.getpid(), "failures_before": failures,
+        **{name.lower(): os.environ[f"SLURM_{name}"] for name in FACTS if f"SLURM_{name}" in os.environ},
+    }  # fmt: skip
+    print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
+    records.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
+    if failures >= MOST_FAILURES:
+        return _end(
+            run_dir, now, 1, f"failed: {failures} starts in a row did; `energynn resubmit --failed` tries again"
+        )
+    asked: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _frame: asked.append(number))
+    ended = threading.Event()
+    threading.Thread(target=_pass_on, args=(run_dir, asked, ended), daemon=True).start()
+    status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
+    while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
+        time.sleep(0.1)
+    ended.set()
+    record = records.read(run_dir) or {}
+    if record.get("valid"):
+        return _end(run_dir, now, 0, "finished")
+    reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", [])) or last_line
+    for number in asked:
+        print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)
+    if signal.SIGUSR1 in asked:
+        _end(run_dir, now, CAN_GO_ON, "asked to stop")
+        return _go_on(run_dir)
+    if signal.SIGTERM in asked:  # cancelled or preempted; of these two Slurm knows whether it is to be queued again
+        return _end(run_dir, now, 128 + signal.SIGTERM, "asked to stop")
+    if record.get("status") == "finished":  # but not valid; the same would happen again
+        return _end(run_dir, now, 1, f"failed: not valid: {reason}")
+    if failures + 1 >= MOST_FAILURES:
+        return _end(run_dir, now, 1, f"failed: {MOST_FAILURES} starts in a row failed, the last with: {reason}")
+    _end(run_dir, now, status or 1, f"failed: {reason}")
+    return _go_on(run_dir)
+
+
+def _pass_on(run_dir: Path, asked: list[int], ended: threading.Event) -> None:
+    """Once asked to stop, tell the ranks by the file that they look for; the segment may only just be beginning."""
+    while not ended.wait(0.2):
+        if asked and (run_dir / "run.json").exists():
+            (segments(run_dir)[-1] / "stop").touch()
+
+
+def _submission(run_dir: Path) -> str:
+    """What one call of submit is known by."""
+    return json.loads((run_dir / "job" / "submission.json").read_text())["submitted_at"]
+
+
+def _read_starts(run_dir: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(run_dir.glob("job/start-*.json"))]
+
+
+def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
+    """Write how a start of the job has ended; returns its exit status."""
+    number = len(list(run_dir.glob("job/start-*.json")))
+    records.write_json(run_dir / "job" / f"start-{number}.json", start | {
+        "ended_at": records.utc_now(), "exit_status": status, "outcome": outcome})  # fmt: skip
+    print(f"energynn: {run_dir.name}: {outcome}", flush=True)
+    return status
+
+
+def _go_on(run_dir: Path) -> int:
+    """Queue this job again; where the site forbids that, a new one that takes its place."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:  # the local executor starts it again
+        return CAN_GO_ON
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for patience_s in (5, 20, 60, 120):
+        requeued = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+        if requeued.returncode == 0:
+            time.sleep(60)  # Slurm ends this start
+            return CAN_GO_ON
+        if "isabled" in requeued.stderr:
+            break
+        time.sleep(patience_s)  # the controller may be down
+    task = os.environ["SLURM_ARRAY_TASK_ID"]
+    command = [
+        "sbatch",
+        "--parsable",
+        f"--dependency=afterany:{job}",
+        f"--array={task}",
+        str(run_dir / "job" / "job.sh"),
+    ]
+    chained = subprocess.run(command, capture_output=True, text=True)
+    if chained.returncode:
+        print(f"energynn: {run_dir.name}: cannot be queued again: {requeued.stderr} {chained.stderr}", flush=True)
+        return 1
+    new = f"{chained.stdout.strip().split(';')[0]}_{task}"
+    facts = json.loads((run_dir / "job" / "submission.json").read_text())
+    records.write_json(run_dir / "job" / "submission.json", facts | {"job_id": new})
+    for path in run_dir.parent.glob("*/job/submission.json"):  # who waits for this run waits for the new job
+        waiting = json.loads(path.read_text())
+        if waiting.get("after") == run_dir.name:
+            subprocess.run(["scontrol", "update", f"JobId={waiting['job_id']}", f"Dependency=afterok:{new}"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

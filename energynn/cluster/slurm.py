@@ -1,0 +1,59 @@
+"""Slurm's own commands, each with a time limit of its own: a controller that does not answer must not hang us.
+
+Plain sbatch scripts, and not submitit: what a job executes is a notebook, not a pickled function, its state is the
+run's folder, and people can read the script, change it, and submit it by hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+PATIENCE_S = 20
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+def submit(script: Path, tasks: int, after: str) -> str:
+    """Queue a script, its tasks after another job has ended well; returns the job's number."""
+    dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=no"] if after else []
+    return _slurm("sbatch", "--parsable", *dependency, str(script)).strip().split(";")[0]
+
+
+def queue() -> dict[str, tuple[str, str]]:
+    """State and reason of the user's jobs that are queued or run, by JOB_TASK; raises ValueError without an answer."""
+    lines = _slurm("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
+    found = {number: (state, reason) for number, state, reason in (line.split("|", 2) for line in lines)}
+    return {number: value for number, value in found.items() if value[0] not in OVER}
+
+
+def cancel(jobs: list[str]) -> None:
+    """Cancel jobs."""
+    _slurm("scancel", *jobs)
+
+
+def last_words(job: str) -> str:
+    """What Slurm still knows of a job that has left the queue: accounting, where there is one, or its controller."""
+    for command in (["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"], ["scontrol", "show", "job", "-o", job]):
+        try:
+            answer = _slurm(*command)
+        except ValueError:
+            continue
+        words = [word.partition("=")[2] for word in answer.split() if word.startswith("JobState=")] or answer.split(
+            "\n"
+        )
+        if words and words[0]:
+            return words[0]
+    return ""
+
+
+def _slurm(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        raise ValueError(f"{command[0]}: not found; this is no login node of a Slurm cluster, or choose --system local")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{command[0]}: no answer in {PATIENCE_S} s; is the controller up? try again later") from None
+    if done.returncode:
+        raise ValueError(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
+    return done.stdout

@@ -1,0 +1,261 @@
+"""`energynn submit`: which runs of a study are missing, what they will cost, and the jobs that make them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn import records, studies
+from energynn.cluster import background, costs, slurm, status, systems
+from energynn.cluster.systems import Site
+from energynn.config import REPOSITORY, RunConfig
+
+MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
+WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "PATH")  # of the environment; the rest may hold secrets
+GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written into the script
+ARCHIVE = re.compile(r"\.tar(\.gz|\.zst|\.xz)?$")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job array: runs that need the same nodes for the same time; ``after``: the job that has to end well first."""
+
+    runs: tuple[RunConfig, ...]
+    nodes: int
+    minutes: int
+    after: str = ""
+
+    @property
+    def devices(self) -> int:
+        return self.runs[0].devices
+
+
+def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], minutes: int | None = None) -> list[Job]:
+    """Jobs for the runs that have no valid record and are not queued; fine-tuning comes after its pre-training.
+
+    Raises ValueError with the remedy where a pre-training is neither made, nor queued, nor among the runs.
+    """
+    is_made = lambda name: (records.read(runs_dir / site.name / name) or {}).get("valid")  # noqa: E731
+    missing = {name: run for run in runs if (name := configuration.run_id(run)) not in queued and not is_made(name)}
+    groups: dict[tuple, list[RunConfig]] = {}
+    for run in missing.values():
+        before = getattr(run, "initial_run", "")
+        if before and before not in missing and before not in queued:
+            if not is_made(before):
+                raise ValueError(f"initial_run: {before} is not made yet; submit its study as well, or first")
+            before = ""
+        cost = costs.expect(run, site.gpu)
+        hours = MARGIN * cost.gpu_hours / run.devices + SPARE_MINUTES / 60 if cost.gpu_hours else site.default_hours
+        limit = minutes or math.ceil(60 * min(hours, site.max_hours))
+        nodes = math.ceil(run.devices / site.devices_per_node)
+        groups.setdefault((before, nodes, run.devices, limit), []).append(run)
+    jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit), group in groups.items()]
+    return sorted(jobs, key=lambda job: job.after != "")
+
+
+def queued_runs(runs_dir: Path, site: Site) -> set[str]:
+    """Names of the runs of a system whose jobs are queued or run."""
+    states = executor(site).queue()
+    folders = [path.parent.parent for path in (runs_dir / site.name).glob("*/job/submission.json")]
+    return {folder.name for folder in folders if job_of(folder) in states}
+
+
+def executor(site: Site):
+    """The module that submits, lists and cancels jobs: ``submit``, ``queue``, ``cancel``."""
+    return slurm if site.scheduler == "slurm" else background
+
+
+def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
+    """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
+    folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
+    title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
+    options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
+               f"--time={job.minutes}", f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
+               f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}", f"--export={','.join(KEPT)}",
+               f'--output="{folders[0] / "job" / "slurm-%A_%a.txt"}"', *site.sbatch]  # fmt: skip
+    if "--no-requeue" in site.sbatch:
+        options.remove("--requeue")
+    given = {"PYTHONPATH": str(REPOSITORY), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
+    if site.srun is not None:
+        given["ENERGYNN_SRUN"] = shlex.join(site.srun)
+    setup = [f"source /etc/profile\nmodule load {' '.join(site.modules)}"] if site.modules else []
+    setup += [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
+    text = (Path(__file__).parent / "job.sh").read_text()
+    values = {
+        "options": "\n".join(f"#SBATCH {option}" for option in options) if site.scheduler == "slurm" else "",
+        "runs": "\n".join(f"  {quote(folder)}" for folder in folders), "setup": "\n".join(setup),
+        "repository": quote(REPOSITORY), "python": quote(sys.executable),
+        "stage_in": _stage_in(job, site, given),
+    }  # fmt: skip
+    return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+
+
+def _stage_in(job: Job, site: Site, given: dict[str, str]) -> str:
+    """Unpack data that are given as a tar file to node-local storage, measured by itself, before the run begins."""
+    name = f"ENERGYNN_{job.runs[0].dataset.upper()}"
+    if not ARCHIVE.search(given.get(name, "")):
+        return ""
+    if not site.stage_to:
+        raise ValueError(f"{name}: names an archive, but systems/{site.name}.toml has no stage_to; give it one")
+    each = ["srun", "--export=ALL", f"--ntasks={job.nodes}", "--ntasks-per-node=1"] if site.scheduler == "slurm" else []
+    return f"""there={site.stage_to}/energynn-data
+{shlex.join([*each, "mkdir", "-p"])} "$there" || exit
+{shlex.join([*each, sys.executable, "-m", "energynn.cli", "measure", "--out"])} \\
+  "$run/job/stage-in-${{SLURM_JOB_ID:-$$}}-${{SLURM_RESTART_COUNT:-0}}" \\
+  -- tar -xf {quote(given[name])} -C "$there" || exit
+export {name}="$there\""""
+
+
+def quote(value: str | Path) -> str:
+    """A value as one word for the shell; raises ValueError for what no script should hold."""
+    if not str(value).isprintable():
+        raise ValueError(f"{str(value)!r}: has characters that cannot be printed; rename it")
+    return shlex.quote(str(value))
+
+
+def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> list[str]:
+    """Hand the jobs to the system; returns one line for each. What is submitted is written beside each run."""
+    if not re.fullmatch(r"[\w./ +=,@:-]+", str(runs_dir)):  # Slurm itself reads % and quotes in it
+        raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
+    for job in jobs:
+        configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
+    lines, ids, texts = [], {}, [script(job, site, runs_dir, names) for job in jobs]
+    for job, text in zip(jobs, texts, strict=True):
+        folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
+        facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "after": job.after,
+                 "submitted_at": records.utc_now(), "minutes": job.minutes}  # fmt: skip
+        for run, folder in zip(job.runs, folders, strict=True):
+            (folder / "job").mkdir(parents=True, exist_ok=True)
+            (folder / "job" / "cancelled").unlink(missing_ok=True)
+            (folder / "job" / "job.sh").write_text(text)
+            records.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
+            records.write_json(folder / "job" / "submission.json", facts)
+        after = ids.get(job.after) or job_of(runs_dir / site.name / job.after) if job.after else ""
+        number = executor(site).submit(folders[0] / "job" / "job.sh", len(job.runs), after)
+        for index, folder in enumerate(folders):
+            ids[folder.name] = f"{number}_{index}"
+            records.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
+        lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{f', after job {after}' if after else ''}")
+    return lines
+
+
+def job_of(run_dir: Path) -> str:
+    """The job of a run, or nothing if it was never submitted."""
+    path = run_dir / "job" / "submission.json"
+    return json.loads(path.read_text()).get("job_id", "") if path.exists() else ""
+
+
+def cancel(folders: list[Path]) -> int:
+    """Cancel the jobs of runs; returns how many. A run that goes on leaves a checkpoint if it is given the time."""
+    number = 0
+    for scheduler, module in (("slurm", slurm), ("local", background)):
+        states, jobs = None, []
+        for folder in folders:
+            path = folder / "job" / "submission.json"
+            facts = json.loads(path.read_text()) if path.exists() else {}
+            if facts.get("scheduler") == scheduler:
+                states = module.queue() if states is None else states
+                if facts.get("job_id") in states:
+                    (folder / "job" / "cancelled").touch()
+                    jobs.append(facts["job_id"])
+        if jobs:
+            module.cancel(jobs)
+        number += len(jobs)
+    return number
+
+
+def main(options) -> int:
+    """`energynn submit`: show what it will cost, ask if that is much, and hand it over."""
+    site = systems.site(options.system)
+    found = studies.find(options.studies, site.name)
+    runs = list(dict.fromkeys(run for study in found.values() for run in study))
+    for name, study in found.items():
+        sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
+        print(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
+    return _hand_over(runs, list(found), site, options, options.limit, options.yes, options.dry_run)
+
+
+def again(options) -> int:
+    """`energynn resubmit --failed`."""
+    folders = status.folders(options.runs_dir.absolute(), options.studies)
+    failed = [
+        row for row in status.rows(folders)[0] if row["state"] in ("failed", "stopped", "cancelled") and "job" in row
+    ]
+    for system in sorted({row["system_file"] for row in failed}):
+        runs = [configuration.from_dict(json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text()))
+                for row in failed if row["system_file"] == system]  # fmt: skip
+        names = sorted({name for row in failed for name in row["studies"]})
+        _hand_over(runs, names, systems.site(system), options, math.inf, True, False)
+    print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
+    return 0
+
+
+def _hand_over(runs, names: list[str], site: Site, options, limit: float | None, yes: bool, dry_run: bool) -> int:
+    runs_dir = options.runs_dir.absolute()
+    try:
+        queued = queued_runs(runs_dir, site)
+    except ValueError as error:
+        if not dry_run:
+            raise
+        queued = set()
+        print(f"energynn: what is queued is unknown: {error}")
+    jobs = plan(runs, site, runs_dir, queued, options.minutes)
+    missing = [run for job in jobs for run in job.runs]
+    sums = costs.total(costs.expect(run, site.gpu) for run in missing)
+    bound = sum(job.minutes / 60 * job.devices for job in jobs for run in job.runs
+                if costs.expect(run, site.gpu).source == "unknown")  # fmt: skip
+    reserved = sum(job.nodes * site.devices_per_node * costs.expect(run, site.gpu).gpu_hours / job.devices
+                   for job in jobs for run in job.runs)  # fmt: skip
+    if dry_run:
+        for job in jobs:
+            print(f"\n{script(job, site, runs_dir, names)}")
+    print(f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make in {len(jobs)} "
+          f"job arrays, {costs.in_words(sums)}; {reserved:,.0f} GPU hours of whole nodes"
+          f"{f'; at most {bound:,.1f} device hours for each start of the unknown' if bound else ''}")  # fmt: skip
+    if dry_run or not jobs:
+        return 0
+    limit = site.ask_above_gpu_hours if limit is None else limit
+    if reserved + bound > limit and not yes:
+        if not sys.stdin.isatty():
+            raise ValueError(f"limit: more than {limit:g} GPU hours; give --yes or --limit to spend them")
+        if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
+            return 1
+    print("\n".join(submit(jobs, site, runs_dir, names)))
+    print("`energynn status` shows what becomes of them")
+    return 0
+
+
+def check(site: Site) -> int:
+    """Prove a system by a short measured run on two nodes, and say what is not as its file says; returns 1 then."""
+    runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
+    nodes = 2 if site.scheduler == "slurm" else 1
+    devices = nodes * site.devices_per_node if site.scheduler == "slurm" else 2
+    probe = configuration.make("fourcastnet", system=site.name, devices=devices, embed_dim=64, depth=2, epochs=60)
+    submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"])
+    folder = runs_dir / site.name / configuration.run_id(probe)
+    print(f"submitted to {site.name}: {devices} devices on {nodes} nodes; {folder}", flush=True)
+    while (row := status.rows([folder])[0][0])["state"] in ("queued", "running"):
+        time.sleep(1)
+    record = records.read(folder) or {}
+    if row["state"] != "finished":
+        print(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
+        return 1
+    told = {"nodes": (record["nodes"], nodes), "sockets": (record["sockets"], nodes * site.sockets_per_node)}
+    wrong = [f"{name}: {found}, where the file says {asked}" for name, (found, asked) in told.items() if found != asked]
+    if "perun_time_s" not in record:
+        wrong.append("perun measured nothing: `energynn doctor` in a job tells why")
+    print(
+        f"{record['launcher']}: {record['devices']} x {record['device_name']} ({record['device_kind']}) on "
+        f"{record['nodes']} nodes, {record['sockets']} sockets; energy {record['energy_total_provenance']}"
+    )
+    print("\n".join(f"WRONG: {line}" for line in wrong) or "as systems/*.toml says")
+    return 1 if wrong else 0

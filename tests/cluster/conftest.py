@@ -1,0 +1,89 @@
+"""A private Slurm of two nodes, for the tests that need a real one."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from energynn.config import REPOSITORY
+
+NODE_W = 300.0  # of each simulated node
+HERE = Path(__file__).parent
+NEEDED = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare")
+
+
+class Cluster:
+    """The Slurm under a folder, and energynn's commands on it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET")
+        self.environment = {name: value for name, value in os.environ.items() if name not in hidden} | {
+            "SLURM_CONF": str(folder / "etc" / "slurm.conf"), "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
+            "ENERGYNN_POWERCAP": str(folder / "powercap"), "PYTHONPATH": str(REPOSITORY), "A_SECRET_TOKEN": "hush-hush",
+        }  # fmt: skip
+
+    def script(self, command, *words):
+        subprocess.run([HERE / "slurm_nodes.sh", command, self.folder, *words], env=self.environment, check=True,
+                       stdout=subprocess.DEVNULL, timeout=60)  # fmt: skip
+
+    def run(self, *command, check=True):
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=400, cwd=REPOSITORY
+        )  # fmt: skip
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def energynn(self, *words, check=True):
+        return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
+
+    def wait_for(self, condition, seconds, what):
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, (
+                f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
+            )
+            time.sleep(1)
+        return found
+
+
+def simulate_cpu(powercap):
+    """An energy counter that both nodes read, moving at constant power; returns the process that moves it."""
+    zone = powercap / "intel-rapl:0"
+    zone.mkdir(parents=True)
+    (zone / "name").write_text("package-0\n")
+    (zone / "max_energy_range_uj").write_text("262143328850\n")
+    (zone / "energy_uj").write_text("000000000000\n")
+    program = textwrap.dedent(f"""
+        import os, time
+        file = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY)
+        while True:
+            os.pwrite(file, b"%012d\\n" % int({NODE_W} * 1e6 * time.monotonic()), 0)
+            time.sleep(0.01)
+    """)
+    return subprocess.Popen([sys.executable, "-c", program])
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    missing = [command for command in NEEDED if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
+    if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
+        pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path: munge's socket must fit
+    made, counter = Cluster(folder), simulate_cpu(folder / "powercap")
+    try:
+        made.script("start")
+        yield made
+    finally:
+        made.script("stop")
+        counter.kill()
+        counter.wait()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,266 @@
+"""Acceptance on a real Slurm of two nodes: studies run, and go on after whatever happens to them.
+
+Ranks run under srun, MPI and perun; most runs have them on both nodes. The energy counters are simulated.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from energynn import records
+from energynn.analysis import results
+from energynn.config import REPOSITORY
+from energynn.measure.samples import read_events, segments
+from tests.cluster.conftest import NODE_W
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # minutes on a quiet machine
+
+SYSTEM = "tests/cluster/two-nodes.toml"
+LONG = dict(embed_dim=32, depth=1, epochs=200)  # long enough to be stopped in the middle
+
+
+def write_study(folder, body):
+    path = folder / "my_study.py"
+    path.write_text(
+        "from energynn import config\n\n\ndef study(system):\n" + textwrap.indent(textwrap.dedent(body), "    ")
+    )
+    return path
+
+
+def long_run(folder, **changes):
+    return write_study(folder, f"return [config.make('fourcastnet', system=system, devices=2, **{LONG | changes!r})]")
+
+
+class Study:
+    """Runs that were submitted, seen as a person sees them."""
+
+    def __init__(self, cluster, folder, file, *options):
+        self.cluster, self.runs_dir = cluster, folder / "runs"
+        self.submit = lambda: cluster.energynn(
+            "submit", file, "--system", SYSTEM, "--runs-dir", self.runs_dir, *options
+        )
+        self.said = self.submit().stdout
+
+    def rows(self):
+        done = self.cluster.energynn("status", "--json", "--runs-dir", self.runs_dir)
+        return json.loads(done.stdout)["runs"]
+
+    def folder(self):
+        (path,) = (self.runs_dir / "two-nodes").glob("*/job/..")
+        return path.resolve()
+
+    def is_training(self, segment=1):
+        parts = [segments(path.parent) for path in (self.runs_dir / "two-nodes").glob("*/run.json")]
+        newest = [part[-1] for part in parts if len(part) == segment]
+        return any(event["event"] == "epoch" for folder in newest for event in read_events(folder))
+
+    def wait(self, state, seconds=300):
+        def are_so():
+            rows = self.rows()
+            return rows if all(row["state"] == state for row in rows) else None
+
+        return self.cluster.wait_for(are_so, seconds, state)
+
+    def check(self, starts=None):
+        """Everything finished, on both nodes, nothing left, every number follows from the raw files."""
+        rows = self.wait("finished")
+        assert records.check(self.runs_dir) == []
+        for row in rows:
+            record = records.read(self.runs_dir / "two-nodes" / row["run_id"])
+            assert record["launcher"] == "srun" and record["valid"]
+            parts = segments(self.runs_dir / "two-nodes" / row["run_id"])
+            starts_of_ranks = [e for part in parts for e in read_events(part) if e["event"] == "rank_start"]
+            assert {event["world_size"] for event in starts_of_ranks} == {record["devices"]}
+            if starts:
+                assert len(record["segments"]) == starts
+                total = sum(segment["energy_total_J"] for segment in record["segments"])
+                assert record["energy_total_J"] == pytest.approx(total)
+        nothing_is_left(self.runs_dir)
+        return rows
+
+
+def nothing_is_left(folder):
+    deadline = time.monotonic() + 20
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def processes_of(folder):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in " ".join(process.cmdline()) and process.pid != os.getpid():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def readme_section():
+    """The study and the commands of README's section on clusters."""
+    text = (REPOSITORY / "README.md").read_text().split("## On a cluster\n")[1].split("\n## ")[0]
+    blocks = [
+        textwrap.dedent(block)
+        for block in re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
+        if block.strip()
+    ]
+    (study,) = [block.strip() + "\n" for block in blocks if "def study" in block]
+    return study, [line for block in blocks for line in block.splitlines() if line.startswith(".venv/bin/energynn")]
+
+
+@pytest.fixture(scope="module")
+def study(cluster, tmp_path_factory):
+    """README's walk, command by command: four runs of both workloads on two nodes; Slurm is killed for a while."""
+    folder = tmp_path_factory.mktemp("study")
+    program, commands = readme_section()
+    (folder / "my_study.py").write_text(program)
+    made, said = None, {}
+    for command in commands:
+        words = shlex.split(command)[1:]
+        words = [
+            str(folder / word) if word == "my_study.py" else SYSTEM if word == "my_cluster.toml" else word
+            for word in words
+        ]
+        if words[0] == "check":
+            words[1] = str(folder / "runs")
+        elif words[0] in ("submit", "status", "resubmit"):
+            words += ["--runs-dir", str(folder / "runs")]
+        if words[0] == "resubmit":
+            made.wait("finished", 600)
+        said[" ".join(words[:2])] = cluster.energynn(*words).stdout
+        if words[0] == "submit" and "--dry-run" not in words:
+            made = Study(cluster, folder, folder / "my_study.py")
+            cluster.wait_for(made.is_training, 120, "the first run")
+            os.kill(int((cluster.folder / "run" / "slurmctld.pid").read_text()), signal.SIGKILL)
+            made.without_controller = cluster.energynn("status", "--runs-dir", made.runs_dir).stdout
+            cluster.script("controller-up")
+    made.said_by_command = said
+    return made
+
+
+def test_readmes_commands_say_what_they_should(study):
+    said = study.said_by_command
+    assert "srun: 2 x" in said["system check"] and "as systems/*.toml says" in said["system check"]
+    assert "together 4 runs" in said["study show"] and "no run has failed" in said["resubmit --failed"]
+    assert re.search("4 runs: .*running", said["status --runs-dir"])
+    assert (
+        "4 records" in (words := said[f"check {study.runs_dir}"]) and "4 of them valid as evidence; 0 faults" in words
+    )
+
+
+def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluster):
+    study.check(starts=1)
+    assert study.rows()[0]["energy_kWh"] > 0
+    for row in study.rows():
+        folder = study.runs_dir / "two-nodes" / row["run_id"]
+        record = records.read(folder)
+        assert record["nodes"] == 2 and {path.name for path in folder.glob("samples-*")} == {
+            "samples-n1.jsonl", "samples-n2.jsonl"}  # fmt: skip
+        assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
+        assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)
+        assert record["energy_perun_total_J"] > record["energy_total_J"] > 0  # perun counts start and end too
+        assert record["energy_total_provenance"] == "simulated"
+        facts = json.loads((folder / "job" / "start-1.json").read_text())
+        assert facts["nnodes"] == "2" and facts["outcome"] == "finished" and facts["job_nodelist"] == "n[1-2]"
+        for name in ("notebook.ipynb", "job/job.sh", "job/log.txt", "job/parameters.json"):
+            assert (folder / name).stat().st_size > 0
+    kept = "".join(path.read_text(errors="replace") for path in study.runs_dir.rglob("*") if path.is_file())
+    assert "hush-hush" not in kept
+
+
+def test_the_analysis_reads_the_study_back(study):
+    table = results.load(study.runs_dir)
+    assert len(table.run) == 4 and set(table.nodes.values) == {2}
+
+
+def test_status_without_a_controller_says_so_and_is_true(study):
+    assert "the queue is unknown" in study.without_controller and re.search(
+        r"running +\d+/400", study.without_controller
+    )
+
+
+def test_what_is_made_is_not_submitted_again(study):
+    assert "4 of 4 runs are made or queued; 0 to make" in study.submit().stdout
+
+
+def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path):
+    """The limit is moved to the middle of the training, wherever that is on a machine as busy as this one."""
+    broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=400), "--minutes", "30")
+    cluster.wait_for(broken.is_training, 120, "the run")
+    (row,) = broken.rows()
+    cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=1")
+    cluster.wait_for(
+        lambda: broken.rows()[0]["state"] == "queued", 200, "Slurm to warn the job, and the job to come back"
+    )
+    assert broken.rows()[0]["reason"].endswith("goes on: asked to stop")
+    assert "SIGUSR1" in (broken.folder() / "job" / "log.txt").read_text()
+    cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
+    broken.check(starts=2)
+    unbroken = study.runs_dir / "two-nodes" / row["run_id"]
+    assert len(records.read(unbroken)["segments"]) == 1
+    assert records.sha256(broken.folder() / "weights.pt") == records.sha256(unbroken / "weights.pt")
+
+
+def test_scancel_and_the_loss_of_a_node_cost_one_start_each(cluster, tmp_path):
+    run = Study(cluster, tmp_path, long_run(tmp_path, checkpoint_period_s=1))
+    cluster.wait_for(run.is_training, 120, "the run")
+    (row,) = run.rows()
+    assert row["state"] == "running"
+    cluster.run("scancel", row["job"])
+    run.wait("stopped")
+    nothing_is_left(run.runs_dir)
+    assert records.read(run.folder())["status"] == "interrupted" and records.check(run.runs_dir) == []
+    assert "1 runs submitted again" in cluster.energynn("resubmit", "--failed", "--runs-dir", run.runs_dir).stdout
+
+    cluster.wait_for(lambda: run.is_training(segment=2), 120, "the second start")
+    killed = [psutil.Process(int((cluster.folder / "run" / "slurmd-n2.pid").read_text())), *steps_of("n2")]
+    assert len(killed) > 2, killed  # slurmd, its step and the rank
+    for process in killed:
+        process.kill()
+    is_missed = lambda: "down" in cluster.run("sinfo", "-hNn", "n2", "-o", "%T").stdout  # noqa: E731
+    cluster.wait_for(is_missed, 60, "n2 to be missed")
+    cluster.script("node-up", "n2")
+    run.check(starts=3)
+
+
+def steps_of(node):
+    """The processes of all job steps on a node, which are below a slurmstepd."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            children = process.children(recursive=True) if "slurmstepd" in process.name() else []
+            if any(child.environ().get("SLURMD_NODENAME") == node for child in children):
+                found += [process, *children]
+    return found
+
+
+def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(cluster, tmp_path):
+    study = Study(cluster, tmp_path, write_study(tmp_path, f"""
+        good = config.make("fourcastnet", system=system, device="cpu", **{LONG!r})
+        return [good, config.make("fourcastnet", system=system, device="gpu", **{LONG!r})]
+    """))  # fmt: skip
+    assert "2 x" in study.said
+    good, bad = study.rows()
+    if (
+        "gpu"
+        in json.loads((study.runs_dir / "two-nodes" / good["run_id"] / "job" / "parameters.json").read_text())["device"]
+    ):
+        good, bad = bad, good
+    folder = study.runs_dir / "two-nodes" / good["run_id"]
+    cluster.wait_for(lambda: any(event["event"] == "epoch" for event in read_events(folder)), 90, "the good run")
+    cluster.run("scontrol", "requeue", good["job"])
+    state = lambda run: next(row for row in study.rows() if row["run_id"] == run["run_id"])  # noqa: E731
+    cluster.wait_for(lambda: state(bad)["state"] == "failed", 120, "three failures")
+    assert "3 starts in a row failed" in state(bad)["reason"] and "GPUs asked for" in state(bad)["reason"]
+    cluster.wait_for(lambda: state(good)["state"] == "finished", 120, "the requeued run")
+    assert len(records.read(folder)["segments"]) == 2 and records.check(study.runs_dir) == []
+    nothing_is_left(study.runs_dir)

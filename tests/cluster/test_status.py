@@ -1,0 +1,208 @@
+"""What people are told of their runs, from files and a scheduler that answers, does not answer, or has forgotten."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from energynn import cli, records
+from energynn.cluster import slurm, status
+from energynn.config import REPOSITORY
+
+FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
+
+
+def submitted(runs_dir, name, job, **files):
+    folder = runs_dir / "slurm" / name
+    (folder / "job").mkdir(parents=True)
+    records.write_json(folder / "job" / "submission.json", FACTS | {"job_id": job})
+    for path, value in files.items():
+        records.write_json(folder / path.replace("__", "/"), value)
+    return folder
+
+
+@pytest.fixture
+def queue(monkeypatch):
+    """Slurm as its two commands answer."""
+    states = {}
+
+    def answer(*command):
+        if command[0] == "squeue":
+            return "".join(f"{job}|{state}|{reason}\n" for job, (state, reason) in states.items())
+        raise ValueError(f"{command[0]}: no")
+
+    monkeypatch.setattr(slurm, "_slurm", answer)
+    return states
+
+
+def state_of(folder):
+    return status.rows([folder])[0][0]
+
+
+def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, queue):
+    live = {
+        "epoch": 3,
+        "epochs": 80,
+        "samples_per_s": 9.5,
+        "power_W": 1200.0,
+        "energy_J": 1.8e6,
+        "energy_before_J": 1.8e6,
+        "time_left_s": 7200.0,
+    }
+    running = submitted(tmp_path, "a", "5_0", **{".state.json": live, "job__start-1.json": {"submission": "t"}})
+    queue["5_0"] = "RUNNING", "None"
+    row = state_of(running)
+    assert row["state"] == "running" and row["energy_kWh"] == 1.0 and row["epoch"] == 3
+    assert "3/80" in status.text([row], []) and "2:00:00" in status.text([row], [])
+
+    waiting = submitted(tmp_path, "b", "5_1")
+    queue["5_1"] = "PENDING", "Resources"
+    assert state_of(waiting)["state"] == "queued" and state_of(waiting)["reason"] == "Resources"
+    again = submitted(tmp_path, "c", "5_2", **{"job__start-1.json": {"submission": "t", "outcome": "asked to stop"}})
+    queue["5_2"] = "PENDING", "BeginTime"
+    assert state_of(again)["reason"] == "BeginTime, goes on: asked to stop"
+
+    record = {"valid": False, "status": "failed", "status_reason": "rank 1: out of memory", "invalid_reasons": []}
+    failed = submitted(tmp_path, "d", "6_0", **{"record.json": record})
+    (failed / "job" / "log.txt").write_text("some line\nRuntimeError: out of memory\n\nslurmstepd: error: x\n")
+    assert state_of(failed)["state"] == "failed" and state_of(failed)["reason"] == "rank 1: out of memory"
+    assert state_of(failed)["log"] == "RuntimeError: out of memory"
+    stopped = submitted(tmp_path, "e", "6_1", **{"record.json": record | {"status": "interrupted"}})
+    assert state_of(stopped)["state"] == "stopped"
+    lost = submitted(tmp_path, "f", "6_2")
+    assert state_of(lost)["state"] == "failed" and "Slurm does not remember it" in state_of(lost)["reason"]
+    (submitted(tmp_path, "g", "6_3") / "job" / "cancelled").touch()
+    assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
+
+
+def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, monkeypatch):
+    lost = submitted(tmp_path, "a", "6_2")
+    for command, answer in (("sacct", "OUT_OF_MEMORY\n"), ("scontrol", "JobId=6 JobState=NODE_FAIL Reason=None")):
+
+        def say(*words, command=command, answer=answer):
+            if words[0] == command:
+                return answer
+            if words[0] == "squeue":
+                return ""
+            raise ValueError("Slurm accounting storage is disabled")
+
+        monkeypatch.setattr(slurm, "_slurm", say)
+        assert (
+            answer.strip().split("=")[-1].split()[0] in state_of(lost)["reason"]
+            or "NODE_FAIL" in state_of(lost)["reason"]
+        )
+
+
+def test_without_an_answer_the_files_tell_what_they_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "_slurm", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
+    live = {"submission": "t", "started_at": "x"}
+    submitted(tmp_path, "a", "5_0", **{"job__start-1.json": live})
+    submitted(
+        tmp_path,
+        "b",
+        "5_1",
+        **{"job__start-1.json": live | {"ended_at": "y", "outcome": "asked to stop", "exit_status": 75}},
+    )
+    submitted(tmp_path, "c", "5_2")
+    submitted(
+        tmp_path,
+        "d",
+        "5_3",
+        **{"job__start-1.json": live | {"ended_at": "y", "outcome": "failed: three", "exit_status": 1}},
+    )
+    rows, notes = status.rows(status.folders(tmp_path, []))
+    assert [row["state"] for row in rows] == ["running", "queued", "queued", "failed"] and "no answer" in notes[0]
+
+
+def test_a_thousand_runs_in_a_second_and_no_torch(tmp_path):
+    """1000 runs with records of real length, in a process of its own; CPU time, because other work goes on here."""
+    history = [{"epoch": n, "training_loss": 0.1, "top1_error": 0.2, "learning_rate": 0.1} for n in range(100)]
+    record = {
+        "valid": True,
+        "status": "finished",
+        "status_reason": "",
+        "invalid_reasons": [],
+        "training_time_s": 60.0,
+        "segments": [{}],
+        "energy_total_J": 3.6e6,
+        "energy_total_provenance": "measured",
+        "history": history,
+    }
+    for number in range(1000):
+        submitted(tmp_path, f"run-{number:04}", f"9_{number}", **({"record.json": record} if number % 2 else {}))
+    (tmp_path / "bin").mkdir()
+    script = tmp_path / "bin" / "squeue"
+    script.write_text('#!/bin/sh\ni=0; while [ $i -lt 1000 ]; do echo "9_$i|RUNNING|None"; i=$((i+2)); done\n')
+    script.chmod(0o755)
+    program = f"""
+import sys, time
+from energynn import cli
+cli.main(["status", "--runs-dir", {str(tmp_path)!r}])
+print(time.process_time(), sorted({{"torch", "pandas", "xarray"}} & set(sys.modules)))
+"""
+    best = []
+    for _ in range(3):
+        environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+        seconds, _, loaded = done.stdout.splitlines()[-1].partition(" ")
+        assert loaded == "[]" and "1000 runs: 500 finished, 500 running; 500 kWh" in done.stdout, done.stderr
+        best.append(float(seconds))
+    assert min(best) < 1
+
+
+def test_cancel_asks_which(capsys):
+    assert cli.main(["cancel"]) == 2 and "--all" in capsys.readouterr().err
+    assert shutil.which("no-such-command") is None
+    with pytest.raises(ValueError, match="no-such-command: not found; this is no login node"):
+        slurm._slurm("no-such-command")
+
+
+# ------------------------------------------------------------------------------------------------- without a scheduler
+
+
+@pytest.mark.slow
+def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
+    """Submit, status, cancel, resubmit, finish: the same commands, one measured run at a time, in the background."""
+    study = tmp_path / "mine.py"
+    study.write_text(
+        "from energynn import config\n"
+        "def study(system):\n"
+        "    tiny = dict(system=system, device='cpu', embed_dim=32, depth=1, sampling_period_s=0.02)\n"
+        "    return [config.make('fourcastnet', epochs=n, **tiny) for n in (400, 30)]\n"
+    )
+
+    def energynn(*words):
+        command = [sys.executable, "-m", "energynn.cli", *map(str, words), "--runs-dir", str(tmp_path / "runs")]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def rows():
+        return json.loads(energynn("status", "--json"))["runs"]
+
+    def wait(condition, what):
+        deadline = time.monotonic() + 120
+        while not condition(found := rows()):
+            assert time.monotonic() < deadline, f"{what}: {found}"
+            time.sleep(0.5)
+        return found
+
+    energynn("submit", study, "--system", "local")
+    first = wait(lambda found: sum("epoch" in row for row in found), "a run in its epochs")
+    assert sorted(row["state"] for row in first) == ["queued", "running"]
+    assert "2 of 2 runs are made or queued" in energynn("submit", study, "--system", "local")
+    (running,) = [row["run_id"] for row in first if row["state"] == "running"]
+    assert "1 jobs cancelled" in energynn("cancel", running)
+    found = wait(lambda found: all(row["state"] not in ("queued", "running") for row in found), "the end")
+    assert {row["run_id"] == running: row["state"] for row in found} == {True: "stopped", False: "finished"}
+    record = records.read(tmp_path / "runs" / "local" / running)
+    assert record["status"] == "interrupted" and "it can go on" in record["status_reason"]
+    assert "1 runs submitted again" in energynn("resubmit", "--failed")
+    wait(lambda found: all(row["state"] == "finished" for row in found), "the run that goes on")
+    assert len(records.read(tmp_path / "runs" / "local" / running)["segments"]) == 2
+    assert records.check(tmp_path / "runs") == []

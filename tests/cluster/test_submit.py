@@ -1,0 +1,373 @@
+"""Studies, systems and batch scripts: what is planned, what it costs, and that nothing in a name becomes a command."""
+
+import dataclasses
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import papermill.parameterize
+import papermill.translators
+import pytest
+
+from energynn import cli, config, records, studies
+from energynn.cluster import costs, slurm, submit, systems
+from energynn.config import REPOSITORY
+
+TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
+COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5, "F3": 3, "F4": 3, "F5": 3,
+          "T1": 3, "fluctuation": 3}  # fmt: skip
+
+
+def hardware(name):
+    return "H100" if name in ("F4", "F5") else "A100"
+
+
+# ------------------------------------------------------------------------------------------------------------- studies
+
+
+def test_every_series_of_the_paper_is_there_and_shares_the_runs_that_it_shares():
+    found = studies.find(list(COUNTS), "horeka-a100")
+    assert {name: len(runs) for name, runs in found.items()} == COUNTS
+    assert all(len(set(runs)) == len(runs) for runs in found.values())
+    shared = {
+        pair: {run.devices for run in set(found[pair[0]]) & set(found[pair[1]])}
+        for pair in (
+            ("R1", "R2"),
+            ("R1", "R3"),
+            ("R1", "R4"),
+            ("R2", "R5"),
+            ("R3", "R6"),
+            ("R4", "R6"),
+            ("F1", "F3"),
+            ("F1", "T1"),
+            ("F4", "T1"),
+            ("F5", "T1"),
+            ("F1", "fluctuation"),
+        )
+    }
+    assert list(shared.values()) == [{1}, {32}, {256}, {16}, {256}, {32}, {64}, {16, 32}, {4, 16}, {32}, set()]
+    (two,) = {run.training_samples for run in found["R4"] if run.devices == 2}
+    assert two == 10_009 and {run.validation_samples for run in found["R5"] if run.devices == 1} == {3125}
+    assert all(run.preset == "paper" and run.device == "gpu" for runs in found.values() for run in runs)
+    before = {config.run_id(run): run for run in found["F1"]}
+    assert all(before[run.initial_run].devices == run.devices for run in found["F2"])
+
+
+@pytest.mark.parametrize("name", studies.PAPER)
+def test_a_series_tells_its_figure_hardware_cost_and_expected_result(name):
+    text = inspect.getdoc(studies.PAPER[name])
+    assert re.search(r"^(Figures|Table|Text): ", text, re.M) and "Expected: " in text
+    assert hardware(name) in re.search(r"Hardware: (.*)\.", text)[1]
+    sums = costs.total(costs.expect(run, hardware(name)) for run in studies.find([name])[name])
+    (cost,) = re.findall(r"^Cost: (.*(?:\n.*)?)\nExpected", text, re.M)
+    assert cost.startswith(f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh")
+    said = f"{sums['published']} of {sums['runs']} runs published" if sums["scaled"] else "all published"
+    assert said in cost and sums["unknown"] == 0
+
+
+def test_costs_are_the_published_ones_where_there_are_any():
+    r5 = studies.find(["R5"])["R5"]
+    one = costs.expect(next(run for run in r5 if run.devices == 8))
+    assert (one.source, round(one.gpu_hours, 2), round(one.energy_kWh, 2)) == ("published", 47.94, 15.01)
+    full = costs.expect(next(run for run in studies.find(["R1"])["R1"] if run.devices == 1))
+    assert full.source == "scaled" and 36 < full.energy_kWh < 41  # the paper: 17.6 + 18.9 kWh and RAM, section 3.2.2
+    assert costs.expect(config.make("resnet50")).source == "unknown"
+    four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
+    assert costs.expect(four, "H100").gpu_hours == 421.26 and costs.expect(four, "A100").energy_kWh == 120.70
+
+
+def test_a_study_of_ones_own_is_one_small_file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from energynn import config\ndef study(system):\n    return [config.make(system=system, seed=7)]\n"
+    )
+    assert [run.seed for run in studies.find([str(path)], "x")[str(path)]] == [7]
+    for text, words in [
+        ("", "defines no study"),
+        ("1/0", "ZeroDivisionError"),
+        ("def study(system): return [3]", "must return"),
+        ("def study(system): return config", "NameError"),
+        ("def study(system): return []", "must return"),
+        ("def (", "SyntaxError"),
+        ("raise SystemExit", "SystemExit"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            studies.find([str(path)])
+
+
+def test_study_list_and_show(capsys):
+    assert cli.main(["study", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES)
+    assert cli.main(["study", "show", "R1", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["R1"]
+    assert shown["total"]["runs"] == len(shown["runs"]) == 45 and shown["total"]["published"] == 5
+    assert cli.main(["study", "show", "R5"]) == 0 and "5 x resnet50 n=16 LBS=16 GBS=256" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+
+
+def test_a_dry_run_of_all_series_takes_seconds_and_needs_no_slurm(tmp_path):
+    begun = time.monotonic()
+    outputs = []
+    for group, system in (("paper-a100", "horeka-a100"), ("paper-h100", "horeka-h100")):
+        command = [sys.executable, "-m", "energynn.cli", "submit", group, "--system", system, "--dry-run"]
+        done = subprocess.run(
+            [*command, "--runs-dir", tmp_path / "runs"],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            env=os.environ | {"PATH": "/nowhere", "PYTHONPATH": str(REPOSITORY)},
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert time.monotonic() - begun < 5
+    assert re.search(r"168 to make in \d+ job arrays, expected 24,330 GPU hours, 5,781 kWh", outputs[0])
+    assert re.search(r"6 to make in \d+ job arrays, expected 2,959 GPU hours, 812 kWh", outputs[1])
+    assert "#SBATCH --nodes=64\n#SBATCH --ntasks=256" in outputs[0] and not (tmp_path / "runs").exists()
+
+
+def fine_tuning(system="two-nodes"):
+    first = config.make("fourcastnet", system=system)
+    tuned = config.make("fourcastnet", system=system, stage="finetune", initial_run=config.run_id(first))
+    return first, tuned
+
+
+def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
+    site, (first, tuned) = systems.site(TWO_NODES), fine_tuning()
+    jobs = submit.plan([tuned, first], site, tmp_path, set())
+    assert [(job.runs, job.after) for job in jobs] == [((first,), ""), ((tuned,), config.run_id(first))]
+    asked = []
+    monkeypatch.setattr(slurm, "submit", lambda script, tasks, after: asked.append(after) or str(40 + len(asked)))
+    submit.submit(jobs, site, tmp_path, ["mine"])
+    assert asked == ["", "41_0"]
+    assert submit.plan([tuned], site, tmp_path, {config.run_id(first)})[0].after == config.run_id(first)
+    with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
+        submit.plan([tuned], site, tmp_path, set())
+    folder = tmp_path / "two-nodes" / config.run_id(first)
+    records.write_json(folder / "record.json", {"valid": True})
+    assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [""]
+
+
+def test_time_limits_follow_the_cost_and_the_partition():
+    site = systems.site("horeka-a100")
+    by_devices = {job.devices: job for job in submit.plan(studies.find(["R1"])["R1"], site, Path("/runs"), set())}
+    assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
+    assert by_devices[256].minutes < 90 and by_devices[256].nodes == 64 and len(by_devices[256].runs) == 5
+
+
+def test_spending_more_than_a_limit_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "submit", lambda *_: pytest.fail("submitted without asking"))
+    words = ["submit", "R4", "--system", "horeka-a100", "--runs-dir", str(tmp_path)]
+    assert cli.main(words) == 2 and "more than 100 GPU hours; give --yes" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: "n")
+    assert cli.main([*words, "--limit", "20"]) == 1
+    assert cli.main([*words, "--limit", "5000"]) == 2 and "no manifest" in capsys.readouterr().err  # but no data here
+
+
+def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("A_SECRET_TOKEN", "hush-hush")
+    monkeypatch.setenv("ENERGYNN_ERA5", "/data/it's era5; rm -rf $HOME")
+    text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
+    assert "#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH\n" in text and "SECRET" not in text and "hush" not in text
+    assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
+
+
+# ------------------------------------------------------------------------------------ what must not become a command
+
+PAYLOADS = (
+    "$(touch {})",
+    "`touch {}`",
+    "; touch {}",
+    "x; touch {}",
+    "x & touch {}",
+    "x && touch {}",
+    "x || touch {}",
+    "x | touch {}",
+    "'; touch {}; '",
+    '"; touch {}; "',
+    "\\'; touch {}; \\'",
+    "x\ntouch {}",
+    "x\r\ntouch {}",
+    "\n#SBATCH --wrap=touch {}",
+    "${{IFS}}touch {}",
+    "$'\\ntouch {}'",
+    "x > {}",
+    "x >> {}",
+    "< {}",
+    "<(touch {})",
+    "{{touch,{}}}",
+    "~; touch {}",
+    "x\ttouch {}",
+    "*; touch {}",
+    "!touch {}",
+    "x # touch {}",
+    "\x00touch {}",
+    "\x1b[2Jtouch {}",
+    "\u2028touch {}",
+    "@python@ touch {}",
+    "../../{}",
+    "a/../../{}",
+    "..",
+    "/{}",
+    '"""\nimport os; os.system("touch {}")',
+    "'\n__import__('os').mknod('{}')#",
+    " {}",
+    "",
+)
+
+
+def payloads(tmp_path):
+    return [text.format(tmp_path / "done") for text in PAYLOADS]
+
+
+def render(site, tmp_path, runs_dir="/runs"):
+    return submit.script(submit.Job(fine_tuning()[:1], 1, 60), site, Path(runs_dir), ["mine"])
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+@pytest.mark.parametrize("field", ["dataset", "system", "initial_run", "device", "stage", "preset", "training_years"])
+def test_a_text_that_could_become_a_command_is_refused_in_a_configuration(tmp_path, field, number):
+    text = payloads(tmp_path)[number]
+    if field == "initial_run" and not text:
+        pytest.skip("no initial run")
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        config.make("fourcastnet", **{field: text})
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_text_that_could_become_a_command_is_refused_in_a_system(tmp_path, number):
+    text = payloads(tmp_path)[number]
+    path = tmp_path / "mine.toml"
+    base = {"scheduler": "slurm", "devices_per_node": 1}
+    for key in ("sbatch", "srun", "modules", "stage_to", "scheduler", "gpu"):
+        value = (
+            text if key in ("stage_to", "scheduler", "gpu") else [f"--partition={text}" if key != "modules" else text]
+        )
+        if not text and key in ("sbatch", "srun", "stage_to"):
+            continue
+        if text.startswith("/") and key in ("sbatch", "srun", "stage_to"):  # a path is no command
+            continue
+        path.write_text("\n".join(f"{name} = {json.dumps(one)}" for name, one in (base | {key: value}).items()))
+        with pytest.raises(ValueError, match="mend it"):
+            systems.site(str(path))
+            raise AssertionError(f"{key} = {value!r} was taken")
+    with pytest.raises(ValueError, match="^system: "):
+        systems.site(text)
+    with pytest.raises(ValueError, match="^study: "):
+        studies.find([text])
+    with pytest.raises(ValueError, match="^study: "):
+        studies.find([f"{text}.py"])
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_text_that_has_to_be_free_is_quoted_or_refused(tmp_path, monkeypatch, number):
+    """Values of environment variables, where the data lie, and the runs' folder: the script is run to see."""
+    text = payloads(tmp_path)[number]
+    site = systems.site(TWO_NODES)
+    site.environment["GIVEN"] = text
+    (tmp_path / "run" / "job").mkdir(parents=True)
+    try:
+        script = render(site, tmp_path, tmp_path)
+    except ValueError as error:
+        assert not text.isprintable() and "cannot be printed" in str(error)
+        return
+    folder = submit.quote(tmp_path / "two-nodes" / config.run_id(fine_tuning()[0]))
+    script = script.replace(folder, str(tmp_path / "run")).replace(
+        submit.quote(sys.executable) + " -m energynn.cluster.job", "env #"
+    )
+    subprocess.run(["bash", "-c", script], env={"PATH": os.environ["PATH"]}, cwd=tmp_path, check=True)
+    assert not (tmp_path / "done").exists()
+    assert f"GIVEN={text}\n" in (tmp_path / "run" / "job" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("number", range(len(PAYLOADS)))
+def test_a_notebook_takes_a_text_as_a_text(tmp_path, number):
+    text = payloads(tmp_path)[number]
+    code = papermill.translators.PythonTranslator.codify({"dataset": text})
+    found = {}
+    exec(code, found)
+    assert found["dataset"] == text and not (tmp_path / "done").exists()
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("devices_per_node = 0", "devices_per_node: must be more than 0"),
+        ("devices_per_node = true", "must be of type int"),
+        ("max_hours = -1", "max_hours: must be"),
+        ("max_hours = 'x'", "max_hours: must be of type"),
+        ("partition = 'x'", "partition: not known"),
+        ("sbatch = [1]", "sbatch: must be"),
+        ("sbatch = '--x'", "sbatch: must be"),
+        ("modules = ['-x']", "modules: '-x'"),
+        ("environment = {A = 1}", "environment: must be"),
+        ("environment = {'A B' = 'x'}", "environment: 'A B'"),
+        ("max_hours = nan", "max_hours"),
+        ("stage_to = 'relative'", "stage_to"),
+        ("stage_to = '/a/../b'", "stage_to"),
+        ("sbatch = ['partition=x']", "sbatch"),
+        ("x = [", "mend it"),
+    ],
+)
+def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
+    path = tmp_path / "mine.toml"
+    base = "scheduler = 'slurm'\n" + ("" if line.startswith("devices_per_node") else "devices_per_node = 4\n")
+    path.write_text(base + line)
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        systems.site(str(path))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "folder", ["runs%A", "runs'", 'runs"', "runs\n", "runs$(x)", "runs`x`", "runs;x", "runs\\x", "runs*", "runs\x00"]
+)
+def test_a_folder_of_runs_that_slurm_would_misread_is_refused(tmp_path, monkeypatch, folder):
+    monkeypatch.setattr(slurm, "submit", lambda *_: pytest.fail("submitted"))
+    with pytest.raises(ValueError, match="runs_dir: .*choose another"):
+        submit.submit([submit.Job(fine_tuning()[:1], 1, 60)], systems.site(TWO_NODES), tmp_path / folder, ["mine"])
+
+
+def test_the_systems_that_ship_can_be_read():
+    assert {path.stem for path in (REPOSITORY / "systems").glob("*.toml")} == {
+        "horeka-a100",
+        "horeka-h100",
+        "slurm",
+        "local",
+    }
+    for path in (REPOSITORY / "systems").glob("*.toml"):
+        assert systems.site(path.stem).name == path.stem
+        assert subprocess.run(["bash", "-n"], input=render(systems.site(path.stem), path), text=True).returncode == 0
+
+
+@pytest.mark.slow
+def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(tmp_path, monkeypatch):
+    """The batch script itself, without Slurm and with `env` in place of the run."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "image").write_text("pixels")
+    subprocess.run(["tar", "-cf", tmp_path / "imagenet.tar", "-C", tmp_path, "train"], check=True)
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
+    site = dataclasses.replace(systems.site("local"), stage_to="$TMPDIR")
+    run = config.make("resnet50", dataset="imagenet", system="local")
+    text = submit.script(submit.Job((run,), 1, 60), site, tmp_path / "runs", ["mine"])
+    text = text.replace("-m energynn.cluster.job", "-c 'import os; print(dict(os.environ))' #")
+    folder = tmp_path / "runs" / "local" / config.run_id(run)
+    (folder / "job").mkdir(parents=True)
+    subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "node")}, check=True)
+    there = tmp_path / "node" / "energynn-data"
+    assert (there / "train" / "image").read_text() == "pixels"
+    assert f"'ENERGYNN_IMAGENET': '{there}'" in (folder / "job" / "log.txt").read_text()
+    (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
+    assert record["status"] == "finished" and record["energy_total_J"] > 0 and "tar -xf" in record["config"]["command"]
+    assert records.hash_files(folder) == {}  # no part of the run
+    with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
+        submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
