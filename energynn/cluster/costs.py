@@ -94,7 +94,7 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
             samples = getattr(run, "training_samples", 0) or "all"
             lines.append(
                 f"{repeats} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
-                f"epochs={run.epochs} samples={samples}: {said if one.gpu_hours else 'nothing published tells the cost'}"
+                f"epochs={run.epochs} samples={samples}: {said if one.gpu_hours else 'cost unknown: nothing published'}"
             )
         lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
     return "\n".join(lines)
