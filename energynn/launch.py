@@ -94,13 +94,13 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
 def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
     """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
     warnings = []
+    manifests.verify(config.dataset)  # before anything is written
     free_B = _free_space(runs_dir)
     if free_B < LEAST_FREE_B:
         raise ValueError(
             f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
         )
     systems.load(runs_dir, config.system)
-    manifests.verify(config.dataset)
     if launcher(config.devices) == "alone":
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
     nodes = int(os.environ.get("SLURM_NNODES", 1))

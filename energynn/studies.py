@@ -204,7 +204,7 @@ def f1(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100.
-    Cost: 5,956 GPU hours, 1,171 kWh (3 of 7 runs published; more beyond 64 GPUs, where the paper prints no value).
+    Cost: 6,089 GPU hours, 1,195 kWh (3 of 7 runs published; more beyond 64 GPUs, where the paper prints no value).
     Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond GBS 64 above all.
     """
     return _fourcastnet(system, (4, 8, 16, 32, 64, 128, 256), local_batch_size=1)

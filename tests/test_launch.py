@@ -287,10 +287,10 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     assert "exclude_backends = nvml amdsmi" in perun
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-d,GPU-a")
     assert environment(devices=2)[1]["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-d"
-    with pytest.raises(ValueError, match="this machine has 4; ask for fewer"):
+    with pytest.raises(ValueError, match="this machine or job has 4; ask for fewer"):
         launch.preflight(config.make("fourcastnet", devices=5), tmp_path)
     monkeypatch.setattr(launch.systems, "gpus", lambda: [])
-    with pytest.raises(ValueError, match="this machine has 0"):
+    with pytest.raises(ValueError, match="this machine or job has 0"):
         launch.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
 
 

@@ -15,7 +15,6 @@ from energynn.config import PAPER, REPOSITORY, RunConfig, run_id, to_dict
 from energynn.studies import GROUPS, STUDIES
 
 IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
-TABLES = ("resnet50_scaled_dataset", "fourcastnet_table1", "fourcastnet_text")
 
 
 @dataclass(frozen=True)
@@ -44,12 +43,13 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
         pairs = (run.devices, row["devices"]), (run.local_batch_size, row["batch"]), (samples, row["samples"])
         return sum(abs(log2(ours / theirs)) for ours, theirs in pairs) + (run.epochs != row["epochs"]) / 2
 
-    row = min(rows, key=distance)
+    # Of rows equally near the one with the same local batch size, which decides the power.
+    row = min(rows, key=lambda row: (distance(row), abs(log2(run.local_batch_size / row["batch"]))))
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
     factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
     exact = distance(row) == 0 and steps == 1
     hours = row["gpu_hours"] * factor
-    return Cost(hours, hours * row["energy"] / row["gpu_hours"], "published" if exact else "scaled")
+    return Cost(hours, hours * row["energy_total"] / row["gpu_hours"], "published" if exact else "scaled")
 
 
 def total(costs: Iterable[Cost]) -> dict:
@@ -62,17 +62,19 @@ def total(costs: Iterable[Cost]) -> dict:
 
 @functools.cache
 def _published() -> list[dict]:
-    rows = []
-    for table in TABLES:
-        with open(REPOSITORY / "runs" / "published" / f"{table}.csv", newline="") as file:
-            for row in csv.DictReader(file):
-                numbers = dict(
-                    devices=int(row["devices"]), epochs=int(row["epochs"]), gpu_hours=float(row["gpu_hours"]),
-                    energy=float(row["energy_total_kWh"]), samples=int(row.get("dataset_samples") or IMAGES),
-                    batch=int(row["local_batch_size"] or int(row["global_batch_size"]) // int(row["devices"])),
-                )  # fmt: skip
-                rows.append({"workload": row["workload"], "device_name": row["device_name"], **numbers})
-    return rows
+    """GPU hours and energy of the published runs; without pandas, which takes longer to import than a status."""
+    runs: dict[tuple, dict] = {}
+    with open(REPOSITORY / "runs" / "published" / "values.csv", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["kind"] != "measurement" or not row["devices"]:
+                continue
+            numbers = dict(
+                workload=row["workload"], device_name=row["device_name"], devices=int(row["devices"]),
+                epochs=int(row["epochs"]), samples=int(row["dataset_samples"] or IMAGES),
+                batch=int(row["local_batch_size"] or int(row["global_batch_size"]) // int(row["devices"])),
+            )  # fmt: skip
+            runs.setdefault(tuple(numbers.values()), numbers)[row["quantity"]] = float(row["value"])
+    return [run for run in runs.values() if {"gpu_hours", "energy_total"} <= set(run)]
 
 
 def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:

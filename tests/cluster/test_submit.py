@@ -129,7 +129,7 @@ def test_a_dry_run_of_all_series_takes_seconds_and_needs_no_slurm(tmp_path):
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
     assert time.monotonic() - begun < 5
-    assert re.search(r"168 to make in \d+ job arrays, expected 24,330 GPU hours, 5,781 kWh", outputs[0])
+    assert re.search(r"168 to make in \d+ job arrays, expected 24,463 GPU hours, 5,806 kWh", outputs[0])
     assert re.search(r"6 to make in \d+ job arrays, expected 2,959 GPU hours, 812 kWh", outputs[1])
     assert "#SBATCH --nodes=64\n#SBATCH --ntasks=256" in outputs[0] and not (tmp_path / "runs").exists()
 
