@@ -86,11 +86,17 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
 
+    def mark_bad_images() -> None:
+        if config.on_bad_image == "skip":
+            skipped = training.skipped() + validation.skipped()
+            events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
+
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
             checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
         phases.write()
         if asked == stop.STOP:
+            mark_bad_images()
             raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
 
     distributed.barrier(world)
@@ -167,9 +173,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
     )  # fmt: skip
     phases.write()
-    if config.on_bad_image == "skip":
-        skipped = training.skipped() + validation.skipped()
-        events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
+    mark_bad_images()
     progress.end(metrics)
     if config.save_weights and world.rank == 0:
         classes = {"classes": len(training.listing.classes)}

@@ -314,16 +314,26 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
     program = "import sys, runpy, pathlib; from energynn import manifests; " \
               "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); " \
               "runpy.run_path('tests/train/rank_main.py')"  # fmt: skip
-    arguments = [str(tmp_path), json.dumps(config.to_dict(settings)), "float32", str(tree)]
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
-                          cwd=config.REPOSITORY)  # fmt: skip
+
+    def train(folder):
+        arguments = [str(folder), json.dumps(config.to_dict(settings)), "float32", str(tree)]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
+                              cwd=config.REPOSITORY)  # fmt: skip
+        lines = (folder / "events-rank0.jsonl").read_text().splitlines()
+        return done, [json.loads(line) for line in lines]
+
+    done, events = train(tmp_path)
     if on_bad_image == "fail":
         assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stderr), done.stderr
         return
     assert done.returncode == 0, done.stderr
-    events = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
     assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
     assert all("n02_" in path for path in events[-1]["first"])
     assert done.stderr.count("skipped: ") == 2  # each once, not in every epoch
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
+    (tmp_path / "stopped").mkdir()
+    (tmp_path / "stopped" / "stop").touch()
+    done, events = train(tmp_path / "stopped")
+    assert "interrupted: " in done.stdout and "training_end" not in {event["event"] for event in events}
+    assert events[-1]["event"] == "bad_images"  # of this segment
