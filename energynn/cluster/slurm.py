@@ -6,6 +6,8 @@ run's folder, and people can read the script, change it, and submit it by hand.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -25,6 +27,16 @@ def queue() -> dict[str, tuple[str, str]]:
     lines = _slurm("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
     found = {number: (state, reason) for number, state, reason in (line.split("|", 2) for line in lines)}
     return {number: value for number, value in found.items() if value[0] not in OVER}
+
+
+def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
+    """Let the queued runs of a system that wait for one of these runs wait for its new job."""
+    for path in system_dir.glob("*/job/submission.json"):
+        waiting = json.loads(path.read_text())
+        if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
+            with contextlib.suppress(ValueError):  # it has left the queue
+                _slurm("scontrol", "update", f"JobId={waiting['job_id']}",
+                       f"Dependency=afterok:{new_jobs[waiting['after']]}")  # fmt: skip
 
 
 def cancel(jobs: list[str]) -> None:

@@ -82,7 +82,8 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
         row["state"] = "running"
     elif job:
         goes_on = f", goes on: {last['outcome']}" if last.get("outcome") else ""
-        row |= {"state": "queued", "reason": f"{job[1]}{goes_on}"}
+        waits_for = f" on {submission['after']}" if job[1].startswith("Dependency") and submission["after"] else ""
+        row |= {"state": "queued", "reason": f"{job[1]}{waits_for}{goes_on}"}
     elif (submission and states is None and "ended_at" not in last) or (not submission and _holds(folder)):
         row["state"] = "running" if last or not submission else "queued"
     elif last.get("exit_status") == os.EX_TEMPFAIL and states is None:
@@ -105,7 +106,7 @@ def _why(folder: Path, record: dict, job: str) -> str:
         said = slurm.last_words(job) if "_" in job else ""
     except ValueError:
         said = ""
-    return f"its job {job} is gone ({said or 'Slurm does not remember it'}); nothing was recorded"
+    return f"its job {job} is gone ({said or 'nobody remembers it'}); nothing was recorded"
 
 
 def _holds(folder: Path) -> bool:

@@ -79,7 +79,8 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
     options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
-               f"--time={job.minutes}", f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
+               f"--ntasks-per-node={min(job.devices, site.devices_per_node)}", f"--time={job.minutes}",
+               f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
                f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}", f"--export={','.join(KEPT)}",
                f'--output="{folders[0] / "job" / "slurm-%A_%a.txt"}"', *site.sbatch]  # fmt: skip
     if "--no-requeue" in site.sbatch:
@@ -145,6 +146,8 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> lis
             ids[folder.name] = f"{number}_{index}"
             records.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
         lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{f', after job {after}' if after else ''}")
+    if site.scheduler == "slurm":
+        slurm.wait_instead(runs_dir / site.name, ids)
     return lines
 
 
