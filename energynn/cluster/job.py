@@ -16,7 +16,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records
-from energynn.cluster import local, slurm
+from energynn.cluster import local, slurm, status
 from energynn.launch import CAN_GO_ON
 from energynn.measure.samples import segments
 
@@ -55,7 +55,7 @@ def main(run_dir: Path) -> int:
         signal.signal(number, lambda number, _frame: asked.append(number))
     ended = threading.Event()
     threading.Thread(target=_pass_on, args=(run_dir, asked, ended), daemon=True).start()
-    status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
+    exit_status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
     while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
         time.sleep(0.1)
     ended.set()
@@ -74,7 +74,7 @@ def main(run_dir: Path) -> int:
         return _end(run_dir, now, 1, f"failed: not valid: {reason}")
     if failures + 1 >= MOST_FAILURES:
         return _end(run_dir, now, 1, f"failed: {MOST_FAILURES} starts in a row failed, the last with: {reason}")
-    _end(run_dir, now, status or 1, f"failed: {reason}")
+    _end(run_dir, now, exit_status or 1, f"failed: {reason}")
     return _go_on(run_dir)
 
 
@@ -87,7 +87,7 @@ def _pass_on(run_dir: Path, asked: list[int], ended: threading.Event) -> None:
 
 def _submission(run_dir: Path) -> str:
     """What one call of submit is known by."""
-    return json.loads((run_dir / "job" / "submission.json").read_text())["submitted_at"]
+    return status.submission(run_dir)["submitted_at"]
 
 
 def _read_starts(run_dir: Path) -> list[dict]:
@@ -125,8 +125,7 @@ def _go_on(run_dir: Path) -> int:
         print(f"energynn: {run_dir.name}: cannot be queued again: {requeued.stderr} {chained.stderr}", flush=True)
         return 1
     new = f"{chained.stdout.strip().split(';')[0]}_{task}"
-    facts = json.loads((run_dir / "job" / "submission.json").read_text())
-    records.write_json(run_dir / "job" / "submission.json", facts | {"job_id": new})
+    records.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
     slurm.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0
 

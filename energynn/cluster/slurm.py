@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,19 +45,17 @@ def cancel(jobs: list[str]) -> None:
     _slurm("scancel", *jobs)
 
 
-def last_words(job: str) -> str:
-    """What Slurm still knows of a job that has left the queue: accounting, where there is one, or its controller."""
-    for command in (["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"], ["scontrol", "show", "job", "-o", job]):
-        try:
-            answer = _slurm(*command)
-        except ValueError:
-            continue
-        words = [word.partition("=")[2] for word in answer.split() if word.startswith("JobState=")] or answer.split(
-            "\n"
+def last_words(jobs: list[str]) -> dict[str, str]:
+    """What Slurm still knows of jobs that have left the queue: accounting, where there is one, or its controller."""
+    with contextlib.suppress(ValueError):
+        lines = _slurm("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()
+        return dict(line.split("|", 1) for line in lines)
+    with contextlib.suppress(ValueError):
+        found = re.findall(
+            r"ArrayJobId=(\d+) ArrayTaskId=(\d+) .*JobState=(\S+)", _slurm("scontrol", "show", "job", "-o")
         )
-        if words and words[0]:
-            return words[0]
-    return ""
+        return {f"{job}_{task}": state for job, task, state in found}
+    return {}
 
 
 def _slurm(*command: str) -> str:

@@ -82,20 +82,16 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
 
 def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, monkeypatch):
     lost = submitted(tmp_path, "a", "6_2")
-    for command, answer in (("sacct", "OUT_OF_MEMORY\n"), ("scontrol", "JobId=6 JobState=NODE_FAIL Reason=None")):
+    array = "JobId=8 ArrayJobId=6 ArrayTaskId=2 JobName=x UserId=me JobState=NODE_FAIL Reason=None\n"
+    for command, answer, words in (("sacct", "6_2|OUT_OF_MEMORY\n", "OUT_OF_MEMORY"), ("scontrol", array, "NODE_FAIL")):
 
         def say(*words, command=command, answer=answer):
-            if words[0] == command:
-                return answer
-            if words[0] == "squeue":
-                return ""
+            if words[0] in (command, "squeue"):
+                return answer if words[0] == command else ""
             raise ValueError("Slurm accounting storage is disabled")
 
         monkeypatch.setattr(slurm, "_slurm", say)
-        assert (
-            answer.strip().split("=")[-1].split()[0] in state_of(lost)["reason"]
-            or "NODE_FAIL" in state_of(lost)["reason"]
-        )
+        assert f"job 6_2 is gone ({words})" in state_of(lost)["reason"]
 
 
 def test_without_an_answer_the_files_tell_what_they_can(tmp_path, monkeypatch):

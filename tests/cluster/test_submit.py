@@ -296,14 +296,15 @@ def test_a_text_that_could_become_a_command_is_refused_in_a_system(tmp_path, num
         )
         if not text and key in ("sbatch", "srun", "stage_to"):
             continue
-        if key in ("sbatch", "srun", "stage_to") and re.match("[a./@]+[a-z]", text):  # a path, or a name, no command
+        if re.match("[a./@]+[a-z]+[^;]*$", text) and key not in ("scheduler", "gpu"):  # a path, or a name, no command
             continue
         path.write_text("\n".join(f"{name} = {json.dumps(one)}" for name, one in (base | {key: value}).items()))
         with pytest.raises(ValueError, match="mend it"):
             systems.site(str(path))
             raise AssertionError(f"{key} = {value!r} was taken")
-    with pytest.raises(ValueError, match="^system: "):
-        systems.site(text)
+    for name in (text, f"{text}.toml"):
+        with pytest.raises(ValueError, match="^system: "):
+            systems.site(name)
     with pytest.raises(ValueError, match="^study: "):
         studies.find([text])
     with pytest.raises(ValueError, match="^study: "):
