@@ -4,130 +4,97 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import sys
 from pathlib import Path
+
+FLAG, FOLDER, RUNS_DIR = dict(action="store_true"), dict(type=Path), dict(type=Path, default=Path("runs"))
+JSON, RUNS = {"--json": FLAG}, {"--runs-dir": RUNS_DIR}
+SOME = {"studies": dict(nargs="*", metavar="STUDY_OR_RUN", help="only these; default: all (cancel: --all)")}
+LIMIT = {"--minutes": dict(type=int, help="time limit of each job; a run that needs more goes on in a next")}
+RUN = {"run": dict(FOLDER, metavar="RUN")}
+BUILD_DIR = {"--build-dir": dict(type=Path, default=Path("build"))}
+FACTOR = "with --source and --date: "
+
+# Help and arguments of each command; what it does is below, or in the module named in ELSEWHERE.
+COMMANDS: dict[str, tuple[str, dict[str, dict]]] = {
+    "run": ("make one run, as notebooks/run_training.ipynb does", {
+        "-p": dict(nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters",
+                   help="a parameter of the run, as for papermill"), **RUNS}),
+    "study": ("run a study on this machine; list all of them; show one and its cost", {
+        "action": dict(choices=["run", "list", "show"]),
+        "name": dict(nargs="?", default="smoke", help="a study's name, or a file of your own"), **JSON, **RUNS,
+        "--minutes": dict(type=float, default=float("inf"), help="begin no run that would end later"),
+        "--archive": dict(FOLDER, metavar="FILE", help="pack the runs into a .tar.gz"),
+        "--dry-run": dict(FLAG, help="of gpu: the same points in small, on CPU cores")}),
+    "submit": ("make every missing run of studies by batch jobs, and see them through", {
+        "studies": dict(nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own"),
+        "--system": dict(required=True, help="`energynn system list`, or a file of your own (.toml)"),
+        "--dry-run": dict(FLAG, help="print the scripts and the expected cost, submit nothing"),
+        "--limit": dict(type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"),
+        "--yes": dict(FLAG, help="do not ask"), **LIMIT, **RUNS}),
+    "resubmit": ("submit runs that failed or stopped again; they go on where they can", {
+        "--failed": dict(FLAG, required=True), **LIMIT, **SOME, **RUNS}),
+    "status": ("what has become of every run, queued, running or ended", {
+        "--watch": dict(type=float, nargs="?", const=10.0, metavar="S", help="again and again"),
+        **JSON, **SOME, **RUNS}),
+    "cancel": ("cancel jobs of runs that are queued or go on", {
+        "--all": dict(FLAG, help="of every study"), **SOME, **RUNS}),
+    "system": ("the clusters that are known; check: prove one by a job of a minute", {
+        "action": dict(choices=["list", "check"]), "name": dict(nargs="?", default="local")}),
+    "doctor": ("what a run on this machine would measure, how well, and what to mend", {
+        "--devices": dict(type=int, default=2, help="ranks of the MPI world to try"), **JSON}),
+    "check": ("derive every number of the records again and compare", {
+        "runs_dir": dict(RUNS_DIR, nargs="?"),
+        "--recover": dict(FLAG, help="first write records for runs whose launcher died")}),
+    "measure": ("measure any command as our own trainers are: measure -- COMMAND", {
+        "--period": dict(type=float, default=0.04, metavar="S", help="seconds between two samples"),
+        "--out": dict(FOLDER, metavar="DIR", help="the run's folder; a second start adds a segment"),
+        "--json": dict(FLAG, help="print the record; the command's output goes to stderr"),
+        "measured": dict(nargs=argparse.REMAINDER, metavar="-- COMMAND")}),
+    "recompute": ("derive every energy anew from the raw samples; compare with perun", {
+        **RUN, **JSON, "--carbon": dict(type=float, metavar="G_PER_KWH", help=f"{FACTOR}CO2 equivalents"),
+        "--price": dict(type=float, metavar="PER_KWH", help=f"{FACTOR}what it costs"),
+        "--source": dict(help="where the factor comes from"), "--date": dict(help="of the factor, YYYY-MM-DD")}),
+    "import-perun": ("read a perun HDF5 file (0.8 to 1.0) into our records", {
+        "file": dict(FOLDER, metavar="FILE"), **RUNS, **JSON}),
+    "watch": ("power, energy and time left of a run that goes on, from any shell", {
+        **RUN, "--every": dict(type=float, default=2.0, metavar="S", help="seconds between two looks"),
+        "--once": dict(FLAG, help="look once; also where standard output is no terminal")}),
+    "manifest": ("verify the data sets, or describe one anew", {
+        "action": dict(choices=["verify", "build"]), "dataset": dict(nargs="*"),
+        "--source": dict(FOLDER, help="build era5_ensemble: the NetCDF file it is packed from"),
+        "--root": dict(FOLDER, help="where imagenet (tree, archives or store) or era5 (store) lies")}),
+    "imagenet": ("write ImageNet as uint8 pixels, so that training decodes no JPEG", {
+        "action": dict(choices=["prepare"]), "--out": dict(FOLDER, required=True),
+        "--root": dict(FOLDER, required=True, help="ImageNet's folder tree or the official archives"),
+        "--shorter-side": dict(type=int, default=256, help="pixels; 0 keeps the original size (default 256)")}),
+    "era5": ("write the store that FourCastNet trains on at full size; resumable", {
+        "action": dict(choices=["prepare"]), "--out": dict(FOLDER, required=True),
+        "--source": dict(required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files"),
+        "--years": dict(default="1979-2017,2019", help="default: those of the paper, %(default)s"),
+        "--workers": dict(type=int, default=4, help="states that are read at the same time")}),
+    "claims": ("judge the study's statements on published values and on own runs", {
+        "--data": dict(RUNS_DIR, metavar="DIR", help="folder of own run records"), **JSON}),
+    "paper": ("merge the numbers of the notebooks, compile paper and report", BUILD_DIR),
+    "compare": ("compare the default study with the committed reference", {**RUNS, **BUILD_DIR}),
+}  # fmt: skip
+ELSEWHERE = {"submit": ("submit", "main"), "resubmit": ("submit", "again"), "status": ("status", "main")}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
     parser = argparse.ArgumentParser(prog="energynn", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-
-    run = commands.add_parser("run", help="make one run, as notebooks/run_training.ipynb does")
-    run.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="parameters",
-                     help="a parameter of the run, as for papermill")  # fmt: skip
-    run.add_argument("--runs-dir", type=Path, default=Path("runs"))
-
-    study = commands.add_parser("study", help="run a study on this machine; list all of them; show one and its cost")
-    study.add_argument("action", choices=["run", "list", "show"])
-    study.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
-    study.add_argument("--json", action="store_true")
-    study.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    study.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
-    study.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
-    study.add_argument("--dry-run", action="store_true", help="of gpu: the same points in small, on CPU cores")
-
-    submit = commands.add_parser("submit", help="make every missing run of studies by batch jobs, and see them through")
-    submit.add_argument("studies", nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own")
-    submit.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
-    submit.add_argument(
-        "--dry-run", action="store_true", help="print the scripts and the expected cost, submit nothing"
-    )
-    submit.add_argument(
-        "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
-    )
-    submit.add_argument("--yes", action="store_true", help="do not ask")
-
-    again = commands.add_parser("resubmit", help="submit runs that failed or stopped again; they go on where they can")
-    again.add_argument("--failed", action="store_true", required=True)
-    for parsed in (submit, again):
-        parsed.add_argument(
-            "--minutes", type=int, help="time limit of each job; a run that needs more goes on in a next"
-        )
-
-    status = commands.add_parser("status", help="what has become of every run, queued, running or ended")
-    status.add_argument("--watch", type=float, nargs="?", const=10.0, metavar="S", help="again and again")
-    status.add_argument("--json", action="store_true")
-    cancel = commands.add_parser("cancel", help="cancel jobs of runs that are queued or go on")
-    cancel.add_argument("--all", action="store_true", help="of every study")
-    for parsed in (again, status, cancel):
-        parsed.add_argument(
-            "studies", nargs="*", metavar="STUDY_OR_RUN", help="only these; default: all (cancel: --all)"
-        )
-    system = commands.add_parser("system", help="the clusters that are known; check: prove one by a job of a minute")
-    system.add_argument("action", choices=["list", "check"])
-    system.add_argument("name", nargs="?", default="local")
-    for parsed in (submit, again, status, cancel):
-        parsed.add_argument("--runs-dir", type=Path, default=Path("runs"))
-
-    doctor = commands.add_parser("doctor", help="what a run on this machine would measure, how well, and what to mend")
-    doctor.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
-    doctor.add_argument("--json", action="store_true")
-
-    check = commands.add_parser("check", help="derive every number of the records again and compare")
-    check.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"))
-    check.add_argument("--recover", action="store_true", help="first write records for runs whose launcher died")
-
-    measure = commands.add_parser("measure", help="measure any command as our own trainers are: measure -- COMMAND")
-    measure.add_argument("--period", type=float, default=0.04, metavar="S", help="seconds between two samples")
-    measure.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
-    measure.add_argument("--json", action="store_true", help="print the record; the command's output goes to stderr")
-    measure.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND")
-
-    recompute = commands.add_parser(
-        "recompute", help="derive every energy anew from the raw samples; compare with perun"
-    )
-    recompute.add_argument("run", type=Path, metavar="RUN")
-    recompute.add_argument("--json", action="store_true")
-    recompute.add_argument(
-        "--carbon", type=float, metavar="G_PER_KWH", help="with --source and --date: CO2 equivalents"
-    )
-    recompute.add_argument("--price", type=float, metavar="PER_KWH", help="with --source and --date: what it costs")
-    recompute.add_argument("--source", help="where the factor comes from")
-    recompute.add_argument("--date", help="of the factor, YYYY-MM-DD")
-
-    imported = commands.add_parser("import-perun", help="read a perun HDF5 file (0.8 to 1.0) into our records")
-    imported.add_argument("file", type=Path, metavar="FILE")
-    imported.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    imported.add_argument("--json", action="store_true")
-
-    watch = commands.add_parser("watch", help="power, energy and time left of a run that goes on, from any shell")
-    watch.add_argument("run", type=Path, metavar="RUN")
-    watch.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks")
-    watch.add_argument("--once", action="store_true", help="look once; also where standard output is no terminal")
-
-    manifest = commands.add_parser("manifest", help="verify the data sets, or describe one anew")
-    manifest.add_argument("action", choices=["verify", "build"])
-    manifest.add_argument("dataset", nargs="*")
-    manifest.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
-    manifest.add_argument("--root", type=Path, help="where imagenet (tree, archives or store) or era5 (store) lies")
-
-    images = commands.add_parser("imagenet", help="write ImageNet as uint8 pixels, so that training decodes no JPEG")
-    images.add_argument("action", choices=["prepare"])
-    images.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
-    images.add_argument("--out", type=Path, required=True)
-    images.add_argument("--shorter-side", type=int, default=256, help="pixels; 0 keeps the original size (default 256)")
-
-    era5 = commands.add_parser("era5", help="write the store that FourCastNet trains on at full size; resumable")
-    era5.add_argument("action", choices=["prepare"])
-    era5.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
-    era5.add_argument("--out", type=Path, required=True)
-    era5.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
-    era5.add_argument("--workers", type=int, default=4, help="states that are read at the same time")
-
-    claims = commands.add_parser("claims", help="judge the study's statements on published values and on own runs")
-    claims.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
-    claims.add_argument("--json", action="store_true")
-
-    paper = commands.add_parser("paper", help="merge the numbers of the notebooks, compile paper and report")
-    paper.add_argument("--build-dir", type=Path, default=Path("build"))
-
-    compare = commands.add_parser("compare", help="compare the default study with the committed reference")
-    compare.add_argument("--runs-dir", type=Path, default=Path("runs"))
-    compare.add_argument("--build-dir", type=Path, default=Path("build"))
-
+    for name, (text, words) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        for word, facts in words.items():
+            command.add_argument(word, **facts)
     options = parser.parse_args(arguments)
     try:
+        if options.command in ELSEWHERE:
+            module, function = ELSEWHERE[options.command]
+            return getattr(importlib.import_module(f"energynn.cluster.{module}"), function)(options)
         return globals()[f"_{options.command.replace('-', '_')}"](options)
     except (ValueError, OSError) as error:
         print(f"energynn: {' '.join(str(error).split())}", file=sys.stderr)
@@ -183,24 +150,6 @@ def _study(options) -> int:
         )
     )
     return 1 if failed else 0
-
-
-def _submit(options) -> int:
-    from energynn.cluster import submit
-
-    return submit.main(options)
-
-
-def _resubmit(options) -> int:
-    from energynn.cluster import submit
-
-    return submit.again(options)
-
-
-def _status(options) -> int:
-    from energynn.cluster import status
-
-    return status.main(options)
 
 
 def _cancel(options) -> int:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
@@ -53,11 +54,12 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
 
 def total(costs: Iterable[Cost]) -> dict:
-    """Sums over runs, and how many of them are published, scaled and unknown."""
+    """Sums over runs and over the published ones among them, and how many are published, scaled and unknown."""
     costs = list(costs)
-    kinds = {kind: sum(cost.source == kind for cost in costs) for kind in ("published", "scaled", "unknown")}
-    sums = {"gpu_hours": sum(cost.gpu_hours for cost in costs), "energy_kWh": sum(cost.energy_kWh for cost in costs)}
-    return {"runs": len(costs), **sums, **kinds}
+    of = {kind: [cost for cost in costs if cost.source == kind] for kind in ("published", "scaled", "unknown")}
+    sums = {f"{prefix}{name}": sum(getattr(cost, name) for cost in some) for name in ("gpu_hours", "energy_kWh")
+            for prefix, some in (("", costs), ("published_", of["published"]))}  # fmt: skip
+    return {"runs": len(costs), **sums, **{kind: len(some) for kind, some in of.items()}}
 
 
 @functools.cache
@@ -84,39 +86,42 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
         gpu = "H100" if name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"] else "A100"
         sums = total(expect(run, gpu) for run in dict.fromkeys(runs))
-        cost = f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh" if sums["gpu_hours"] else "no value"
         if not each_run:
-            lines.append(f"{name:15} {sums['runs']:4} runs  {cost:31} {text.splitlines()[0]}")
+            cost = f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh"
+            first = text.splitlines()[0]
+            lines.append(f"{name:15} {sums['runs']:4} runs  {cost if sums['gpu_hours'] else 'no value':31} {first}")
             continue
         lines += [text, ""]
-        for run in dict.fromkeys(dataclasses.replace(run, repeat=0, seed=0) for run in runs):
-            repeats = sum(dataclasses.replace(other, repeat=0, seed=0) == run for other in runs)
+        repeats = Counter(dataclasses.replace(run, repeat=0, seed=0) for run in runs)
+        for run, number in repeats.items():
             one = expect(run, gpu)
             said = f"{one.gpu_hours:,.1f} GPU hours, {one.energy_kWh:,.2f} kWh each ({one.source})"
-            samples = getattr(run, "training_samples", 0) or "all"
             lines.append(
-                f"{repeats} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
-                f"epochs={run.epochs} samples={samples}: {said if one.gpu_hours else 'cost unknown: nothing published'}"
+                f"{number} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
+                f"epochs={run.epochs} samples={getattr(run, 'training_samples', 0) or 'all'}: "
+                f"{said if one.gpu_hours else 'cost unknown: nothing published'}"
             )
         lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
     return "\n".join(lines)
 
 
 def in_words(sums: dict) -> str:
-    """What ``total`` returns, for people."""
+    """What ``total`` returns, for people, beside what the paper itself says."""
     if not sums["gpu_hours"]:
         return "of unknown cost"
-    return (f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh ({sums['published']} runs as "
-            f"published, {sums['scaled']} scaled from published ones, {sums['unknown']} unknown)")  # fmt: skip
-
-
-def describe(run: RunConfig) -> dict:
-    """A run and its cost as plain values."""
-    return {"run_id": run_id(run), **to_dict(run), "expected": vars(expect(run))}
+    return (
+        f"expected {sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh (the paper's own numbers: "
+        f"{sums['published_gpu_hours']:,.0f} GPU hours, {sums['published_energy_kWh']:,.0f} kWh for "
+        f"{sums['published']} of the runs; {sums['scaled']} scaled from them, {sums['unknown']} unknown)"
+    )
 
 
 def as_json(found: dict[str, list[RunConfig]]) -> str:
-    """The same for a program."""
-    sums = {name: total(expect(run) for run in dict.fromkeys(runs)) for name, runs in found.items()}
-    each = {name: {"total": sums[name], "runs": list(map(describe, runs))} for name, runs in found.items()}
+    """The runs of studies and their cost for a program."""
+    each = {}
+    for name, runs in found.items():
+        costs = [expect(run) for run in runs]
+        each[name] = {"total": total(dict(zip(runs, costs, strict=True)).values()), "runs": [
+            {"run_id": run_id(run), **to_dict(run), "expected": vars(cost)}
+            for run, cost in zip(runs, costs, strict=True)]}  # fmt: skip
     return json.dumps(each, indent=1)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records
-from energynn.cluster import local
+from energynn.cluster import local, slurm, status
 from energynn.launch import CAN_GO_ON
 from energynn.measure.samples import segments
 
-MOST_FAILURES = 3  # in a row, without a new checkpoint in between
+MOST_FAILURES = 3  # in a row, without a new checkpoint in between; to meet the time limit so soon is one too
+CANCELLED = 128 + signal.SIGTERM
 # What is kept of the job's environment. It may hold secrets: names that are not here are not written anywhere.
 FACTS = (
     "JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "JOB_NODELIST", "JOB_PARTITION", "NNODES", "NTASKS",
@@ -36,7 +37,7 @@ def main(run_dir: Path) -> int:
     ours = [start for start in starts if start["submission"] == _submission(run_dir)]
     failures = 0
     for start in reversed(ours):
-        if start["checkpoint"] != checkpoint or start.get("outcome") == "asked to stop":
+        if start["checkpoint"] != checkpoint or start.get("exit_status") == CANCELLED:
             break
         failures += 1  # one without an outcome died with its node
     now = {
@@ -47,15 +48,14 @@ def main(run_dir: Path) -> int:
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
     records.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
-        return _end(
-            run_dir, now, 1, f"failed: {failures} starts in a row did; `energynn resubmit --failed` tries again"
-        )
+        return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; "
+                                     "`energynn resubmit --failed` tries again")  # fmt: skip
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _frame: asked.append(number))
     ended = threading.Event()
     threading.Thread(target=_pass_on, args=(run_dir, asked, ended), daemon=True).start()
-    status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
+    exit_status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
     while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
         time.sleep(0.1)
     ended.set()
@@ -69,12 +69,12 @@ def main(run_dir: Path) -> int:
         _end(run_dir, now, CAN_GO_ON, "asked to stop")
         return _go_on(run_dir)
     if signal.SIGTERM in asked:  # cancelled or preempted; of these two Slurm knows whether it is to be queued again
-        return _end(run_dir, now, 128 + signal.SIGTERM, "asked to stop")
+        return _end(run_dir, now, CANCELLED, "asked to stop")
     if record.get("status") == "finished":  # but not valid; the same would happen again
         return _end(run_dir, now, 1, f"failed: not valid: {reason}")
     if failures + 1 >= MOST_FAILURES:
         return _end(run_dir, now, 1, f"failed: {MOST_FAILURES} starts in a row failed, the last with: {reason}")
-    _end(run_dir, now, status or 1, f"failed: {reason}")
+    _end(run_dir, now, exit_status or 1, f"failed: {reason}")
     return _go_on(run_dir)
 
 
@@ -87,11 +87,12 @@ def _pass_on(run_dir: Path, asked: list[int], ended: threading.Event) -> None:
 
 def _submission(run_dir: Path) -> str:
     """What one call of submit is known by."""
-    return json.loads((run_dir / "job" / "submission.json").read_text())["submitted_at"]
+    return status.submission(run_dir)["submitted_at"]
 
 
 def _read_starts(run_dir: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(run_dir.glob("job/start-*.json"))]
+    paths = sorted(run_dir.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
+    return [json.loads(path.read_text()) for path in paths]
 
 
 def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
@@ -118,24 +119,14 @@ def _go_on(run_dir: Path) -> int:
             break
         time.sleep(patience_s)  # the controller may be down
     task = os.environ["SLURM_ARRAY_TASK_ID"]
-    command = [
-        "sbatch",
-        "--parsable",
-        f"--dependency=afterany:{job}",
-        f"--array={task}",
-        str(run_dir / "job" / "job.sh"),
-    ]
-    chained = subprocess.run(command, capture_output=True, text=True)
+    chained = subprocess.run(["sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}",
+                              str(run_dir / "job" / "job.sh")], capture_output=True, text=True)  # fmt: skip
     if chained.returncode:
         print(f"energynn: {run_dir.name}: cannot be queued again: {requeued.stderr} {chained.stderr}", flush=True)
         return 1
     new = f"{chained.stdout.strip().split(';')[0]}_{task}"
-    facts = json.loads((run_dir / "job" / "submission.json").read_text())
-    records.write_json(run_dir / "job" / "submission.json", facts | {"job_id": new})
-    for path in run_dir.parent.glob("*/job/submission.json"):  # who waits for this run waits for the new job
-        waiting = json.loads(path.read_text())
-        if waiting.get("after") == run_dir.name:
-            subprocess.run(["scontrol", "update", f"JobId={waiting['job_id']}", f"Dependency=afterok:{new}"])
+    records.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
+    slurm.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0
 
 

@@ -6,6 +6,9 @@ run's folder, and people can read the script, change it, and submit it by hand.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -27,24 +30,32 @@ def queue() -> dict[str, tuple[str, str]]:
     return {number: value for number, value in found.items() if value[0] not in OVER}
 
 
+def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
+    """Let the queued runs of a system that wait for one of these runs wait for its new job."""
+    for path in system_dir.glob("*/job/submission.json"):
+        waiting = json.loads(path.read_text())
+        if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
+            with contextlib.suppress(ValueError):  # it has left the queue
+                _slurm("scontrol", "update", f"JobId={waiting['job_id']}",
+                       f"Dependency=afterok:{new_jobs[waiting['after']]}")  # fmt: skip
+
+
 def cancel(jobs: list[str]) -> None:
     """Cancel jobs."""
     _slurm("scancel", *jobs)
 
 
-def last_words(job: str) -> str:
-    """What Slurm still knows of a job that has left the queue: accounting, where there is one, or its controller."""
-    for command in (["sacct", "-n", "-X", "-P", "-j", job, "-o", "State"], ["scontrol", "show", "job", "-o", job]):
-        try:
-            answer = _slurm(*command)
-        except ValueError:
-            continue
-        words = [word.partition("=")[2] for word in answer.split() if word.startswith("JobState=")] or answer.split(
-            "\n"
+def last_words(jobs: list[str]) -> dict[str, str]:
+    """What Slurm still knows of jobs that have left the queue: accounting, where there is one, or its controller."""
+    with contextlib.suppress(ValueError):
+        lines = _slurm("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()
+        return dict(line.split("|", 1) for line in lines)
+    with contextlib.suppress(ValueError):
+        found = re.findall(
+            r"ArrayJobId=(\d+) ArrayTaskId=(\d+) .*JobState=(\S+)", _slurm("scontrol", "show", "job", "-o")
         )
-        if words and words[0]:
-            return words[0]
-    return ""
+        return {f"{job}_{task}": state for job, task, state in found}
+    return {}
 
 
 def _slurm(*command: str) -> str:

@@ -13,11 +13,12 @@ from energynn.cluster import background, slurm
 
 EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
+GONE = "its job is gone; nothing was recorded"
 
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """One entry for each run, and what is to be said beside them."""
-    submissions = {folder: _read(folder / "job" / "submission.json") for folder in folders}
+    submissions = {folder: submission(folder) for folder in folders}
     states, notes = {}, []
     for scheduler in sorted({given["scheduler"] for given in submissions.values() if given}):
         try:
@@ -26,7 +27,13 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
             notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
             states = None
             break
-    return [_row(folder, submissions[folder], states) for folder in folders], notes
+    found = [_row(folder, submissions[folder], states) for folder in folders]
+    lost = {row["job"]: row for row in found if row.get("reason") == GONE}
+    if lost:  # asked once for all of them
+        said = slurm.last_words(list(lost))
+        for job, row in lost.items():
+            row["reason"] = f"its job {job} is gone ({said.get(job, 'nobody remembers it')}); nothing was recorded"
+    return found, notes
 
 
 def main(options) -> int:
@@ -82,7 +89,8 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
         row["state"] = "running"
     elif job:
         goes_on = f", goes on: {last['outcome']}" if last.get("outcome") else ""
-        row |= {"state": "queued", "reason": f"{job[1]}{goes_on}"}
+        waits_for = f" on {submission['after']}" if job[1].startswith("Dependency") and submission["after"] else ""
+        row |= {"state": "queued", "reason": f"{job[1]}{waits_for}{goes_on}"}
     elif (submission and states is None and "ended_at" not in last) or (not submission and _holds(folder)):
         row["state"] = "running" if last or not submission else "queued"
     elif last.get("exit_status") == os.EX_TEMPFAIL and states is None:
@@ -90,7 +98,7 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
     elif (folder / "job" / "cancelled").exists():
         row |= {"state": "cancelled", "reason": last.get("outcome", "before it began")}
     elif record or submission:
-        said = last.get("outcome", "").removeprefix("failed: ") or _why(folder, record, row.get("job", ""))
+        said = last.get("outcome", "").removeprefix("failed: ") or _why(record)
         stopped = record.get("status") == "interrupted" or last.get("outcome") == "asked to stop"
         row |= {"state": "stopped" if stopped else "failed", "reason": said, "log": _log_line(folder)}
     elif (folder / "run.json").exists():
@@ -98,14 +106,8 @@ def _row(folder: Path, submission: dict, states: dict | None) -> dict:
     return row
 
 
-def _why(folder: Path, record: dict, job: str) -> str:
-    if record:
-        return record["status_reason"] or "not valid: " + "; ".join(record["invalid_reasons"])
-    try:
-        said = slurm.last_words(job) if "_" in job else ""
-    except ValueError:
-        said = ""
-    return f"its job {job} is gone ({said or 'Slurm does not remember it'}); nothing was recorded"
+def _why(record: dict) -> str:
+    return record.get("status_reason") or "not valid: " + "; ".join(record["invalid_reasons"]) if record else GONE
 
 
 def _holds(folder: Path) -> bool:
@@ -122,6 +124,11 @@ def _log_line(folder: Path) -> str:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
     return lines[-1] if lines else ""
+
+
+def submission(folder: Path) -> dict:
+    """What `energynn submit` wrote beside a run; empty if it was not submitted."""
+    return _read(folder / "job" / "submission.json")
 
 
 def _read(path: Path) -> dict:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records, studies
-from energynn.cluster import background, costs, slurm, status, systems
+from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import REPOSITORY, RunConfig
 
@@ -64,14 +64,9 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
 
 def queued_runs(runs_dir: Path, site: Site) -> set[str]:
     """Names of the runs of a system whose jobs are queued or run."""
-    states = executor(site).queue()
-    folders = [path.parent.parent for path in (runs_dir / site.name).glob("*/job/submission.json")]
-    return {folder.name for folder in folders if job_of(folder) in states}
-
-
-def executor(site: Site):
-    """The module that submits, lists and cancels jobs: ``submit``, ``queue``, ``cancel``."""
-    return slurm if site.scheduler == "slurm" else background
+    states = status.EXECUTORS[site.scheduler].queue()
+    return {path.parents[1].name for path in (runs_dir / site.name).glob("*/job/submission.json")
+            if job_of(path.parents[1]) in states}  # fmt: skip
 
 
 def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
@@ -79,7 +74,8 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
     options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
-               f"--time={job.minutes}", f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
+               f"--ntasks-per-node={min(job.devices, site.devices_per_node)}", f"--time={job.minutes}",
+               f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
                f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}", f"--export={','.join(KEPT)}",
                f'--output="{folders[0] / "job" / "slurm-%A_%a.txt"}"', *site.sbatch]  # fmt: skip
     if "--no-requeue" in site.sbatch:
@@ -140,36 +136,33 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> lis
             records.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
             records.write_json(folder / "job" / "submission.json", facts)
         after = ids.get(job.after) or job_of(runs_dir / site.name / job.after) if job.after else ""
-        number = executor(site).submit(folders[0] / "job" / "job.sh", len(job.runs), after)
+        number = status.EXECUTORS[site.scheduler].submit(folders[0] / "job" / "job.sh", len(job.runs), after)
         for index, folder in enumerate(folders):
             ids[folder.name] = f"{number}_{index}"
             records.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
         lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{f', after job {after}' if after else ''}")
+    if site.scheduler == "slurm":
+        slurm.wait_instead(runs_dir / site.name, ids)
     return lines
 
 
 def job_of(run_dir: Path) -> str:
     """The job of a run, or nothing if it was never submitted."""
-    path = run_dir / "job" / "submission.json"
-    return json.loads(path.read_text()).get("job_id", "") if path.exists() else ""
+    return status.submission(run_dir).get("job_id", "")
 
 
 def cancel(folders: list[Path]) -> int:
     """Cancel the jobs of runs; returns how many. A run that goes on leaves a checkpoint if it is given the time."""
     number = 0
-    for scheduler, module in (("slurm", slurm), ("local", background)):
-        states, jobs = None, []
-        for folder in folders:
-            path = folder / "job" / "submission.json"
-            facts = json.loads(path.read_text()) if path.exists() else {}
-            if facts.get("scheduler") == scheduler:
-                states = module.queue() if states is None else states
-                if facts.get("job_id") in states:
-                    (folder / "job" / "cancelled").touch()
-                    jobs.append(facts["job_id"])
-        if jobs:
-            module.cancel(jobs)
-        number += len(jobs)
+    for scheduler, executor in status.EXECUTORS.items():
+        jobs = {job_of(folder): folder for folder in folders if status.submission(folder).get("scheduler") == scheduler}
+        states = executor.queue() if jobs else {}
+        queued = [job for job in jobs if job in states]
+        for job in queued:
+            (jobs[job] / "job" / "cancelled").touch()
+        if queued:
+            executor.cancel(queued)
+        number += len(queued)
     return number
 
 
@@ -186,10 +179,8 @@ def main(options) -> int:
 
 def again(options) -> int:
     """`energynn resubmit --failed`."""
-    folders = status.folders(options.runs_dir.absolute(), options.studies)
-    failed = [
-        row for row in status.rows(folders)[0] if row["state"] in ("failed", "stopped", "cancelled") and "job" in row
-    ]
+    found, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
+    failed = [row for row in found if row["state"] in ("failed", "stopped", "cancelled") and "job" in row]
     for system in sorted({row["system_file"] for row in failed}):
         runs = [configuration.from_dict(json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text()))
                 for row in failed if row["system_file"] == system]  # fmt: skip
@@ -249,8 +240,10 @@ def check(site: Site) -> int:
     if row["state"] != "finished":
         print(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
         return 1
-    told = {"nodes": (record["nodes"], nodes), "sockets": (record["sockets"], nodes * site.sockets_per_node)}
-    wrong = [f"{name}: {found}, where the file says {asked}" for name, (found, asked) in told.items() if found != asked]
+    asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
+    wrong = [
+        f"{name}: {record[name]}, where the file says {asked[name]}" for name in asked if record[name] != asked[name]
+    ]
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")
     print(

@@ -59,7 +59,7 @@ def site(name: str) -> Site:
     """
     folder = REPOSITORY / "systems"
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
-    if not path.is_file() or not re.fullmatch(r"[A-Za-z0-9][\w.-]*", path.stem):
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", path.stem) or not os.path.isfile(path):
         known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
         raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
     try:

@@ -1,0 +1,71 @@
+"""What a batch job does with the run it is given: how often it tries, and when it gives up. Nothing is trained."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from energynn import config, records
+from energynn.cluster import job, local
+from energynn.launch import CAN_GO_ON
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Start the job of a run as Slurm would, with a notebook that does what it is told; returns its exit status."""
+    run_dir = tmp_path / "runs" / "local" / "run"
+    (run_dir / "job").mkdir(parents=True)
+    (run_dir / "checkpoint").mkdir()
+    records.write_json(run_dir / "job" / "parameters.json", config.to_dict(config.make()))
+    records.write_json(run_dir / "job" / "submission.json", {"submitted_at": "t"})
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+
+    def begin(signalled=None, checkpoint=None, record=None, submitted_at="t"):
+        def execute(*_):
+            if checkpoint is not None:
+                (run_dir / "checkpoint" / f"{checkpoint:09}.sha256").touch()
+            if signalled:
+                os.kill(os.getpid(), signalled)
+            if record:
+                records.write_json(run_dir / "record.json", record)
+            return 1, "RuntimeError: out of memory"
+
+        records.write_json(run_dir / "job" / "submission.json", {"submitted_at": submitted_at})
+        monkeypatch.setattr(local, "execute", execute)
+        return job.main(run_dir)
+
+    newest = lambda: len(list(run_dir.glob("job/start-*.json")))  # noqa: E731
+    begin.last = lambda: json.loads((run_dir / "job" / f"start-{newest()}.json").read_text())
+    yield begin
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(start):
+    assert [start(), start()] == [CAN_GO_ON, CAN_GO_ON]
+    assert start() == 1
+    assert start.last()["outcome"] == "failed: 3 starts in a row failed, the last with: RuntimeError: out of memory"
+    assert start(submitted_at="later") == CAN_GO_ON and start.last()["outcome"] == "failed: RuntimeError: out of memory"
+
+
+def test_a_run_may_fail_and_go_on_as_long_as_it_comes_further(start):
+    assert [start(checkpoint=n) for n in range(14)] == [CAN_GO_ON] * 14
+    assert [start(), start(), start()] == [CAN_GO_ON, CAN_GO_ON, 1]
+
+
+def test_a_run_longer_than_any_job_goes_on_for_ever_but_not_where_no_job_reaches_a_checkpoint(start):
+    assert [start(signal.SIGUSR1, checkpoint=n) for n in range(14)] == [CAN_GO_ON] * 14
+    assert [start(signal.SIGUSR1) for _ in range(3)] == [CAN_GO_ON] * 3  # the first is where the 14th left it
+    assert start(signal.SIGUSR1) == 1 and "came to no new checkpoint" in start.last()["outcome"]
+
+
+def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
+    assert [start(signal.SIGTERM) for _ in range(5)] == [job.CANCELLED] * 5
+    assert start.last()["outcome"] == "asked to stop" and start() == CAN_GO_ON
+
+
+def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start):
+    bad = {"valid": False, "status": "finished", "status_reason": "", "invalid_reasons": ["only 3 power samples"]}
+    assert start(record=bad) == 1 and start.last()["outcome"] == "failed: not valid: only 3 power samples"
+    assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"
