@@ -101,7 +101,7 @@ def large_batch() -> list[RunConfig]:
     """
     make = partial(config.make, "resnet50", system="large-batch", device="cpu", image_size=32,
                    training_samples=960, validation_samples=250, evaluate_training_set=False, local_batch_size=16,
-                   sampling_period_s=0.1)  # fmt: skip
+                   learning_rate=0.02, sampling_period_s=0.1)  # fmt: skip
     steps_of_epoch = {16: 60, 48: 20, 96: 10, 240: 4}
     epochs = [(gbs, {4, 60 // steps}) for gbs, steps in steps_of_epoch.items()]  # four epochs, and sixty updates
     return [make(global_batch_size=gbs, epochs=count, seed=seed)
