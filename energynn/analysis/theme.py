@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def _theme() -> alt.theme.ThemeConfig:
             "legend": {
                 **text, "symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8,
                 "labelLimit": 400, "titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom",
-                "layout": {"bottom": {"anchor": "start", "direction": "vertical", "margin": 4}},
+                "layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 16}},
             },
             "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group",
                       "offset": 6},
@@ -80,7 +81,7 @@ def _theme() -> alt.theme.ThemeConfig:
             "line": {"strokeWidth": 1.2},
             "rule": {"strokeWidth": 0.8},
             "text": {"font": FONT, "fontSize": 7},
-            "concat": {"spacing": 14},
+            "concat": {"spacing": 8},
         },
     }  # fmt: skip
 
@@ -102,7 +103,7 @@ def provenance(
     """
     present = [name for name in PROVENANCE if name in {*table[field], *also}]
     scale = alt.Scale(domain=present, range=[PROVENANCE[name] for name in present])
-    return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title))
+    return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1))
 
 
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
@@ -114,9 +115,14 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     return alt.Color("name", type="nominal", scale=alt.Scale(domain=names, range=colours), legend=legend)
 
 
-def titled(title: str, *lines: str) -> alt.Title:
-    """A panel's title with small grey lines under it: what is known there, and what is not."""
-    return alt.Title(title, subtitle=list(lines), subtitleColor=GREY, subtitleFontSize=6.5, subtitlePadding=2)
+def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> alt.Title:
+    """A panel's title with small grey lines under it: what is known there, and what is not.
+
+    ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
+    """
+    words = textwrap.wrap(said, int(width / 3.1))  # a character of 6.5 px is 3.1 px wide on average
+    words += [""] * (lines - len(words))
+    return alt.Title(title, subtitle=words, subtitleColor=GREY, subtitleFontSize=6.5, subtitlePadding=2)
 
 
 def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 10) -> alt.X | alt.Y:
@@ -124,11 +130,11 @@ def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
     if base == 10 and high < 8 * low:
-        return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(tickCount=5)
+        return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(tickCount=4)
     steps = (1, 2, 5) if base == 10 and high < 50 * low else (1,)
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
-    ticks = ticks[:: 1 + (len(ticks) - 1) // 9]
+    ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
     return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(values=ticks, format="~g")
 
 

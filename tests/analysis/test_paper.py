@@ -36,7 +36,7 @@ def test_no_semicolon_is_swallowed():
 
 
 def test_every_figure_is_saved_by_the_notebook_it_names():
-    shown = re.findall(r'drawing\("(\w+)", "(\w+)"\)', MANUSCRIPT)
+    shown = re.findall(r'drawing\("(\w+)", "(\w+)",', MANUSCRIPT)
     assert len(shown) >= 4
     for figure, notebook in shown:
         assert f'\\"{figure}\\"' in (REPOSITORY / "notebooks" / f"{notebook}.ipynb").read_text()
