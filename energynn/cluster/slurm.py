@@ -47,15 +47,18 @@ def cancel(jobs: list[str]) -> None:
 
 def last_words(jobs: list[str]) -> dict[str, str]:
     """What Slurm still knows of jobs that have left the queue: accounting, where there is one, or its controller."""
+    arrays, found = ",".join(sorted({job.split("_")[0] for job in jobs})), []
     with contextlib.suppress(ValueError):
-        lines = _slurm("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()
-        return dict(line.split("|", 1) for line in lines)
-    with contextlib.suppress(ValueError):
-        found = re.findall(
-            r"ArrayJobId=(\d+) ArrayTaskId=(\d+) .*JobState=(\S+)", _slurm("scontrol", "show", "job", "-o")
-        )
-        return {f"{job}_{task}": state for job, task, state in found}
-    return {}
+        found = re.findall(r"(\d+)_(\S+?)\|(.*)", _slurm("sacct", "-nXP", "-o", "JobID,State", "-j", arrays))
+    if not found:
+        with contextlib.suppress(ValueError):
+            told = _slurm("scontrol", "show", "job", "-o")
+            found = re.findall(r"ArrayJobId=(\d+) ArrayTaskId=(\S+) .*JobState=(\S+)", told)
+    states = {}
+    for job, tasks, state in found:  # tasks that never began are told together, as [0-1,5]
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks.partition("%")[0]):
+            states |= {f"{job}_{task}": state for task in range(int(first), int(last or first) + 1)}
+    return states
 
 
 def _slurm(*command: str) -> str:
