@@ -27,7 +27,7 @@ from tests.cluster.conftest import NODE_W
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some minutes on a quiet machine
 
 SYSTEM = "tests/cluster/two-nodes.toml"
-LONG = dict(embed_dim=32, depth=1, epochs=200)  # long enough to be stopped in the middle
+LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle
 
 
 def write_study(folder, body):
