@@ -106,9 +106,10 @@ def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
 
 def _go_on(run_dir: Path) -> int:
     """Queue this job again; where the site forbids that, a new one that takes its place."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:  # the local executor starts it again
+    if "SLURM_ARRAY_JOB_ID" not in os.environ:  # the local executor starts it again
         return CAN_GO_ON
+    task = os.environ["SLURM_ARRAY_TASK_ID"]
+    job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"  # SLURM_JOB_ID of one task is the number of the whole array
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for patience_s in (5, 20, 60, 120):
         requeued = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
@@ -118,7 +119,6 @@ def _go_on(run_dir: Path) -> int:
         if "isabled" in requeued.stderr:
             break
         time.sleep(patience_s)  # the controller may be down
-    task = os.environ["SLURM_ARRAY_TASK_ID"]
     chained = subprocess.run(["sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}",
                               str(run_dir / "job" / "job.sh")], capture_output=True, text=True)  # fmt: skip
     if chained.returncode:

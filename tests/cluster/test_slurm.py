@@ -291,6 +291,7 @@ def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(
     assert "3 starts in a row failed" in state(bad)["reason"] and "GPUs asked for" in state(bad)["reason"]
     cluster.wait_for(lambda: state(good)["state"] == "finished", "the requeued run")
     assert len(records.read(folder)["segments"]) == 2 and records.check(study.runs_dir) == []
+    assert len(list(folder.glob("job/start-*.json"))) == 2  # the other run's three starts were not the whole array's
     nothing_is_left(study.runs_dir)
 
 
