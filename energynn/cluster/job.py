@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -112,19 +111,21 @@ def _go_on(run_dir: Path) -> int:
     job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"  # SLURM_JOB_ID of one task is the number of the whole array
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for patience_s in (5, 20, 60, 120):
-        requeued = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-        if requeued.returncode == 0:
+        try:
+            slurm.call("scontrol", "requeue", job)
             time.sleep(60)  # Slurm ends this start
             return CAN_GO_ON
-        if "isabled" in requeued.stderr:
-            break
-        time.sleep(patience_s)  # the controller may be down
-    chained = subprocess.run(["sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}",
-                              str(run_dir / "job" / "job.sh")], capture_output=True, text=True)  # fmt: skip
-    if chained.returncode:
-        print(f"energynn: {run_dir.name}: cannot be queued again: {requeued.stderr} {chained.stderr}", flush=True)
+        except ValueError as error:
+            if "isabled" in str(error):
+                break
+            time.sleep(patience_s)  # the controller may be down
+    script = str(run_dir / "job" / "job.sh")
+    try:
+        number = slurm.call("sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}", script)
+    except ValueError as error:
+        print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
         return 1
-    new = f"{chained.stdout.strip().split(';')[0]}_{task}"
+    new = f"{number.strip().split(';')[0]}_{task}"
     records.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
     slurm.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0

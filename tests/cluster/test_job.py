@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
 
 import pytest
 
 from energynn import config, records
-from energynn.cluster import job, local
+from energynn.cluster import job, local, slurm
 from energynn.launch import CAN_GO_ON
 
 
@@ -79,13 +78,14 @@ def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch
         monkeypatch.setenv(f"SLURM_{name}", value)
     asked = []
 
-    def run(command, **_):
+    def call(*command):
         asked.append(command)
-        refused = command[0] == "scontrol"
-        return subprocess.CompletedProcess(command, int(refused), "12\n", "Requested operation is presently disabled")
+        if command[0] == "scontrol":
+            raise ValueError("scontrol requeue: Requested operation is presently disabled")
+        return "12\n"
 
-    monkeypatch.setattr(job.subprocess, "run", run)
+    monkeypatch.setattr(slurm, "call", call)
     assert start() == 0  # another job takes its place, because this one may not be requeued
-    assert asked[0] == ["scontrol", "requeue", "9_3"]
-    assert asked[1][:4] == ["sbatch", "--parsable", "--dependency=afterany:9_3", "--array=3"]
+    assert asked[0] == ("scontrol", "requeue", "9_3")
+    assert asked[1][:4] == ("sbatch", "--parsable", "--dependency=afterany:9_3", "--array=3")
     assert start.submission()["job_id"] == "12_3"

@@ -36,7 +36,7 @@ def queue(monkeypatch):
             return "".join(f"{job}|{state}|{reason}\n" for job, (state, reason) in states.items())
         raise ValueError(f"{command[0]}: no")
 
-    monkeypatch.setattr(slurm, "_slurm", answer)
+    monkeypatch.setattr(slurm, "call", answer)
     return states
 
 
@@ -93,12 +93,12 @@ def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, 
                 return answer if words[0] == command else ""
             raise ValueError("Slurm accounting storage is disabled")
 
-        monkeypatch.setattr(slurm, "_slurm", say)
+        monkeypatch.setattr(slurm, "call", say)
         assert f"job 6_2 is gone ({words})" in state_of(lost)["reason"]
 
 
 def test_without_an_answer_the_files_tell_what_they_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "_slurm", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
+    monkeypatch.setattr(slurm, "call", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
     live = {"submission": "t", "started_at": "x"}
     submitted(tmp_path, "a", "5_0", **{"job__start-1.json": live})
     submitted(
@@ -185,7 +185,7 @@ def test_cancel_asks_which(capsys):
     assert cli.main(["cancel"]) == 2 and "--all" in capsys.readouterr().err
     assert shutil.which("no-such-command") is None
     with pytest.raises(ValueError, match="no-such-command: not found; this is no login node"):
-        slurm._slurm("no-such-command")
+        slurm.call("no-such-command")
 
 
 # ------------------------------------------------------------------------------------------------- without a scheduler
