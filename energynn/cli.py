@@ -145,11 +145,9 @@ def _study(options) -> int:
     if options.archive:
         local.archive(runs, options.runs_dir.absolute(), options.archive)
     print(
-        "\n".join(
-            [f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]
-        )
+        f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n"
     )
-    return 1 if failed else 0
+    return int(bool(failed))
 
 
 def _cancel(options) -> int:
@@ -204,26 +202,21 @@ def _recompute(options) -> int:
 
     if not (options.run / "run.json").exists():
         raise ValueError(f"recompute: {options.run} is no run; give a folder with a run.json")
-    old, new = (
-        records.read(options.run) or {},
-        records.derive(options.run, json.loads((options.run / "run.json").read_text())),
-    )
+    old = records.read(options.run) or {}
+    new = records.derive(options.run, json.loads((options.run / "run.json").read_text()))
     names = [name for name in records.FIELDS if name.startswith(("energy_", "mean_power_", "idle_power_", "coverage"))]
     names = [name for name in names if name in old or name in new]
     same = {name: old.get(name) == new.get(name) for name in names}
     compared = comparison.against_perun(options.run)
-    costs = comparison.footprint(
-        new.get("energy_total_J", 0.0), options.carbon, options.price, options.source, options.date
-    )
+    factors = options.carbon, options.price, options.source, options.date
+    costs = comparison.footprint(new.get("energy_total_J", 0.0), *factors)
     if options.json:
         print(json.dumps({"recomputed": {name: new.get(name) for name in names}, "identical": same, "perun": compared,
                           **costs}, indent=1))  # fmt: skip
-        return 0 if all(same.values()) else 1
+        return int(not all(same.values()))
     for name in names:
-        if isinstance(new.get(name, old.get(name)), list):
-            value = f"{len(new.get(name) or [])} entries"
-        else:
-            value = new.get(name)
+        value = new.get(name)
+        value = f"{len(value or [])} entries" if isinstance(new.get(name, old.get(name)), list) else value
         compare = "as in the record" if same[name] else f"NOT as in the record: {old.get(name)}"
         print(f"{name:34} {value}  {compare if old else 'no record yet'}")
     for entry in compared:

@@ -242,12 +242,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
 def supervise(run_dir: Path, parent: int) -> int:
     """Start the ranks, relay their lines, and write the record; ends them if the parent process ends or asks to."""
     stop_reasons: list[str] = []
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # the last from Slurm, before its limit
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: Slurm's warning
         signal.signal(number, lambda n, _frame: stop_reasons.append(f"stopped by {signal.Signals(n).name}"))
     # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)

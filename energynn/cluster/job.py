@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -106,25 +105,27 @@ def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
 
 def _go_on(run_dir: Path) -> int:
     """Queue this job again; where the site forbids that, a new one that takes its place."""
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:  # the local executor starts it again
+    if "SLURM_ARRAY_JOB_ID" not in os.environ:  # the local executor starts it again
         return CAN_GO_ON
+    task = os.environ["SLURM_ARRAY_TASK_ID"]
+    job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"  # SLURM_JOB_ID of one task is the number of the whole array
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for patience_s in (5, 20, 60, 120):
-        requeued = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
-        if requeued.returncode == 0:
+        try:
+            slurm.call("scontrol", "requeue", job)
             time.sleep(60)  # Slurm ends this start
             return CAN_GO_ON
-        if "isabled" in requeued.stderr:
-            break
-        time.sleep(patience_s)  # the controller may be down
-    task = os.environ["SLURM_ARRAY_TASK_ID"]
-    chained = subprocess.run(["sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}",
-                              str(run_dir / "job" / "job.sh")], capture_output=True, text=True)  # fmt: skip
-    if chained.returncode:
-        print(f"energynn: {run_dir.name}: cannot be queued again: {requeued.stderr} {chained.stderr}", flush=True)
+        except ValueError as error:
+            if "isabled" in str(error):
+                break
+            time.sleep(patience_s)  # the controller may be down
+    script = str(run_dir / "job" / "job.sh")
+    try:
+        number = slurm.call("sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}", script)
+    except ValueError as error:
+        print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
         return 1
-    new = f"{chained.stdout.strip().split(';')[0]}_{task}"
+    new = f"{number.strip().split(';')[0]}_{task}"
     records.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
     slurm.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0

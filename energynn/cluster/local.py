@@ -35,14 +35,12 @@ def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf
         run_dir = runs_dir / config.system / configuration.run_id(config)
         elapsed = time.monotonic() - begun
         if elapsed + longest > 60 * minutes:
-            print(
-                f"\n--- left out for lack of time: {', '.join(map(configuration.run_id, missing[index:]))}", flush=True
-            )
+            names = ", ".join(map(configuration.run_id, missing[index:]))
+            print(f"\n--- left out for lack of time: {names}", flush=True)
             break
         left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
-        print(
-            f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({elapsed / 60:.1f} min so far{left})", flush=True
-        )
+        done = f"{elapsed / 60:.1f} min so far{left}"
+        print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})", flush=True)
         status, last_line = execute(config, runs_dir, run_dir)
         longest = max(longest, time.monotonic() - begun - elapsed)
         if status:

@@ -20,12 +20,12 @@ OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMO
 def submit(script: Path, tasks: int, after: str) -> str:
     """Queue a script, its tasks after another job has ended well; returns the job's number."""
     dependency = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=no"] if after else []
-    return _slurm("sbatch", "--parsable", *dependency, str(script)).strip().split(";")[0]
+    return call("sbatch", "--parsable", *dependency, str(script)).strip().split(";")[0]
 
 
 def queue() -> dict[str, tuple[str, str]]:
     """State and reason of the user's jobs that are queued or run, by JOB_TASK; raises ValueError without an answer."""
-    lines = _slurm("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
+    lines = call("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
     found = {number: (state, reason) for number, state, reason in (line.split("|", 2) for line in lines)}
     return {number: value for number, value in found.items() if value[0] not in OVER}
 
@@ -36,29 +36,33 @@ def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
         waiting = json.loads(path.read_text())
         if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
             with contextlib.suppress(ValueError):  # it has left the queue
-                _slurm("scontrol", "update", f"JobId={waiting['job_id']}",
+                call("scontrol", "update", f"JobId={waiting['job_id']}",
                        f"Dependency=afterok:{new_jobs[waiting['after']]}")  # fmt: skip
 
 
 def cancel(jobs: list[str]) -> None:
     """Cancel jobs."""
-    _slurm("scancel", *jobs)
+    call("scancel", *jobs)
 
 
 def last_words(jobs: list[str]) -> dict[str, str]:
     """What Slurm still knows of jobs that have left the queue: accounting, where there is one, or its controller."""
+    arrays, found = ",".join(sorted({job.split("_")[0] for job in jobs})), []
     with contextlib.suppress(ValueError):
-        lines = _slurm("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()
-        return dict(line.split("|", 1) for line in lines)
-    with contextlib.suppress(ValueError):
-        found = re.findall(
-            r"ArrayJobId=(\d+) ArrayTaskId=(\d+) .*JobState=(\S+)", _slurm("scontrol", "show", "job", "-o")
-        )
-        return {f"{job}_{task}": state for job, task, state in found}
-    return {}
+        found = re.findall(r"(\d+)_(\S+?)\|(.*)", call("sacct", "-nXP", "-o", "JobID,State", "-j", arrays))
+    if not found:
+        with contextlib.suppress(ValueError):
+            told = call("scontrol", "show", "job", "-o")
+            found = re.findall(r"ArrayJobId=(\d+) ArrayTaskId=(\S+) .*JobState=(\S+)", told)
+    states = {}
+    for job, tasks, state in found:  # tasks that never began are told together, as [0-1,5]
+        for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks.partition("%")[0]):
+            states |= {f"{job}_{task}": state for task in range(int(first), int(last or first) + 1)}
+    return states
 
 
-def _slurm(*command: str) -> str:
+def call(*command: str) -> str:
+    """What a command of Slurm prints; raises ValueError in words where it is missing, fails, or does not answer."""
     if shutil.which(command[0]) is None:
         raise ValueError(f"{command[0]}: not found; this is no login node of a Slurm cluster, or choose --system local")
     try:

@@ -42,8 +42,11 @@ class Job:
 def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], minutes: int | None = None) -> list[Job]:
     """Jobs for the runs that have no valid record and are not queued; fine-tuning comes after its pre-training.
 
-    Raises ValueError with the remedy where a pre-training is neither made, nor queued, nor among the runs.
+    Raises ValueError with the remedy where a pre-training is neither made, nor queued, nor among the runs, and for
+    ``minutes``, the time limit of each job, below one.
     """
+    if minutes is not None and minutes < 1:
+        raise ValueError(f"minutes: must be at least 1, got {minutes}")
     is_made = lambda name: (records.read(runs_dir / site.name / name) or {}).get("valid")  # noqa: E731
     missing = {name: run for run in runs if (name := configuration.run_id(run)) not in queued and not is_made(name)}
     groups: dict[tuple, list[RunConfig]] = {}
@@ -215,7 +218,7 @@ def _hand_over(runs, names: list[str], site: Site, options, limit: float | None,
     if dry_run or not jobs:
         return 0
     limit = site.ask_above_gpu_hours if limit is None else limit
-    if reserved + bound > limit and not yes:
+    if not (reserved + bound <= limit or yes):  # so that a limit of nan is none
         if not sys.stdin.isatty():
             raise ValueError(f"limit: more than {limit:g} GPU hours; give --yes or --limit to spend them")
         if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -234,16 +237,18 @@ def check(site: Site) -> int:
     submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"])
     folder = runs_dir / site.name / configuration.run_id(probe)
     print(f"submitted to {site.name}: {devices} devices on {nodes} nodes; {folder}", flush=True)
-    while (row := status.rows([folder])[0][0])["state"] in ("queued", "running"):
-        time.sleep(1)
+    try:
+        while (row := status.rows([folder])[0][0])["state"] in ("queued", "running"):
+            time.sleep(2)
+    except KeyboardInterrupt:
+        cancel([folder])
+        raise
     record = records.read(folder) or {}
     if row["state"] != "finished":
         print(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
-    wrong = [
-        f"{name}: {record[name]}, where the file says {asked[name]}" for name in asked if record[name] != asked[name]
-    ]
+    wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")
     print(

@@ -43,7 +43,7 @@ class Cluster:
     def energynn(self, *words, check=True):
         return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
 
-    def wait_for(self, condition, what, seconds=600):
+    def wait_for(self, condition, what, seconds=1500):
         """Patient: how long something takes on a machine that does other work, too, is no fault of ours."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from energynn import config, records
-from energynn.cluster import job, local
+from energynn.cluster import job, local, slurm
 from energynn.launch import CAN_GO_ON
 
 
@@ -37,6 +37,7 @@ def start(tmp_path, monkeypatch):
 
     newest = lambda: len(list(run_dir.glob("job/start-*.json")))  # noqa: E731
     begin.last = lambda: json.loads((run_dir / "job" / f"start-{newest()}.json").read_text())
+    begin.submission = lambda: json.loads((run_dir / "job" / "submission.json").read_text())
     yield begin
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -69,3 +70,22 @@ def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start)
     bad = {"valid": False, "status": "finished", "status_reason": "", "invalid_reasons": ["only 3 power samples"]}
     assert start(record=bad) == 1 and start.last()["outcome"] == "failed: not valid: only 3 power samples"
     assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"
+
+
+def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch):
+    """The last task of an array has the array's own number as SLURM_JOB_ID, by which Slurm would requeue all."""
+    for name, value in (("JOB_ID", "9"), ("ARRAY_JOB_ID", "9"), ("ARRAY_TASK_ID", "3")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    asked = []
+
+    def call(*command):
+        asked.append(command)
+        if command[0] == "scontrol":
+            raise ValueError("scontrol requeue: Requested operation is presently disabled")
+        return "12\n"
+
+    monkeypatch.setattr(slurm, "call", call)
+    assert start() == 0  # another job takes its place, because this one may not be requeued
+    assert asked[0] == ("scontrol", "requeue", "9_3")
+    assert asked[1][:4] == ("sbatch", "--parsable", "--dependency=afterany:9_3", "--array=3")
+    assert start.submission()["job_id"] == "12_3"

@@ -24,10 +24,10 @@ from energynn.config import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # some minutes on a quiet machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some minutes on a quiet machine
 
 SYSTEM = "tests/cluster/two-nodes.toml"
-LONG = dict(embed_dim=32, depth=1, epochs=200)  # long enough to be stopped in the middle
+LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle
 
 
 def write_study(folder, body):
@@ -204,18 +204,22 @@ def test_what_is_made_is_not_submitted_again(study):
     assert "4 of 4 runs are made or queued; 0 to make" in study.submit().stdout
 
 
-def test_time_limits_are_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path):
-    """Twice: the job queues itself again; where a site forbids that, another job takes its place.
+def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path):
+    """First the job queues itself again; then, as where a site forbids that, another job takes its place.
 
-    The limit is moved to the middle of the training, wherever that is on a machine as busy as this one.
+    The limit is moved to the middle of the training, wherever that is on a machine as busy as this one. The second
+    time only its warning comes: Slurm looks at limits twice a minute, and a quick machine would have finished.
     """
     broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=400), "--minutes", "30")
     for start in (1, 2):
         cluster.wait_for(lambda start=start: broken.is_training(start), f"start {start}")
         (row,) = broken.rows()
-        _, minutes, _ = cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.rsplit(":", 2)
-        limit = f"TimeLimit={int(minutes) + 2}"
-        cluster.run("scontrol", "update", f"JobId={row['job']}", f"Requeue={start % 2}", limit)
+        if start == 1:
+            minutes = int(cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2])
+            cluster.run("scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}")
+        else:
+            cluster.run("scontrol", "update", f"JobId={row['job']}", "Requeue=0")
+            cluster.run("scancel", "--batch", "--signal=USR1", row["job"])
         came_back = lambda: (now := broken.rows()[0])["state"] == "queued" and now  # noqa: E731
         again = cluster.wait_for(came_back, "Slurm to warn the job, and the job to come back")
         assert again["reason"].endswith("goes on: asked to stop") and (again["job"] == row["job"]) == (start == 1)
@@ -287,6 +291,7 @@ def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(
     assert "3 starts in a row failed" in state(bad)["reason"] and "GPUs asked for" in state(bad)["reason"]
     cluster.wait_for(lambda: state(good)["state"] == "finished", "the requeued run")
     assert len(records.read(folder)["segments"]) == 2 and records.check(study.runs_dir) == []
+    assert len(list(folder.glob("job/start-*.json"))) == 2  # the other run's three starts were not the whole array's
     nothing_is_left(study.runs_dir)
 
 
@@ -304,6 +309,7 @@ def test_system_check_says_what_is_wrong(cluster, tmp_path):
 def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselves(cluster, tmp_path, monkeypatch):
     """The batch script of a run of ERA5 with `env` in place of the run: it would need the 121 GB."""
     (tmp_path / "states").write_text("temperature")
+    os.truncate(tmp_path / "states", 300 * 2**20)  # of zeros; to be unpacked takes longer than a few samples
     cluster.run("tar", "-C", tmp_path, "-cf", tmp_path / "era5.tar", "states")
     monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "era5.tar"))
     monkeypatch.setenv("ENERGYNN_POWERCAP", cluster.environment["ENERGYNN_POWERCAP"])
@@ -314,8 +320,9 @@ def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselve
     (folder / "job").mkdir(parents=True)
     (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", "-c 'print(\"staged\")' #"))
     cluster.run("sbatch", "--wait", folder / "job" / "job.sh")
-    assert (tmp_path / "node" / "energynn-data" / "states").read_text() == "temperature"
+    assert (tmp_path / "node" / "energynn-data" / "states").read_bytes().startswith(b"temperature")
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
     assert record["status"] == "finished" and record["nodes"] == 2 and "tar -xf" in record["config"]["command"]
-    assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.05)
+    assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
+    assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.2)
     assert "staged" in (folder / "job" / "log.txt").read_text() and records.hash_files(folder) == {}

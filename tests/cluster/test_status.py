@@ -36,7 +36,7 @@ def queue(monkeypatch):
             return "".join(f"{job}|{state}|{reason}\n" for job, (state, reason) in states.items())
         raise ValueError(f"{command[0]}: no")
 
-    monkeypatch.setattr(slurm, "_slurm", answer)
+    monkeypatch.setattr(slurm, "call", answer)
     return states
 
 
@@ -83,19 +83,22 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
 def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, monkeypatch):
     lost = submitted(tmp_path, "a", "6_2")
     array = "JobId=8 ArrayJobId=6 ArrayTaskId=2 JobName=x UserId=me JobState=NODE_FAIL Reason=None\n"
-    for command, answer, words in (("sacct", "6_2|OUT_OF_MEMORY\n", "OUT_OF_MEMORY"), ("scontrol", array, "NODE_FAIL")):
+    cases = (("sacct", "6_0|COMPLETED\n6_2|OUT_OF_MEMORY\n", "OUT_OF_MEMORY"), ("scontrol", array, "NODE_FAIL"),
+             ("sacct", "6_[1-3,7]|CANCELLED by 0\n", "CANCELLED by 0"),
+             ("scontrol", array.replace("Id=2", "Id=0,2-4%1"), "NODE_FAIL"))  # fmt: skip
+    for command, answer, words in cases:
 
         def say(*words, command=command, answer=answer):
             if words[0] in (command, "squeue"):
                 return answer if words[0] == command else ""
             raise ValueError("Slurm accounting storage is disabled")
 
-        monkeypatch.setattr(slurm, "_slurm", say)
+        monkeypatch.setattr(slurm, "call", say)
         assert f"job 6_2 is gone ({words})" in state_of(lost)["reason"]
 
 
 def test_without_an_answer_the_files_tell_what_they_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm, "_slurm", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
+    monkeypatch.setattr(slurm, "call", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
     live = {"submission": "t", "started_at": "x"}
     submitted(tmp_path, "a", "5_0", **{"job__start-1.json": live})
     submitted(
@@ -182,7 +185,7 @@ def test_cancel_asks_which(capsys):
     assert cli.main(["cancel"]) == 2 and "--all" in capsys.readouterr().err
     assert shutil.which("no-such-command") is None
     with pytest.raises(ValueError, match="no-such-command: not found; this is no login node"):
-        slurm._slurm("no-such-command")
+        slurm.call("no-such-command")
 
 
 # ------------------------------------------------------------------------------------------------- without a scheduler

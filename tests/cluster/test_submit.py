@@ -6,8 +6,10 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import papermill.parameterize
@@ -174,6 +176,9 @@ def test_spending_more_than_a_limit_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda _: "n")
     assert cli.main([*words, "--limit", "20"]) == 1
+    assert cli.main([*words, "--limit", "nan"]) == 1
+    for minutes in ("0", "-5"):
+        assert cli.main([*words, "--minutes", minutes]) == 2 and "minutes: must be" in capsys.readouterr().err
     assert cli.main([*words, "--limit", "5000"]) == 2 and "no manifest" in capsys.readouterr().err  # but no data here
 
 
@@ -413,3 +418,42 @@ def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(
     assert records.hash_files(folder) == {}  # no part of the run
     with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
         submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
+
+
+def test_the_container_holds_all_that_its_commands_need(tmp_path):
+    """Without Apptainer: its files copied as it would, its own test's command on them, and the extras that it names."""
+    text = (REPOSITORY / "systems" / "energynn.def").read_text()
+    parts = dict(re.findall(r"^%(\w+)\n((?:    .*\n)+)", text, re.M))
+    root = tmp_path / "root"
+    for line in parts["files"].splitlines():
+        source, target = line.split()
+        assert target == f"/opt/energynn/{source}"
+        (root / source).parent.mkdir(parents=True, exist_ok=True)
+        if (REPOSITORY / source).is_dir():
+            shutil.copytree(REPOSITORY / source, root / source, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(REPOSITORY / source, root / source)
+    extras = re.search(r"\.\[(.*)\]", parts["post"])[1].split(",")
+    assert set(extras) <= set(tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    assert subprocess.run(["sh", "-n"], input=parts["post"] + parts["test"], text=True).returncode == 0
+    (command,) = [line.split() for line in parts["test"].splitlines() if line.split()[0] == "energynn"]
+    for words in (
+        command[1:],
+        ["manifest", "verify", "era5_ensemble"],
+        ["submit", "smoke", "--system", "local", "--dry-run"],
+    ):
+        done = subprocess.run([sys.executable, "-m", "energynn.cli", *words], cwd=root, capture_output=True, text=True,
+                              env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_wheelhouse_is_what_the_environment_is_made_from():
+    """The commands that make would give: the same extras, nothing from an index."""
+    fetch, install = (
+        subprocess.run(["make", "-n", "VENV=/no/such", *words], cwd=REPOSITORY, capture_output=True, text=True).stdout
+        for words in (["wheelhouse"], ["WHEELHOUSE=build/wheelhouse", "train-env"])
+    )
+    extras = re.search(r"pip download -q -d build/wheelhouse -c requirements.lock \"(\.\[.*?\])\"", fetch)[1]
+    lines = [line for line in install.splitlines() if "pip install" in line]
+    assert len(lines) == 2 and extras in lines[1]
+    assert all("--no-index --find-links build/wheelhouse" in line for line in lines)
