@@ -302,7 +302,8 @@ def test_without_perun_one_device_is_measured_by_our_own_sampler(tmp_path):
         "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
         "from energynn import config, launch\n"
         f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'runs')!r})\n"
-        f"try:\n    launch.run(config.make(devices=2), {str(tmp_path / 'two')!r})\nexcept ValueError as error:\n    print('refused:', error)"
+        f"try:\n    launch.run(config.make(devices=2), {str(tmp_path / 'two')!r})\n"
+        "except ValueError as error:\n    print('refused:', error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
     record = records.read(only_run(tmp_path / "runs"))
