@@ -31,7 +31,7 @@ def build(build_dir: str | Path = "build") -> Path:
     ledger = json.loads((build_dir / "claims.json").read_text())
     points = max((len(rows) for rows in specs["explore"]["datasets"].values()), default=0)
     drawings = "".join(
-        f'<h3>{html.escape(name.replace("_", " "))}</h3><div id="{name}" class="figure printed"></div>\n'
+        f'<h3>{html.escape(name.replace("_", " "))}</h3><div id="figure-{name}" class="figure printed"></div>\n'
         for name in specs if name != "explore"
     )  # fmt: skip
     text = Template((PAPER / "report.html").read_text()).substitute(

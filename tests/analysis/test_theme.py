@@ -18,7 +18,7 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     theme.save(chart(90), "between", tmp_path / "a")
     second = theme.save(chart(), "figure", tmp_path / "b").read_bytes()
     assert first == second
-    assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {".svg", ".png", ".pdf"}
+    assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {".svg", ".png", ".pdf", ".json"}
     assert theme.FONT in first.decode()
 
 
