@@ -217,13 +217,14 @@ def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study,
         if start == 1:
             minutes = int(cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2])
             cluster.run("scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}")
+            came_back = lambda: (now := broken.rows()[0])["state"] == "queued" and now  # noqa: E731
+            again = cluster.wait_for(came_back, "Slurm to warn the job, and the job to come back")
+            assert again["reason"].endswith("goes on: asked to stop") and again["job"] == row["job"]
+            cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
         else:
             cluster.run("scontrol", "update", f"JobId={row['job']}", "Requeue=0")
             cluster.run("scancel", "--batch", "--signal=USR1", row["job"])
-        came_back = lambda: (now := broken.rows()[0])["state"] == "queued" and now  # noqa: E731
-        again = cluster.wait_for(came_back, "Slurm to warn the job, and the job to come back")
-        assert again["reason"].endswith("goes on: asked to stop") and (again["job"] == row["job"]) == (start == 1)
-        cluster.run("scontrol", "update", f"JobId={again['job']}", "TimeLimit=30")
+            cluster.wait_for(lambda: broken.rows()[0]["job"] != row["job"], "another job in its place")  # noqa: B023
     assert (broken.folder() / "job" / "log.txt").read_text().count("SIGUSR1") == 2
     broken.check(starts=3)
     unbroken = study.runs_dir / "two-nodes" / row["run_id"]
