@@ -171,7 +171,8 @@ def test_a_click_in_jupyterlab_shows_record_and_profile(jupyter, page):
     page.errors.clear(), page.requests.clear()
     page.goto(jupyter)
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120000)
-    page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=240000, state="attached")
+    page.wait_for_selector("text=/Python 3.*Idle/", timeout=240000, state="attached")
+    page.wait_for_timeout(5000)  # a command given while the kernel is being connected is lost
     page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_selector(".vega-embed svg g.mark-symbol", timeout=200000, state="attached")
     page.wait_for_timeout(3000)

@@ -1,6 +1,8 @@
 """Records become one Dataset; what cannot be used is left out with its reason."""
 
 import json
+import resource
+import time
 
 import numpy as np
 import pytest
@@ -121,3 +123,17 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
     other = base | {"config": base["config"] | {"epochs": 9}}
     assert results._recipe(base) == results._recipe(same) != results._recipe(other)
+
+
+def test_ten_thousand_records_load_in_twenty_seconds(synthetic, tmp_path):
+    record = json.loads(
+        (synthetic.write_run(tmp_path, config.make("resnet50"), samples=False) / "record.json").read_text()
+    )
+    for i in range(9999):
+        folder = tmp_path / "many" / f"run{i}"
+        folder.mkdir(parents=True)
+        (folder / "record.json").write_text(json.dumps(record | {"run_id": f"run{i}"}))
+    start = time.monotonic()
+    runs = results.load(tmp_path)
+    assert runs.sizes["run"] == 10_000 and time.monotonic() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB
