@@ -186,12 +186,11 @@ def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluste
 def test_the_analysis_notebooks_read_the_study_back(study, cluster, tmp_path):
     table = results.load(study.runs_dir)
     assert len(table.run) == 4 and set(table.nodes.values) == {2}
-    for name, key, value in [("80_measurement", "own_runs", 4), ("30_fourcastnet_scaling", None, None)]:
+    for name in ("30_fourcastnet_scaling", "80_measurement"):
         cluster.run(sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", tmp_path / f"{name}.ipynb",
                     "--no-progress-bar", "-p", "runs_dir", study.runs_dir, "-p", "build_dir", tmp_path)  # fmt: skip
-        told = (tmp_path / "numbers" / f"{name}.json").read_text()
-        assert key is None or json.loads(told)[key]["value"] == value
-    assert "two-nodes" in (tmp_path / "30_fourcastnet_scaling.ipynb").read_text()
+    told = json.loads((tmp_path / "numbers" / "80_measurement.json").read_text())
+    assert told["own_runs"]["value"] == 4 and all(run in told["components"]["source"] for run in table.run_id.values)
 
 
 def test_status_without_a_controller_says_so_and_is_true(study):

@@ -227,7 +227,7 @@ def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
     (running,) = [row["run_id"] for row in first if row["state"] == "running"]
     assert "1 jobs cancelled" in energynn("cancel", running)
     found = wait(lambda found: all(row["state"] not in ("queued", "running") for row in found), "the end")
-    assert {row["run_id"] == running: row["state"] for row in found} == {True: "stopped", False: "finished"}
+    assert {row["run_id"] == running: row["state"] for row in found} == {True: "cancelled", False: "finished"}
     record = records.read(tmp_path / "runs" / "local" / running)
     assert record["status"] == "interrupted" and "it can go on" in record["status_reason"]
     assert "1 runs submitted again" in energynn("resubmit", "--failed")
