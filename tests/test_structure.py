@@ -165,7 +165,7 @@ def test_make_help_lists_the_targets():
 def test_ci_calls_the_tests_that_contain_the_readmes():
     assert "make test-all" in (REPOSITORY / ".ci" / "run").read_text()
     makefile = (REPOSITORY / "Makefile").read_text()
-    assert re.search(r"test-all:.*\n\t\$\(MAKE\) --no-print-directory test\n", makefile)
+    assert re.search(r"test-all:.*\n\t\$\(MAKE\) --no-print-directory test \|\| \$\(ONCE_MORE\)\n", makefile)
 
 
 def test_the_lock_has_exact_versions_only():
