@@ -48,6 +48,11 @@ def test_no_records_give_the_same_variables(tmp_path, synthetic_runs):
         ({"energy_total_J": -1.0}, "energy_total_J is negative"),
         ({"energy_total_J": "12 kWh"}, "energy_total_J is not a finite number"),
         ({"schema": "other/1"}, "schema"),
+        ({"energy_total_J": 0.33}, "energies are in mixed units"),
+        ({"device_hours_training": 12.0}, "units are mixed: device_hours_training"),
+        ({"energy_gpu_kWh": 1.0}, "fields are not known: energy_gpu_kWh; units stand in names"),
+        ({"samples_in_training": 3}, "its trace is shorter than the run"),
+        ({"workload": "resnet51"}, "workload 'resnet51' belongs to no series"),
     ],
 )
 def test_a_bad_record_is_left_out_with_its_reason(synthetic, synthetic_runs, changes, reason):
