@@ -30,7 +30,7 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     ``speed_up`` relates to the mean training time on ``base_devices``. Records left out stand with the reason in
     ``attrs["excluded"]``.
     """
-    runs = results.load(runs_dir)
+    runs = results.load(runs_dir, only_the_studys=True)
     table = pd.concat([_published(), _own(runs)], ignore_index=True)
     first = [*WHAT, "repeats", "run", *QUANTITIES]
     table = table[[*first, *(name for name in table if name not in first)]].copy()

@@ -35,13 +35,14 @@ REQUIRED = ("run_id", "workload", "system", "devices", "training_time_s", "devic
 CPU_MODEL = ("idle_W_per_core", "full_W_per_core", "cores")
 
 
-def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
+def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys: bool = False) -> xr.Dataset:
     """Load the records of all systems under ``runs_dir`` into one Dataset with dimension ``run``.
 
     Coordinates say what was run (run_id, workload, stage, system, device_kind, devices, local_batch_size ...);
     ``recipe`` is equal for runs that differ in devices, batch sizes and repeat only. Data variables are the quantities
     of the record with ``units`` in their attributes, provenances as texts, final metrics under their own names, and the
-    derived kWh, h and kW. NaN: absent from the record. Records that were left out stand with the reason in
+    derived kWh, h and kW. NaN: absent from the record. ``only_the_studys`` leaves out workloads of one's own, which
+    belong to none of its series. Records that were left out stand with the reason in
     ``attrs["excluded"]``. No records at all give an empty Dataset with the same variables.
     """
     rows, excluded, seen = [], [], {}
@@ -51,6 +52,8 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True) -> xr.Dataset:
             if record.get("workload") in records.NO_TRAINING:
                 continue
             row = _row(record, path)
+            if only_the_studys and row["workload"] not in run_config.CONFIGS:
+                raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
             _check_files(record, path.parent)
             if only_valid and not row.pop("valid"):
                 raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
@@ -72,8 +75,6 @@ def _row(record: dict, path: Path) -> dict:
     missing += [f"config.{name}" for name in CONFIG_NUMBERS if name not in record.get("config", {})]
     if missing:
         raise ValueError(f"fields are missing: {', '.join(missing)}")
-    if record["workload"] not in run_config.CONFIGS:
-        raise ValueError(f"workload {record['workload']!r} belongs to no series that is known here")
     unknown = [name for name in record if name not in records.FIELDS]
     if unknown:
         raise ValueError(f"fields are not known: {', '.join(unknown)}; units stand in names, and energies are in J")
