@@ -27,7 +27,7 @@ import energynn
 from energynn import config as configuration
 from energynn import manifests, records
 from energynn.cluster import systems
-from energynn.config import RunConfig
+from energynn.config import REPOSITORY, RunConfig
 from energynn.measure import perun_adapter, watch
 from energynn.measure.samples import Silence, read_events, segments
 
@@ -214,6 +214,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
     machine = systems.describe_machine()
     kind = device_kind(config, len(machine["gpus"]))
     commit, dirty = systems.git_state()
+    data_root = manifests.root(config.dataset).absolute()
     records.write_json(run_dir / "run.json", {
         "run_id": run_dir.name,
         "workload": config.workload,
@@ -223,7 +224,7 @@ def begin(config: RunConfig, run_dir: Path) -> None:
         "config": configuration.to_dict(config),
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
-        "data_root": str(manifests.root(config.dataset).absolute()),
+        "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
         "launcher": launcher(config.devices),
         "device_kind": kind,
         "device_name": machine["gpus"][0]["name"] if kind == "gpu" else machine["cpu"],
@@ -304,7 +305,7 @@ def ranks_command(run_dir: Path, intent: dict) -> list[str]:
     period_s = intent["config"]["perun_sampling_period_s"]
     on_gpu = intent["device_kind"] == "gpu"
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
-    perun_adapter.write_configuration(run_dir / "perun.ini", run_dir, period_s, on_gpu, gpus)
+    perun_adapter.write_configuration(run_dir / "perun.ini", period_s, on_gpu, gpus)
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
     if SRUN_VARIABLE in os.environ:
         options = shlex.split(os.environ[SRUN_VARIABLE])

@@ -21,6 +21,7 @@ from energynn.config import REPOSITORY
 from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
+from tests import powercap
 from tests.processes import processes_of, wait_until
 
 TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
@@ -258,7 +259,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
         launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
     launch.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
     intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
-    assert intent["data_root"].endswith("data_manifests/era5_ensemble") and "data_root" not in intent["config"]
+    assert intent["data_root"] == "data_manifests/era5_ensemble" and "data_root" not in intent["config"]
     many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
     assert "64 devices" in many[0]
     monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)
@@ -370,33 +371,13 @@ def test_one_measured_run_at_a_time(tmp_path):
             launch.preflight(made, tmp_path)
 
 
-def powercap_writer(root, watts, seconds):
-    """A process that moves a fake RAPL counter at constant power, every 5 ms, through a wrap-around."""
-    zone = root / "intel-rapl:0"
-    zone.mkdir(parents=True)
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("262143328850\n")
-    (zone / "energy_uj").write_text("262100000000\n")
-    program = textwrap.dedent(f"""
-        import os, time
-        begun = time.monotonic()
-        while (elapsed := time.monotonic() - begun) < {seconds}:
-            value = int(262100000000 + {watts} * 1e6 * elapsed) % 262143328850
-            file = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY)
-            os.pwrite(file, b"%012d\\n" % value, 0)
-            os.close(file)
-            time.sleep(0.005)
-    """)
-    return subprocess.Popen([sys.executable, "-c", program])
-
-
 @pytest.mark.slow
 def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     import h5py
 
     watts = 200.0
     runs_dir = tmp_path / "runs"
-    writer = powercap_writer(tmp_path / "powercap", watts, 60)
+    writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)  # wraps around every 5 s
     try:
         started = python_run(runs_dir, TINY | dict(devices=2, epochs=40), env=os.environ | {
             perun_adapter.POWERCAP_VARIABLE: str(tmp_path / "powercap")})  # fmt: skip

@@ -62,7 +62,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     if with_perun:
         gpus = [gpu["index"] for gpu in systems.gpus()]
-        perun_adapter.write_configuration(folder / "perun.ini", folder, PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
+        perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
         perun = perun_adapter.command(Path(__file__).with_name("__main__.py"), folder, folder / "perun.ini")
         # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -43,7 +43,7 @@ SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 # ------------------------------------------------------------------------------------------ before the run
 
 
-def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_gpu: bool, gpus: list[int]) -> None:
+def write_configuration(path: Path, sampling_period_s: float, on_gpu: bool, gpus: list[int]) -> None:
     """Pin every factor of perun: its defaults differ between versions (emissions 417.8, 230, 274.8 g/kWh).
 
     perun counts every GPU of a host; of the NVIDIA GPUs only those with the given numbers stay in.
@@ -57,8 +57,7 @@ def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_
             "exclude_backends": "" if on_gpu else "nvml amdsmi",
             "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
         },
-        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5",
-                   "data_out": str(run_dir / "perun").replace("%", "%%")},  # perun's parser interpolates
+        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5"},
         "benchmarking": {"rounds": 1, "warmup_rounds": 0},
         "debug": {"log_lvl": "ERROR"},
     })  # fmt: skip
@@ -67,11 +66,16 @@ def write_configuration(path: Path, run_dir: Path, sampling_period_s: float, on_
 
 
 def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
-    """The command that each rank runs: a Python script under perun, with our sampler attached."""
-    hook = Path(__file__).with_name("perun_hook.py")
+    """The command that each rank runs: a Python script under perun, with our sampler attached.
+
+    Where perun writes is said here and not in its configuration, and as seen from the working directory, because perun
+    keeps it in its HDF5 file: both stay with the run and go elsewhere with it, where this machine's folders say nothing.
+    """
+    hook, out = Path(__file__).with_name("perun_hook.py"), os.path.relpath(run_dir / "perun")
     return [
         sys.executable, "-m", "perun", "-c", str(configuration),
-        "monitor", "--live-callback-files", str(hook), "--", str(script), str(run_dir),
+        "monitor", "--data_out", out.replace("%", "%%"),  # perun's parser interpolates
+        "--live-callback-files", str(hook), "--", str(script), str(run_dir),
     ]  # fmt: skip
 
 

@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
 
 from energynn.config import REPOSITORY
+from tests import powercap
 
 NODE_W = 300.0  # of each simulated node
 HERE = Path(__file__).parent
@@ -54,23 +54,6 @@ class Cluster:
         return found
 
 
-def simulate_cpu(powercap):
-    """An energy counter that both nodes read, moving at constant power; returns the process that moves it."""
-    zone = powercap / "intel-rapl:0"
-    zone.mkdir(parents=True)
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("262143328850\n")
-    (zone / "energy_uj").write_text("000000000000\n")
-    program = textwrap.dedent(f"""
-        import os, time
-        file = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY)
-        while True:
-            os.pwrite(file, b"%012d\\n" % int({NODE_W} * 1e6 * time.monotonic()), 0)
-            time.sleep(0.01)
-    """)
-    return subprocess.Popen([sys.executable, "-c", program])
-
-
 @pytest.fixture(scope="session")
 def cluster():
     missing = [command for command in NEEDED if shutil.which(command) is None]
@@ -79,7 +62,7 @@ def cluster():
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path: munge's socket must fit
-    made, counter = Cluster(folder), simulate_cpu(folder / "powercap")
+    made, counter = Cluster(folder), powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")
         yield made

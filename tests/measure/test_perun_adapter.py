@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from perun.util import matchesOneOf
@@ -41,11 +42,13 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
     environment = perun_adapter.environment(tmp_path, dict(os.environ))
     assert not [name for name in environment if name.startswith("PERUN_")]
     assert environment[perun_adapter.RUN_DIR_VARIABLE] == str(tmp_path)
-    perun_adapter.write_configuration(tmp_path / "perun.ini", tmp_path / "100%", 0.25, True, [0, 12])
+    perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, True, [0, 12])
     ini = configparser.ConfigParser()
     ini.read(tmp_path / "perun.ini")
     assert ini["monitor"]["sampling_period"] == "0.25" and ini["post-processing"]["pue"] == "1.0"
-    assert ini["output"]["format"] == "hdf5" and ini["output"]["data_out"] == str(tmp_path / "100%" / "perun")
+    assert ini["output"]["format"] == "hdf5" and str(tmp_path) not in (tmp_path / "perun.ini").read_text()
+    command = perun_adapter.command(Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini")
+    assert command[command.index("--data_out") + 1] == os.path.relpath(tmp_path / "100%%" / "perun")
     excluded = ini["monitor"]["exclude_sensors"].split(" ")
     powers = {number: f"CUDA:{number}_POWER" for number in (0, 1, 2, 11, 12, 120)}
     assert [number for number, name in powers.items() if not matchesOneOf(excluded, name)] == [0, 12]

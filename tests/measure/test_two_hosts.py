@@ -3,14 +3,13 @@
 import json
 import shutil
 import subprocess
-import sys
-import textwrap
 
 import pytest
 
 from energynn import config, launch, records
 from energynn.measure import clocks, perun_adapter
 from energynn.measure.samples import read_events
+from tests.powercap import constant_power
 
 HOST_W = 300.0
 AHEAD_S = 5000
@@ -20,20 +19,8 @@ UNSHARE = ["unshare", "--uts", "--time", "--fork"]
 @pytest.fixture
 def powercap(tmp_path):
     """A powercap tree whose counter moves at constant power; both hosts read it, so each has that power."""
-    zone = tmp_path / "powercap" / "intel-rapl:0"
-    zone.mkdir(parents=True)
-    (zone / "name").write_text("package-0\n")
-    (zone / "max_energy_range_uj").write_text("262143328850\n")
-    (zone / "energy_uj").write_text("000000000000\n")
-    program = textwrap.dedent(f"""
-        import os, time
-        file = os.open({str(zone / "energy_uj")!r}, os.O_WRONLY)
-        while True:
-            os.pwrite(file, b"%012d\\n" % int({HOST_W} * 1e6 * time.monotonic()), 0)
-            time.sleep(0.005)
-    """)
-    writer = subprocess.Popen([sys.executable, "-c", program])
-    yield zone.parent
+    writer = constant_power(tmp_path / "powercap", HOST_W)
+    yield tmp_path / "powercap"
     writer.kill()
     writer.wait()
 
