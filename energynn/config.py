@@ -28,7 +28,9 @@ class RunConfig:
     devices: int = 1
     local_batch_size: int
     global_batch_size: int
-    accumulation_steps: int = 1  # local batches whose gradients are added up before a step of the optimizer
+    # Local batches whose gradients are added up before a step of the optimizer. Each also moves batch norm's running
+    # statistics, which are for evaluation only; on several devices only those of rank 0 do.
+    accumulation_steps: int = 1
     epochs: int
     seed: int = 0
     repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
@@ -38,7 +40,9 @@ class RunConfig:
     synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
     # Of the study's code: float32, no pinned memory, three loader iterators that start anew each epoch, cuDNN
     # deterministic and its benchmark off. FourCastNet's: published code, or inferred; see PRESETS.
-    precision: str = "float32"  # "bfloat16": forward passes in autocast; weights and optimizer stay float32
+    # "float32" is torch's: on GPUs since the A100 cuDNN's convolutions then use TF32, the study's, too, which changes
+    # nothing of that. "bfloat16": forward passes in autocast; weights and optimizer stay float32.
+    precision: str = "float32"
     fused_optimizer: bool = False  # one kernel updates all parameters
     compile: bool = False  # torch.compile
     deterministic: bool = True  # off: the fastest algorithms that cuDNN's benchmark finds
@@ -70,11 +74,16 @@ class ResNet50Config(RunConfig):
     crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
     momentum: float = 0.9
     weight_decay: float = 1e-4
+    weight_decay_on_all: bool = True  # on batch norm and biases, too (study's code); off: on matrices only
     warmup_epochs: int = 5
+    warmup_start: float = 0.1  # learning rate at the beginning, whatever the batch size (study's code)
+    warmup_per_epoch: bool = True  # study's code; off: the learning rate rises with every step
     learning_rate: float = 0.1  # at GBS 256; scaled linearly with the global batch size
     plateau_factor: float = 0.5
     plateau_patience: int = 5
     evaluate_training_set: bool = True  # the study evaluates it after every epoch
+    top5_per_sample: bool = True  # study's code: a Python loop over the samples; off: a batch at once
+    drop_last: bool = True  # what the ranks cannot share evenly is left out (study's code); off: some count twice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +129,7 @@ FAST = dict(
     precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
 )
 FAST_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", validation_crop="center",
-                   evaluate_training_set=False)  # fmt: skip
+                   evaluate_training_set=False, top5_per_sample=False)  # fmt: skip
 # "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
 # no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {
@@ -230,8 +239,8 @@ LEAST_VALUES = {
     "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
     "perun_sampling_period_s": 0.1, "idle_baseline_s": 0, "collective_timeout_s": 1, "checkpoint_period_s": 0,
     "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1, "warmup_epochs": 0,
-    "plateau_patience": 0, "training_samples": 0, "validation_samples": 0, "learning_rate": 0, "momentum": 0,
-    "weight_decay": 0,
+    "warmup_start": 0, "plateau_patience": 0, "training_samples": 0, "validation_samples": 0, "learning_rate": 0,
+    "momentum": 0, "weight_decay": 0,
 }  # fmt: skip
 
 

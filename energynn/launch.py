@@ -101,8 +101,10 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
             f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
         )
     systems.load(runs_dir, config.system)
-    if launcher(config.devices) == "alone":
+    if launcher(config.devices) in ("alone", "torchrun"):
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
+    if config.device != "cpu" and not systems.gpus() and list(Path("/dev").glob("nvidia[0-9]*")):
+        warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
     nodes = int(os.environ.get("SLURM_NNODES", 1))
     gpus, cores = nodes * len(systems.gpus()), nodes * systems.usable_cores()
     on_gpu = device_kind(config, gpus) == "gpu"
@@ -149,10 +151,10 @@ def _free_space(runs_dir: Path) -> int:
 
 
 def launcher(devices: int) -> str:
-    """``srun`` in a batch job, else ``mpirun``; ``alone`` for one device where perun or MPI is missing.
+    """``srun`` in a batch job, else ``mpirun``; where perun or MPI is missing ``torchrun``, or one device ``alone``.
 
-    Ranks of srun and mpirun run under perun. Alone, only our own sampler measures. Raises ValueError with the remedy
-    where several devices have no MPI.
+    Ranks of srun and mpirun run under perun. Else only our own sampler measures, on this host; so in a batch job
+    several devices need them: ValueError with the remedy.
     """
     try:
         if importlib.util.find_spec("perun") is None:
@@ -161,9 +163,9 @@ def launcher(devices: int) -> str:
             return "srun"
         find_mpi()
     except ValueError:
-        if devices > 1:
+        if devices > 1 and SRUN_VARIABLE in os.environ:
             raise
-        return "alone"
+        return "torchrun" if devices > 1 else "alone"
     return "mpirun"
 
 
@@ -299,9 +301,10 @@ def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
 
 
 def ranks_command(run_dir: Path, intent: dict) -> list[str]:
-    """mpirun or srun with one rank per device, each under perun; or the one rank alone."""
-    if intent["launcher"] == "alone":
-        return [sys.executable, str(TRAIN_SCRIPT), str(run_dir)]
+    """mpirun or srun with one rank per device, each under perun; or torchrun, or the one rank alone, without."""
+    if intent["launcher"] in ("alone", "torchrun"):
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={intent['devices']}"]
+        return [sys.executable, *(ranks if intent["launcher"] == "torchrun" else []), str(TRAIN_SCRIPT), str(run_dir)]
     period_s = intent["config"]["perun_sampling_period_s"]
     on_gpu = intent["device_kind"] == "gpu"
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
@@ -356,7 +359,7 @@ def verdict(
         return "interrupted", f"{(stop_reasons or ['asked to stop'])[0]}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
-    without_a_word = f"rank {', '.join(silent)} ended without a word, mpirun with status {exit_status}"
+    without_a_word = f"rank {', '.join(silent)} ended without a word, {intent['launcher']} with status {exit_status}"
     if failures:
         first = min(failures, key=lambda event: event["t_wall_ns"])
         return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
@@ -394,28 +397,30 @@ def _relay(lines, log_path: Path, last_words: list[str]) -> None:
 
 def _end_everything(ranks: subprocess.Popen) -> None:
     """End every process below this one: politely, then not."""
-    import psutil
-
-    def alive() -> list:
-        found = []
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):  # ended while we looked
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     if ranks.poll() is None:
         ranks.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_S
-    while alive() and time.monotonic() < deadline:
+    while _descendants() and time.monotonic() < deadline:
         time.sleep(0.05)
         ranks.poll()
-    for process in alive():
-        try:
-            process.kill()
-        except psutil.NoSuchProcess:
-            continue
+    for process in _descendants():
+        with contextlib.suppress(ProcessLookupError):  # ended while we looked
+            os.kill(process, signal.SIGKILL)
     ranks.wait()
+
+
+def _descendants() -> list[int]:
+    """Process numbers of all that live below this process."""
+    parent_of = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended while we looked
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parent_of[int(path.parent.name)] = int(parent)
+    found = [os.getpid()]
+    for process in found:  # grows by its children
+        found += [child for child, parent in parent_of.items() if parent == process]
+    return found[1:]
 
 
 def show_errors_in_one_line() -> None:

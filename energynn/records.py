@@ -153,7 +153,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record["workload"] in NO_TRAINING:
         return reasons
-    if "perun_time_s" not in record and record.get("launcher") != "alone":
+    if "perun_time_s" not in record and record.get("launcher") not in ("alone", "torchrun"):
         reasons.append("perun's HDF5 is missing or cannot be read")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]

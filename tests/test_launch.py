@@ -148,25 +148,40 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
-    """Stopped by a signal to the supervisor, then started again by the same command: energies of both starts add up."""
+def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
+    """Stopped or killed, then started again by the same command: nothing is lost, and energies of all starts add up."""
     runs_dir = tmp_path / "runs"
-    parameters = TINY | dict(devices=2, epochs=150)
-    started = python_run(runs_dir, parameters)
-    wait_until(lambda: training_has_begun(runs_dir))
-    time.sleep(2.5)
-    victim(runs_dir, "supervisor", started).send_signal(signal.SIGTERM)
-    output = started.communicate(timeout=60)[0]
-    run_dir = only_run(runs_dir)
-    first = records.read(run_dir)
-    assert started.returncode != 0 and first["status"] == "interrupted" and "it can go on" in first["status_reason"], (
-        output
-    )
-    assert list(run_dir.glob("checkpoint/*.sha256")) and list(run_dir.glob("perun/*.hdf5")), (
-        "perun's data are kept, too"
-    )
-    output = python_run(runs_dir, parameters).communicate(timeout=120)[0]
-    assert "goes on after " in output
+    parameters = TINY | dict(devices=2, epochs=300, checkpoint_period_s=0.5)
+    words = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
+    command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *words]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY)
+    ends = (("supervisor", signal.SIGTERM, 75), ("rank 1", signal.SIGKILL, 1), ("supervisor", signal.SIGTERM, 75))
+    energies_J = []
+
+    def begun(number: int) -> bool:
+        folders = [folder for path in runs_dir.glob("local/*/run.json") for folder in samples.segments(path.parent)]
+        starts = [event for event in read_events(folders[-1]) if event["event"] == "training_start"] if folders else []
+        return len(folders) == number and len(starts) == 2
+
+    for number, (who, how, status) in enumerate(ends, start=1):
+        started = subprocess.Popen(command, **pipes)
+        wait_until(lambda number=number: begun(number))
+        time.sleep(1.5)
+        run_dir = only_run(runs_dir)
+        folder = samples.segments(run_dir)[-1]
+        ranks = {event["rank"]: event["pid"] for event in read_events(folder) if event["event"] == "rank_start"}
+        process = psutil.Process(ranks[1]) if who == "rank 1" else victim(runs_dir, who, started)
+        process.send_signal(how)
+        output = started.communicate(timeout=60)[0]
+        stopped = records.read(run_dir)
+        assert started.returncode == status, output
+        assert (stopped["status"] == "interrupted" and "it can go on" in stopped["status_reason"]) == (status == 75)
+        assert list(run_dir.glob("checkpoint/*.sha256")), "no checkpoint is lost"
+        assert how == signal.SIGKILL or list(folder.glob("perun/*.hdf5")), "perun's data are kept, too"
+        assert len(stopped["segments"]) == number and (number == 1 or "goes on after " in output)
+        energies_J.append(stopped["energy_cpu_J"])
+    done = subprocess.run(command, timeout=120, **pipes)
+    assert done.returncode == 0 and "goes on after " in done.stdout, done.stdout
     record = records.read(run_dir)
     assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
         "invalid_reasons"
@@ -174,11 +189,13 @@ def test_a_stopped_run_goes_on_in_a_second_segment(tmp_path):
     for phases in record["phases"]:  # of both segments
         in_phases_s = sum(seconds for name, seconds in phases.items() if name != "rank")
         assert 0.7 * record["training_time_s"] < in_phases_s <= record["training_time_s"] and phases["checkpoint_s"] > 0
-    assert len(record["segments"]) == 2 and record["segments"][1]["gap_before_s"] > 1
-    assert record["energy_cpu_J"] > first["energy_cpu_J"] > 0
+    assert len(record["segments"]) == 4 and all(part["gap_before_s"] > 1 for part in record["segments"][1:])
+    assert all(part["training_time_s"] > 1 and part["energy_total_J"] > 0 for part in record["segments"])
+    energies_J.append(record["energy_cpu_J"])
+    assert energies_J[0] > 0 and energies_J == sorted(energies_J)
     assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
-    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 151))
-    assert not (run_dir / "checkpoint").exists() and (run_dir / "record-after-segment-1.json").exists()
+    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 301))
+    assert not (run_dir / "checkpoint").exists() and (run_dir / "record-after-segment-3.json").exists()
 
 
 @pytest.mark.slow
@@ -296,29 +313,34 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_without_perun_one_device_is_measured_by_our_own_sampler(tmp_path):
+def test_without_perun_ranks_are_started_by_torchrun_and_measured_by_our_own_sampler(tmp_path):
     """A machine with a torch of its own and little else, as a GPU server may be."""
     program = (
-        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "import importlib.util, os, sys; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
         "from energynn import config, launch\n"
-        f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'runs')!r})\n"
-        f"try:\n    launch.run(config.make(devices=2), {str(tmp_path / 'two')!r})\n"
+        f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'alone')!r})\n"
+        f"launch.run(config.make(devices=2, **{TINY!r}), {str(tmp_path / 'torchrun')!r})\n"
+        f"os.environ[launch.SRUN_VARIABLE] = ''\n"  # in a batch job ranks may be on several nodes
+        f"try:\n    launch.run(config.make(devices=2), {str(tmp_path / 'job')!r})\n"
         "except ValueError as error:\n    print('refused:', error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
-    record = records.read(only_run(tmp_path / "runs"))
-    assert record["valid"] and record["launcher"] == "alone", done.stdout + done.stderr
+    for launcher, ranks in (("alone", 1), ("torchrun", 2)):
+        record = records.read(only_run(tmp_path / launcher))
+        assert record["valid"] and record["launcher"] == launcher, done.stdout + done.stderr
+        assert len(record["phases"]) == ranks and len({entry["id"] for entry in record["sensors"]}) == 1
+        assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / launcher) == []
     assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
-    assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / "runs") == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_gpu_study_runs_dry_where_only_torch_is_installed(tmp_path):
+def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
     """As on a GPU server that is lent for minutes: no perun, no MPI, no papermill, nothing of the analysis."""
     manifests.verify("photographs")
     missing = ("perun", "mpi4py", "papermill", "ipykernel", "altair", "pandas", "statsmodels", "skimage", "sklearn")
+    missing += ("h5py", "xarray", "psutil")
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder as Finder\nfind = Finder.find_spec\n"
         f"missing = lambda name: name.partition('.')[0] in {missing!r}\n"
@@ -334,17 +356,19 @@ def test_the_gpu_study_runs_dry_where_only_torch_is_installed(tmp_path):
         (workload, preset) for workload in ("resnet50", "fourcastnet") for preset in ("paper", "fast")
     }  # fmt: skip
     assert all(record["idle_power_cpu_before_W"] > 0 and record["samples_in_training"] >= 60 for record in found)
+    assert (tmp_path / "all.tar.gz").stat().st_size < 16 * 2**20
     with tarfile.open(tmp_path / "all.tar.gz") as packed:
         packed.extractall(tmp_path / "home", filter="data")
     assert records.check(tmp_path / "home") == [] and len(records.run_dirs(tmp_path / "home")) == 6
 
 
-def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch, capsys):
+def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "execute", lambda *more: (0, ""))
     monkeypatch.setattr(local.launch, "preflight", lambda *more: [])
     runs = [config.make("fourcastnet", seed=seed) for seed in range(3)]
-    assert local.run_study(runs, tmp_path, minutes=-1) == []
-    assert all(config.run_id(run) in capsys.readouterr().out for run in runs[:1])
+    assert local.run_study(runs, tmp_path, minutes=-1) == [
+        f"{config.run_id(run)}: left out for lack of time" for run in runs
+    ]
 
 
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
 def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf")) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
-    A run that would not fit into ``minutes``, judged by the longest so far, is left out, and said to be.
+    A run that would not fit into ``minutes``, judged by the longest so far, is left out, and named in a line as well.
     A KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy
     if this machine cannot make them, before the first one starts.
     """
@@ -35,8 +35,7 @@ def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf
         run_dir = runs_dir / config.system / configuration.run_id(config)
         elapsed = time.monotonic() - begun
         if elapsed + longest > 60 * minutes:
-            names = ", ".join(map(configuration.run_id, missing[index:]))
-            print(f"\n--- left out for lack of time: {names}", flush=True)
+            failed += [f"{configuration.run_id(one)}: left out for lack of time" for one in missing[index:]]
             break
         left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
         done = f"{elapsed / 60:.1f} min so far{left}"

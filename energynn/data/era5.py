@@ -6,9 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import h5py
 import numpy as np
-from scipy.io import netcdf_file
 
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
 CHANNELS = ("t850", "z850", "z500", "t500")  # those of FourCastNet's twenty that the embedded file has, in its order
@@ -90,6 +88,8 @@ def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
     ``xarray.open_dataset(path, engine="scipy")`` reads the same file; here scipy alone does, because xarray would
     bring pandas into the trainers. Raises ValueError if a value is missing.
     """
+    from scipy.io import netcdf_file
+
     with netcdf_file(path, mmap=False, maskandscale=True) as file:
         states = np.stack([file.variables[name][:] for name in CHANNELS], axis=2).astype(np.float32)
         latitude = np.array(file.variables["latitude"][:], dtype=np.float64)
@@ -112,6 +112,9 @@ def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
     would be wrong by 16 m2/s2. The target is written whole or not at all, the same bytes each time. Returns the
     largest error of each channel in its own unit.
     """
+    import h5py
+    from scipy.io import netcdf_file
+
     errors = {}
     temporary = target.with_suffix(".part")
     with h5py.File(source) as original, netcdf_file(temporary, "w") as packed:
@@ -149,7 +152,7 @@ def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
     return errors
 
 
-def _write(file: netcdf_file, name: str, kind: str, dimensions: tuple, values: np.ndarray, attributes: dict) -> None:
+def _write(file, name: str, kind: str, dimensions: tuple, values: np.ndarray, attributes: dict) -> None:
     variable = file.createVariable(name, kind, dimensions)
     variable[:] = values
     for attribute, value in attributes.items():

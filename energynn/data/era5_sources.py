@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 STEP_H = 6
@@ -85,6 +84,8 @@ def _open_hdf5(path: Path, year: int) -> Source:
 
     Its times are those from 1 January 00 UTC on: a file of 1460 in a leap year ends on 30 December.
     """
+    import h5py
+
     try:
         fields = h5py.File(path).get("fields")
     except OSError as error:

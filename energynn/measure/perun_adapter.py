@@ -69,7 +69,8 @@ def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
     """The command that each rank runs: a Python script under perun, with our sampler attached.
 
     Where perun writes is said here and not in its configuration, and as seen from the working directory, because perun
-    keeps it in its HDF5 file: both stay with the run and go elsewhere with it, where this machine's folders say nothing.
+    keeps it in its HDF5 file: both stay with the run and may go elsewhere with it, where this machine's folders are
+    unknown.
     """
     hook, out = Path(__file__).with_name("perun_hook.py"), os.path.relpath(run_dir / "perun")
     return [

@@ -77,55 +77,73 @@ class Checkpoints:
         return self.period_s > 0 and time.monotonic() - self.last > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
-        """Write the parts, and what each rank has of its own; returns once it is on disk."""
+        """Write the parts, and what each rank has of its own; returns once it is on disk.
+
+        Weights that are not finite are not written: the next loss will not be either, and end the training.
+        """
         everyone: list = [None] * self.world.size
         dist.all_gather_object(everyone, own | {"random": distributed.random_state()})
-        if self.world.rank == 0:
+        weights = self.parts["model"].state_dict().values() if self.world.rank == 0 else ()
+        if not all(value.isfinite().all() for value in weights):
+            print(f"energynn: warning: no checkpoint, weights are not finite after {optimizer_steps} optimizer steps",
+                  file=sys.stderr, flush=True)  # fmt: skip
+        elif self.world.rank == 0:
             self.folder.mkdir(exist_ok=True)
             path = self.folder / f"{optimizer_steps:012d}.pt"
             state = {name: part.state_dict() for name, part in self.parts.items()}
             digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": state, "ranks": everyone})
             with whole(path.with_suffix(".sha256")) as file:
                 file.write(digest.encode() + b"\n")
-            for old in sorted(self.folder.glob("*.sha256"))[:-GENERATIONS]:
-                old.unlink()
-                old.with_suffix(".pt").unlink(missing_ok=True)
+            # A later one is damaged, as it was not gone on from; of a killed write there may be parts.
+            good = sorted(mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem)[-GENERATIONS:]
+            for old in self.folder.iterdir():
+                if old.name.split(".")[0] not in good:
+                    old.unlink()
         self.last = time.monotonic()
         distributed.barrier(self.world)
 
     def load(self) -> tuple[int, dict] | None:
         """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
 
-        Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint.
+        Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint. Raises
+        ValueError on every rank if they do not all see the same one, or one of other sizes.
         """
+        path, found = self._newest()
+        everyone: list = [None] * self.world.size
+        dist.all_gather_object(everyone, path and path.name)
+        if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
+            raise ValueError(f"{self.folder}: ranks see different checkpoints ({everyone}); start again")
+        if found is None:
+            return None
+        if len(found["ranks"]) != self.world.size:
+            raise ValueError(f"{path}: of {len(found['ranks'])} devices, not {self.world.size}; go on with as many")
+        try:
+            for name, part in self.parts.items():
+                part.load_state_dict(found["parts"][name])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
+                f"it was made with, or delete {self.folder}"
+            ) from error
+        own = found["ranks"][self.world.rank]
+        distributed.restore_random_state(own.pop("random"))
+        if self.world.rank == 0:
+            print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
+        return found["optimizer_steps"], own
+
+    def _newest(self) -> tuple[Path | None, dict | None]:
+        """The newest whole checkpoint that this rank sees, and what it holds."""
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
             try:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
-                found = torch.load(path, map_location="cpu", weights_only=True)
-                everyone = found["ranks"]
+                return path, torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
                 if self.world.rank == 0:
                     print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
                           file=sys.stderr, flush=True)  # fmt: skip
-                continue
-            if len(everyone) != self.world.size:
-                raise ValueError(f"{path}: of {len(everyone)} devices, not {self.world.size}; go on with as many")
-            try:
-                for name, part in self.parts.items():
-                    part.load_state_dict(found["parts"][name])
-            except (KeyError, ValueError, RuntimeError) as error:
-                raise ValueError(
-                    f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
-                    f"it was made with, or delete {self.folder}"
-                ) from error
-            own = everyone[self.world.rank]
-            distributed.restore_random_state(own.pop("random"))
-            if self.world.rank == 0:
-                print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
-            return found["optimizer_steps"], own
-        return None
+        return None, None
 
     def remove(self) -> None:
         """After the end of the training nothing goes on from here."""

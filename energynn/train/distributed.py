@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,8 @@ def join(config: RunConfig) -> World:
     if config.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
     if config.device != "cpu" and torch.cuda.is_available():
+        if torch.cuda.device_count() == 1 and "SLURM_GPUS_PER_TASK" in os.environ:
+            local_rank = 0  # srun shows each rank its own GPU only
         if local_rank >= torch.cuda.device_count():
             raise ValueError(
                 f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs; "
@@ -207,6 +209,16 @@ class StopVote:
         self.pending = tensor, dist.all_reduce(tensor, group=self.group, async_op=True)
         return answer
 
+    def during(self, batches: Iterable, votes: int) -> Iterator:
+        """The batches of an evaluation, with a vote after each of the first ``votes``, as many on every rank.
+
+        Raises Interrupted if the ranks shall stop: an evaluation can take longer than a run is given to stop.
+        """
+        for number, batch in enumerate(batches):
+            yield batch
+            if number < votes and self(False) == self.STOP:
+                raise Interrupted("during an evaluation")
+
     def close(self) -> None:
         """Take in the last sum, so that none is under way when the ranks part."""
         if self.pending:
@@ -268,7 +280,7 @@ def _find() -> tuple[int, int, int, Callable]:
         return _found_by_torchrun()
     if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
         return _found_by_mpi()
-    if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_PROCID" in os.environ:
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_ID" in os.environ:  # the batch script has none
         return _found_by_srun()
     return 0, 1, 0, lambda timeout: dist.HashStore()
 

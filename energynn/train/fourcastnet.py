@@ -7,6 +7,7 @@ github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and data 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -74,18 +75,23 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
 
-    example = torch.from_numpy(sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
-    distributed.warm_up(model, lambda: rollout_loss(model, example, config.precision))
+    def example() -> Tensor:  # made in place, so that its memory is the training's afterwards
+        return torch.from_numpy(sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
+
+    distributed.warm_up(model, lambda: rollout_loss(model, example(), config.precision))
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
     parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
     checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
     first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
-    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    # Steps of the epoch that a checkpoint broke off; after its last step the evaluation is still to be made.
+    first_epoch, done_steps = divmod(first_step - 1, steps) if first_step else (0, -1)
+    done_steps += 1
     losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
     stop = distributed.StopVote(world, folder, config.collective_timeout_s)
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
+    asked = stop.NOTHING
 
     def save(optimizer_steps: int) -> None:
         with phases("checkpoint"):
@@ -131,18 +137,23 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 require_finite(read, epoch, first_step=step + 1 - len(read))
                 losses += read
                 unread.clear()
-            if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
+            if asked:
                 save(epoch * steps + step + 1)
         done_steps = 0
-        scheduler.step()
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
-        with phases("evaluation"):
-            metrics = evaluate(model.module, test, world, config.precision)
-            samples_evaluated += len(test.sequences)
-            if validation:
-                metrics["validation_loss"] = mean_loss(model.module, validation_loader, world, config.precision)
-                samples_evaluated += len(validation.sequences)
+        try:
+            with phases("evaluation"):
+                metrics = evaluate(model.module, test, world, config.precision)
+                if validation:
+                    votes = len(validation.sequences) // world.size // config.local_batch_size
+                    batches = stop.during(validation_loader, votes)
+                    metrics["validation_loss"] = mean_loss(model.module, batches, world, config.precision)
+        except distributed.Interrupted:
+            asked = stop.STOP
+            save((epoch + 1) * steps)
+        samples_evaluated += len(test.sequences) + (len(validation.sequences) if validation else 0)
+        scheduler.step()
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
         if world.rank == 0:
             events.mark(
@@ -151,8 +162,6 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
-        if asked and epoch < config.epochs - 1:
-            save((epoch + 1) * steps)
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -234,8 +243,8 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, loader: DataLoader, world: World, precision: str) -> float:
-    """Mean loss over the samples of all ranks' loaders, which may have different numbers of them.
+def mean_loss(model: torch.nn.Module, loader: Iterable[Tensor], world: World, precision: str) -> float:
+    """Mean loss over the samples of all ranks' batches, which may have different numbers of them.
 
     ``model`` is not the DistributedDataParallel around it, here and in ``evaluate``, for the same reason.
     """

@@ -26,7 +26,8 @@ class PhaseTimer:
     Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
     On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read, and
     tied to the clock of the samples, in ``write``. Data loading is the CPU's time until a batch is in its memory; where
-    the GPU still works on the batch before, the time is that batch's. Together with host_to_device it is the study's
+    the GPU still works on the batch before, the time is that batch's: phases stand in the order of the program, and
+    none begins before the one before it has ended. Together with host_to_device it is the study's
     data loading with data staging: from the start of the iteration until its data is on the GPU, for which
     ``synchronous`` waits for the GPU before and after each phase.
     """
@@ -44,13 +45,17 @@ class PhaseTimer:
         if self.on_gpu and not self.synchronous and phase != "data_loading":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            yield
-            end.record()
+            try:
+                yield
+            finally:  # a phase that is broken off is one, too
+                end.record()
+                self.pending.append((phase, begin, end))
         else:
             begin = self._now_ns()
-            yield
-            end = self._now_ns()
-        self.pending.append((phase, begin, end))
+            try:
+                yield
+            finally:
+                self.pending.append((phase, begin, self._now_ns()))
         if not self.on_gpu and len(self.pending) == self.LINE:
             self.write()
 
@@ -73,15 +78,14 @@ class PhaseTimer:
     def write(self) -> None:
         """Put the phases so far on disk; waits for the GPU, so call it where that is harmless."""
         if self.pending:
-            lines = sorted((begin, end, PHASES.index(phase)) for phase, begin, end in self._on_one_clock())
-            self.pending.clear()
-            last_end = lines[0][0]
+            lines, self.pending = self._on_one_clock(), []
+            last_end = lines[0][1]
             entry: dict = {"t": last_end, "phase": [], "gap_us": [], "length_us": []}
-            for begin, end, index in lines:
+            for phase, begin, end in lines:
                 begin = max(begin, last_end)
                 length_us, gap_us = (end - begin) // 1000, (begin - last_end) // 1000
                 if length_us > 0:
-                    entry["phase"].append(index)
+                    entry["phase"].append(PHASES.index(phase))
                     entry["gap_us"].append(gap_us)
                     entry["length_us"].append(length_us)
                     last_end += (gap_us + length_us) * 1000

@@ -31,8 +31,8 @@ def run(folder: str | Path) -> None:
     try:
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
-        if intent.get("launcher") == "alone":  # without perun there is no sampler yet
-            stop_sampler = start_sampler(folder, 1, [])
+        if intent.get("launcher") in ("alone", "torchrun"):  # without perun there is no sampler yet
+            stop_sampler = start_sampler(folder, config.devices, [])
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)

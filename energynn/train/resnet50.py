@@ -7,7 +7,7 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -31,18 +31,18 @@ from energynn.train.phases import PhaseTimer, Progress, require_finite
 # Of ImageNet's training images; the usual constants of torchvision's reference training.
 CHANNEL_MEAN = (0.485, 0.456, 0.406)
 CHANNEL_STD = (0.229, 0.224, 0.225)
-WARMUP_START = 0.1  # learning rate of epoch 0, whatever the batch size (study's code)
 REFERENCE_BATCH_SIZE = 256  # config.learning_rate is for this global batch size (Goyal et al. 2017)
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
+@distributed.lost_ranks_named()
 def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> list[float]:
     """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
     data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
-    Interrupted after the checkpoint when it was asked to stop.
+    Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     run_dir = Path(run_dir)
     folder = Path(folder or run_dir)
@@ -54,7 +54,10 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     for images in (training, validation):
         listing = images.listing
         places = [] if listing.offsets is None else [listing.offsets, listing.sizes]  # within an archive or a store
-        distributed.require_same_data(world, listing.place, listing.names, listing.labels, images.indices, *places)
+        some = [np.frombuffer(listing.read(images.indices[at]), np.uint8) for at in (0, -1)[: len(images)]]
+        distributed.require_same_data(
+            world, listing.place, listing.names, listing.labels, images.indices, *places, *some
+        )
     training_loader = make_loader(training, config, world, shuffle=True)
     training_evaluation_loader = make_loader(training, config, world)
     validation_loader = make_loader(validation, config, world)
@@ -65,9 +68,11 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
     model = make_model(len(training.listing.classes), config, world)
-    # Weight decay on all parameters, batch norm and biases too (study's code).
+    vectors = [] if config.weight_decay_on_all else [one for one in model.parameters() if one.ndim < 2]
+    matrices = [one for one in model.parameters() if config.weight_decay_on_all or one.ndim >= 2]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}][: 1 + bool(vectors)]
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=WARMUP_START, momentum=config.momentum, weight_decay=config.weight_decay,
+        groups, lr=config.warmup_start, momentum=config.momentum, weight_decay=config.weight_decay,
         fused=config.fused_optimizer or None,
     )  # fmt: skip
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
@@ -75,16 +80,21 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     example = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
     images, labels = to_device((example, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
     distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
+    if config.compile:  # for evaluation once more
+        evaluate(model, [(images, labels)], config, world)
 
     phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
     parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
     checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
     first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
-    first_epoch, done_steps = divmod(first_step, steps)  # steps of the epoch that a checkpoint broke off
+    # Steps of the epoch that a checkpoint broke off; after its last step the evaluation is still to be made.
+    first_epoch, done_steps = divmod(first_step - 1, steps) if first_step else (0, -1)
+    done_steps += 1
     losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
     stop = distributed.StopVote(world, folder, config.collective_timeout_s)
     progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
     metrics: dict[str, float] = {}
+    asked = stop.NOTHING
 
     def mark_bad_images() -> None:
         if config.on_bad_image == "skip":
@@ -104,12 +114,13 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     events.mark("training_start", dataset_samples=len(training), samples_done=samples_done)
     for epoch in range(first_epoch, config.epochs):
         if epoch <= config.warmup_epochs:
-            optimizer.param_groups[0]["lr"] = warmup_learning_rate(epoch, config)
+            set_learning_rate(optimizer, warmup_learning_rate(epoch, config))
         learning_rate = optimizer.param_groups[0]["lr"]
 
         model.train()
-        for loader in (training_loader, training_evaluation_loader, validation_loader):
+        for loader in (training_loader, validation_loader):
             loader.sampler.set_epoch(epoch)
+        training_evaluation_loader.sampler.set_epoch(config.epochs + epoch)  # other crops than those of the training
         training_loader.sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
         unread: list[torch.Tensor] = []
         accumulated = 0.0
@@ -119,6 +130,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
             if step == steps:  # what does not fill a global batch is left out
                 break
             is_last_part = part == config.accumulation_steps - 1
+            if epoch < config.warmup_epochs and not config.warmup_per_epoch:
+                set_learning_rate(optimizer, warmup_learning_rate(epoch + step / steps, config))
             with phases("host_to_device"):
                 images, labels = to_device(batch, config, world)
             with contextlib.nullcontext() if is_last_part else model.no_sync():
@@ -141,18 +154,23 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 require_finite(read, epoch, first_step=step + 1 - len(read))
                 losses += read
                 unread.clear()
-            if asked and step < steps - 1:  # at the end of an epoch its evaluation comes first
+            if asked:
                 save(epoch * steps + step + 1)
         done_steps = 0
         samples_trained = (epoch + 1) * steps * config.global_batch_size
 
-        with phases("evaluation"):
-            metrics, evaluated = evaluate(model, validation_loader, config, world)
-            samples_evaluated += evaluated
-            if config.evaluate_training_set:  # with the same random crops as in training (study's code)
-                again, evaluated = evaluate(model, training_evaluation_loader, config, world)
-                metrics["top1_error_training"] = again["top1_error"]
-                samples_evaluated += evaluated
+        try:
+            with phases("evaluation"):
+                batches = stop.during(validation_loader, len(validation_loader))
+                metrics, evaluated = evaluate(model, batches, config, world)
+                if config.evaluate_training_set:  # with random crops as in training (study's code)
+                    batches = stop.during(training_evaluation_loader, len(training_evaluation_loader))
+                    again, more = evaluate(model, batches, config, world)
+                    metrics["top1_error_training"], evaluated = again["top1_error"], evaluated + more
+        except distributed.Interrupted:
+            asked = stop.STOP
+            save((epoch + 1) * steps)
+        samples_evaluated += evaluated
         if epoch >= config.warmup_epochs:
             plateau.step(metrics["validation_loss"])
         training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
@@ -163,8 +181,6 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 optimizer_steps=(epoch + 1) * steps, **metrics,
             )  # fmt: skip
         phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
-        if asked and epoch < config.epochs - 1:
-            save((epoch + 1) * steps)
     stop.close()
     distributed.barrier(world)
     events.mark(
@@ -270,7 +286,7 @@ class OneBatch:
 
 def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
-    sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=True)
+    sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
     workers = config.loader_workers if config.data_staging and config.image_loading != "device" else 0
     loader = DataLoader(
@@ -306,29 +322,40 @@ def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config)
         return model(images).to(images.dtype)
 
 
-def warmup_learning_rate(epoch: int, config: ResNet50Config) -> float:
-    """Learning rate of an epoch up to ``warmup_epochs``: linear from 0.1 to the one scaled with the batch size.
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
 
-    Once per epoch, not per step (study's code); the scaling with GBS / 256 is that of Goyal et al. 2017.
+
+def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
+    """Learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the one scaled with the batch size.
+
+    The scaling with GBS / 256 is that of Goyal et al. 2017.
     """
     target = config.learning_rate * config.global_batch_size / REFERENCE_BATCH_SIZE
     share = epoch / config.warmup_epochs if config.warmup_epochs else 1.0
-    return WARMUP_START + share * (target - WARMUP_START)
+    return config.warmup_start + share * (target - config.warmup_start)
 
 
 @torch.no_grad()
 def evaluate(
-    model: torch.nn.Module, loader: DataLoader, config: ResNet50Config, world: World
+    model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
-    """Mean loss and top-1 error (0..1) over the samples of all ranks, and their number."""
+    """Mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
-    loss_sum, wrong = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(2))
+    loss_sum, wrong, wrong5 = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(3))
     count = 0
     for batch in loader:
         images, labels = to_device(batch, config, world)
         found = scores(model, images, config)
         loss_sum += F.cross_entropy(found, labels, reduction="sum")
         wrong += (found.argmax(dim=1) != labels).sum()
+        best = min(5, found.shape[1])
+        if config.top5_per_sample:
+            wrong5 += sum(label not in row.topk(best).indices for row, label in zip(found, labels, strict=True))
+        else:
+            wrong5 += (found.topk(best).indices != labels[:, None]).all(dim=1).sum()
         count += len(labels)
-    loss_total, wrong_total, count_total = distributed.total([loss_sum.item(), wrong.item(), count], world)
-    return {"top1_error": wrong_total / count_total, "validation_loss": loss_total / count_total}, int(count_total)
+    *sums, count = distributed.total([wrong.item(), wrong5.item(), loss_sum.item(), count], world)
+    top1, top5, loss = (one / count for one in sums)
+    return {"top1_error": top1, "top5_error": top5, "validation_loss": loss}, int(count)

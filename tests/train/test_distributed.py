@@ -9,10 +9,10 @@ from energynn.train import distributed
 
 VARIABLES = (
     *distributed.MPI_VARIABLES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID",
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID",
 )  # fmt: skip
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
-SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2", "SLURM_STEP_ID": "0"}
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}
         (TORCHRUN, (3, 8, 1)),
         (SRUN, (5, 6, 2)),
         (SRUN | TORCHRUN, (3, 8, 1)),  # torchrun inside srun
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, (0, 1, 0)),  # a batch script that starts python itself
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, (0, 1, 0)),  # a batch script that starts python itself
         ({"RANK": "3"}, (0, 1, 0)),  # a stray variable is no launcher
     ],
 )

@@ -19,6 +19,8 @@ from tests.processes import processes_of, wait_until
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
 TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
+RESNET50 = dict(workload="resnet50", devices=2, local_batch_size=4, image_size=32, training_samples=80,
+                validation_samples=8, evaluate_training_set=False)  # fmt: skip
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
 
@@ -32,7 +34,7 @@ def slurm_is_up() -> bool:
         return False
 
 
-def start(launcher, run_dir, ranks=2, script="rank_main.py", **parameters) -> subprocess.Popen:
+def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parameters) -> subprocess.Popen:
     """Ranks that print into ``<run_dir>/output``."""
     commands = {
         "mpirun": [MPIRUN, "-n", str(ranks)],
@@ -44,7 +46,7 @@ def start(launcher, run_dir, ranks=2, script="rank_main.py", **parameters) -> su
     if launcher == "srun" and not slurm_is_up():
         pytest.skip("no Slurm: srun is not installed, or no cluster answers")
     run_dir.mkdir(exist_ok=True)
-    settings = json.dumps(configuration.to_dict(configuration.make(**TINY | parameters)))
+    settings = json.dumps(configuration.to_dict(configuration.make(**base | parameters)))
     command = [*commands[launcher], sys.executable, str(HERE / script), str(run_dir), settings, "float32"]
     with open(run_dir / "output", "w") as output:
         return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=configuration.REPOSITORY, stdout=output,
@@ -90,7 +92,8 @@ def test_variables_of_srun_are_enough(tmp_path):
         subprocess.Popen(
             [sys.executable, str(HERE / "rank_main.py"), str(tmp_path), settings, "float32"],
             cwd=configuration.REPOSITORY, env=os.environ | ENVIRONMENT | {
-                "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "MASTER_PORT": port
+                "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
+                "MASTER_PORT": port
             },
         )
         for rank in range(2)
@@ -109,12 +112,13 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("base", [TINY, RESNET50], ids=["fourcastnet", "resnet50"])
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
-def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number):
+def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
     """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a collective finds out."""
     run_dir = tmp_path / "run"
-    started = start(launcher, run_dir, epochs=100_000, collective_timeout_s=TIMEOUT_S)
+    started = start(launcher, run_dir, base=base, epochs=100_000, collective_timeout_s=TIMEOUT_S)
     try:
         lost = pids(run_dir)[1]
         time.sleep(1.0)

@@ -36,7 +36,7 @@ SCORES = (
     "rmse_{}", "acc_{}",
 )  # fmt: skip
 METRICS = {
-    "resnet50": {"top1_error", "validation_loss", "top1_error_training"},
+    "resnet50": {"top1_error", "top5_error", "validation_loss", "top1_error_training"},
     "pretrain": {name.format("12h") for name in SCORES},
     "finetune": {name.format("24h") for name in SCORES},
 }

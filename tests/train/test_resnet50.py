@@ -122,6 +122,40 @@ def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fiel
         assert run.losses[-1] < run.losses[0], "the one batch is learned by heart"
 
 
+def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 10))
+    batches = [(torch.randn(count, 3, 32, 32), torch.arange(count) % 10) for count in (30, 7)]
+    slow, fast = (
+        resnet50.evaluate(model, batches, configuration.make("resnet50", top5_per_sample=one), alone)
+        for one in (True, False)
+    )
+    assert slow == fast and slow[1] == 37 and 0 < slow[0]["top5_error"] < slow[0]["top1_error"] < 1
+
+
+def test_weight_decay_spares_vectors_where_it_is_told_to(tmp_path, train):
+    for on_all in (True, False):
+        folder = tmp_path / str(on_all)
+        fields = SIZES | dict(training_samples=4, weight_decay=100.0, weight_decay_on_all=on_all)
+        run = train(folder, "resnet50", epochs=1, save_weights=True, warmup_epochs=1, **fields)
+        assert run.status == 0, run.output
+        state = torch.load(folder / "weights.pt", weights_only=True)["state_dict"]
+        vector, matrix = state["layer1.0.bn1.weight"], state["layer1.0.conv1.weight"]
+        assert vector.mean() < -5 if on_all else vector.mean() > 0.5  # 1 - 0.1 x 100 x 1, or 1
+        assert matrix.abs().mean() > 0.1, "nine times what it began with"
+
+
+def test_the_learning_rate_rises_with_each_epoch_or_with_each_step(tmp_path, train):
+    made = configuration.make("resnet50", local_batch_size=512, warmup_epochs=5, learning_rate=0.1, warmup_start=0.05)
+    rates = [resnet50.warmup_learning_rate(epoch, made) for epoch in (0, 2.5, 5)]
+    assert rates == pytest.approx([0.05, 0.125, 0.2])
+    losses = [
+        train(tmp_path / str(by), "resnet50", epochs=1, warmup_epochs=1, warmup_per_epoch=by, **SIZES).losses
+        for by in (True, False)
+    ]
+    assert losses[0][:2] == losses[1][:2] and losses[0][2] != losses[1][2]  # the first step's rate is the same
+
+
 def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
     """Both with as many images, one of them of another name: a copy that is out of date."""
     for rank in range(2):

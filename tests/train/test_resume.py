@@ -18,18 +18,30 @@ from energynn.train.distributed import World
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
 CASES = {
-    "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=60),
-    "resnet50 with loader workers": dict(workload="resnet50", local_batch_size=4, image_size=32, epochs=3,
-                                         training_samples=40, validation_samples=10, loader_workers=2),
-    "resnet50 as fast as it can": dict(workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4,
-                                       image_size=32, epochs=3, training_samples=40, validation_samples=10,
-                                       loader_workers=1),
+    "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=150),
+    "resnet50 on two ranks with loader workers": dict(
+        workload="resnet50", devices=2, local_batch_size=4, image_size=32, epochs=8, training_samples=40,
+        validation_samples=10, loader_workers=1),
+    "resnet50 as fast as it can, gradients added up": dict(
+        workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4, global_batch_size=8,
+        image_size=32, epochs=8, training_samples=40, validation_samples=10, loader_workers=1),
 }  # fmt: skip
+KILLS = dict(zip(CASES, (20, 10, 10), strict=True))
+STOPPED_IN_EVALUATION = """
+import pathlib, runpy, sys
+from energynn.train import resnet50
+original = resnet50.evaluate
+def evaluate(*given):
+    (pathlib.Path(sys.argv[1]) / "evaluating").touch()
+    return original(*given)
+resnet50.evaluate = evaluate
+runpy.run_path(%r)
+"""
 
 
-def start(run_dir, settings, devices):
+def start(run_dir, settings, devices, script=HERE / "rank_main.py"):
     ranks = [MPIRUN, "-n", str(devices)] if devices > 1 else []
-    command = [*ranks, sys.executable, str(HERE / "rank_main.py"), str(run_dir), settings, "float32"]
+    command = [*ranks, sys.executable, str(script), str(run_dir), settings, "float32"]
     return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=configuration.REPOSITORY, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
 
@@ -39,47 +51,82 @@ def ranks_of(run_dir):
     return {event["rank"]: event["pid"] for event in read_events(run_dir) if event["event"] == "rank_start"}
 
 
+def newest(run_dir) -> int:
+    """Optimizer steps of the newest checkpoint that is whole."""
+    return max((int(mark.stem) for mark in run_dir.glob("checkpoint/*.sha256")), default=0)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_random_instants_change_no_bit(tmp_path, name):
-    """Ten instants each, every other one a kill -9 of a rank, the others a SIGTERM to one."""
+    """Every other one is a kill -9 of a rank, the others are a SIGTERM to one; each start goes on where it can."""
     config = configuration.make(**CASES[name], save_weights=True, checkpoint_period_s=0.3)
     settings, seeded = json.dumps(configuration.to_dict(config)), random.Random(name)
-    weights, losses = {}, {}
-    for kills in (0, 10):
-        run_dir = tmp_path / str(kills)
+    weights, losses, kills = {}, {}, []
+    for wanted in (0, KILLS[name]):
+        run_dir = tmp_path / str(wanted)
         run_dir.mkdir()
-        begun = None
+        begun, expected = 0, [0]
         while True:
             started = start(run_dir, settings, config.devices)
-            if kills:
-                before = begun
+            if len(kills) < wanted:
                 deadline = time.monotonic() + 60
                 while started.poll() is None and time.monotonic() < deadline:
                     texts = [path.read_text() for path in run_dir.glob("events-rank*.jsonl")]
-                    begun = sum(text.count("training_start") for text in texts)
-                    if begun >= (before or 0) + config.devices:
+                    if sum(text.count("training_start") for text in texts) >= begun + config.devices:
+                        begun += config.devices
                         break
                     time.sleep(0.05)
-                time.sleep(seeded.uniform(0.0, 1.2))
-                number = signal.SIGKILL if kills % 2 else signal.SIGTERM
+                time.sleep(seeded.uniform(0.0, 0.7))
+                number = signal.SIGKILL if len(kills) % 2 else signal.SIGTERM
                 victim = ranks_of(run_dir).get(seeded.randrange(config.devices))
                 if started.poll() is None and victim:
                     os.kill(victim, number)
-                    kills -= 1
+                    kills.append(number)
             output = started.communicate(timeout=120)[0]
             if started.returncode == 0:
                 break
             assert "Error" not in output or "BAD TERMINATION" in output or "Gloo" in output, output
+            expected.append(newest(run_dir))
+            assert expected[-1] >= expected[-2], "a checkpoint was lost"
         weights[run_dir] = torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"]
         starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
-        assert starts[0] == 0 and all(done % config.global_batch_size == 0 for done in starts)
-        assert max(starts) > 0 or run_dir.name == "0"
+        assert set(starts) == {steps * config.global_batch_size for steps in expected}, "each goes on from the newest"
         losses[run_dir] = next(line for line in output.splitlines() if line.startswith("losses "))
         assert not (run_dir / "checkpoint").exists(), "of no use after the end"
+    assert len(kills) == KILLS[name], "the training was over before"
     one, other = weights.values()
     assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
     assert len(set(losses.values())) == 1
+
+
+@pytest.mark.slow
+def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
+    """The evaluation is most of this training; afterwards it is made anew, and counted once."""
+    config = configuration.make("resnet50", local_batch_size=4, image_size=32, epochs=1, training_samples=20,
+                                validation_samples=250, checkpoint_period_s=0, save_weights=True)  # fmt: skip
+    settings = json.dumps(configuration.to_dict(config))
+    (tmp_path / "program.py").write_text(STOPPED_IN_EVALUATION % str(HERE / "rank_main.py"))
+    weights = []
+    for stopped in (False, True):
+        run_dir = tmp_path / str(stopped)
+        run_dir.mkdir()
+        if stopped:
+            started = start(run_dir, settings, 1, script=tmp_path / "program.py")
+            deadline = time.monotonic() + 100
+            while not (run_dir / "evaluating").exists():
+                assert started.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+            os.kill(ranks_of(run_dir)[0], signal.SIGTERM)
+            output = started.communicate(timeout=60)[0]
+            assert started.returncode == 75 and "interrupted: checkpoint after 5 of 5 steps" in output, output
+        output = start(run_dir, settings, 1).communicate(timeout=100)[0]
+        assert ("goes on after 5 optimizer steps" in output) == stopped
+        weights.append(torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"])
+        (end,) = [event for event in read_events(run_dir) if event["event"] == "training_end"]
+        assert end["samples_evaluated"] == 250 + 20 and len(end["metrics"]) == 4, output
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, monkeypatch):
@@ -103,6 +150,23 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
     assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().err
     (checkpoints.folder / "000000000040.pt").write_bytes(b"half")  # killed before its SHA-256 was written
     assert checkpoints.load()[0] == 20
+    capsys.readouterr()
+    checkpoints.save(25, losses=[])  # going on from there: the whole one before stays, not the damaged one
+    assert sorted(path.stem for path in checkpoints.folder.glob("*.pt")) == ["000000000020", "000000000025"]
+    model.weight.data[:] = float("nan")
+    checkpoints.save(35, losses=[])
+    assert "no checkpoint, weights are not finite after 35 optimizer steps" in capsys.readouterr().err
+    assert checkpoints.load()[0] == 25
+
+
+def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch):
+    """As over a shared disk that is late, or damaged for one host: some would wait for the others for ever."""
+    world = World(0, 2, 0, torch.device("cpu"), "h")
+    monkeypatch.setattr(
+        checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(2), [own, "x"])
+    )
+    with pytest.raises(ValueError, match="ranks see different checkpoints .*None, 'x'.*; start again"):
+        checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
 
 
 def test_random_generators_come_back():
