@@ -94,9 +94,10 @@ def test_own_runs_are_judged_in_a_column_of_their_own(replica, tmp_path):
 
 def test_stated_values_are_compared_one_by_one(replica):
     one = next(one for one in replica["claims"] if one["id"] == "lbs-cpu-energy-values")["own"][0]
-    # n = 1: two sockets of 110 W for 100 epochs at 430 x 256 / 264 samples/s; farther from 18.9 than n = 4 from 6.7.
-    hours = 128116700 / (430 * 256 / 264) / 3600
-    assert one["effect"] == pytest.approx(0.22 * hours / 18.9 - 1, abs=0.01) and one["effect_of"] == "R1 n = 1"
+    # Two sockets of 110 W for 100 epochs at 430 n^-0.04 x 256 / 264 samples/s: as stated for n = 1, not for n = 4.
+    hours = 128116700 / (430 * 4**-0.04 * 256 / 264) / 4 / 3600
+    assert one["effect"] == pytest.approx(0.22 * hours / 6.7 - 1, abs=0.01) and one["effect_of"] == "R1 n = 4"
+    assert one["verdict"] == "contradicted"
     assert one["allowed"] == [-0.05, 0.05] and one["effects"] == 2
 
 
