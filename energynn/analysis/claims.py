@@ -4,9 +4,11 @@ An entry selects rows of ``observations.means`` and applies one of a few tests. 
 configuration, step, series or pair, with a 95 % interval; ``expect`` and the tolerance of its ``word`` give the range
 that agrees with the statement:
 
-    each     the quantity of every configuration         change   relative change between two numbers of GPUs
+    each     the quantity of every configuration; with ``stated`` values, its relative distance from them
+    change   relative change between two numbers of GPUs
     steps    relative change between neighbours          spread   largest over smallest value, minus 1
-    lowest   next lowest value over that at ``at``, minus 1       bend     exponent beyond ``at`` GPUs minus that before
+    lowest   next lowest value over that at ``at``, minus 1
+    bend     exponent beyond ``at`` GPUs minus that before; ``against`` a regressor, slopes relative to the mean
     line     largest distance from a fitted line, relative        slope    slope of the line through the origin
     slopes   slope of ``a`` over that of ``b``, minus 1           compare  ``a`` over ``b``, minus 1, by ``match``
     wider    spread of the quantity minus that of ``versus``      effect   partial effect of ``term``, over the mean
@@ -136,7 +138,7 @@ def describe(claim: dict, tolerances: dict) -> str:
         return "none"
     quantity = claim["quantity"] if isinstance(claim["quantity"], str) else " or else ".join(claim["quantity"])
     words = [f"{claim['test']} of {quantity}"]
-    for name in ("against", "intercept", "from", "to", "at", "versus", "term", "a", "b", "match"):
+    for name in ("against", "intercept", "stated", "from", "to", "at", "versus", "term", "a", "b", "match"):
         words += [f"{name} {claim[name]}"] if name in claim else []
     words += [f"in {claim['select']}"] if claim.get("select") else []
     value = f" {claim['value']}" if "value" in claim else ""
@@ -185,7 +187,8 @@ def _select(claim: dict, table: pd.DataFrame, ledger: dict) -> tuple[pd.DataFram
 
 def _profiles(rows: pd.DataFrame, scatter: float) -> pd.DataFrame:
     """What the traces of own runs say about the power of their GPUs, one row per configuration."""
-    found = [profiles.summary(profiles.load(one.run_dir)) if one.origin == "own" else {} for one in rows.itertuples()]
+    summary = lambda run_dir: profiles.summary(profiles.load(run_dir), profiles.idle_W(run_dir))  # noqa: E731
+    found = [summary(one.run_dir) if one.origin == "own" else {} for one in rows.itertuples()]
     found = pd.DataFrame(found, index=rows.index).add_prefix("profile_")
     return found.join((scatter * found).add_suffix("_error")).join((0 * found).add_suffix("_known"))
 
@@ -193,7 +196,7 @@ def _profiles(rows: pd.DataFrame, scatter: float) -> pd.DataFrame:
 def _verdict(claim: dict, parts: pd.DataFrame, tolerance: float) -> tuple[str, pd.Series, tuple[float, float]]:
     value = claim.get("value", 0.0)
     if claim["expect"] == "within":
-        absolute = tolerance if claim.get("absolute") else 0.0
+        absolute = tolerance * claim.get("absolute", 0)  # 1 for shares and ratios, 100 for per cent
         allowed = value[0] - tolerance * abs(value[0]) - absolute, value[1] + tolerance * abs(value[1]) + absolute
     else:
         near = tolerance * abs(value)
@@ -298,17 +301,21 @@ def _with_errors(table: pd.DataFrame, scatter: dict) -> pd.DataFrame:
 
 
 def _each(claim, rows):
-    labels = "n = " + rows["devices"].astype(str)
-    return (labels if "series" in claim["select"] else rows["series"] + _n(rows)).to_numpy(), lambda y: y
+    n = rows["devices"].astype(str)
+    labels = ("n = " + n if "series" in claim["select"] else rows["series"] + _n(rows)).to_numpy()
+    if set(claim.get("stated", {})) - set(n):
+        raise NotTestable(f"not known for all of n = {', '.join(claim['stated'])}")
+    return labels, (lambda y: y / n.map(claim["stated"]).to_numpy() - 1) if "stated" in claim else (lambda y: y)
 
 
 def _change(claim, rows):
     n = rows["devices"].to_numpy()
-    base = n.min() if claim["from"] == "first" else claim["from"]
+    base = claim["from"][rows["series"].iloc[0]] if isinstance(claim["from"], dict) else claim["from"]
+    base = n.min() if base == "first" else base
     later = {"each": n > base, "last": n == n.max(), "quadruple": n == 4 * base}.get(claim["to"], n == claim["to"])
     later, first = later & (n != base), n == base
     if not first.any() or not later.any():
-        wanted = f"n = {claim['from']} and {claim['to']}"
+        wanted = f"n = {base} and {4 * base if claim['to'] == 'quadruple' else claim['to']}"
         raise NotTestable(f"needs runs on {wanted}; known is only n = {', '.join(map(str, sorted(set(n))))}")
     return [f"n = {base} to {one}" for one in n[later]], lambda y: y[later] / y[first].mean() - 1
 
@@ -342,8 +349,11 @@ def _bend(claim, rows):
     sides = [n <= claim["at"], n >= claim["at"]]
     if min(side.sum() for side in sides) < 2:
         raise NotTestable(f"needs two numbers of GPUs on each side of {claim['at']}")
-    exponents = lambda y: [np.polyfit(np.log(n[side]), np.log(y[side]), 1)[0] for side in sides]  # noqa: E731
-    return [f"at n = {claim['at']}"], lambda y: np.diff(exponents(y))
+    labels = [f"at n = {claim['at']}"]
+    change = lambda y, x: np.diff([np.polyfit(x[side], y[side], 1)[0] for side in sides])  # noqa: E731
+    if "against" in claim:
+        return labels, lambda y, x: change(y, x) / y.mean()
+    return labels, lambda y: change(np.log(y), np.log(n))
 
 
 def _line(claim, rows):
@@ -360,6 +370,8 @@ def _line(claim, rows):
 def _slopes(claim, rows):
     a, b = _sides(claim, rows)
     slope = lambda y, x, side: (x[side] @ y[side]) / (x[side] @ x[side])  # noqa: E731
+    if claim.get("intercept"):
+        slope = lambda y, x, side: np.polyfit(x[side], y[side], 1)[0]  # noqa: E731
     return ["slopes"], lambda y, x: np.array([slope(y, x, a) / slope(y, x, b) - 1])
 
 

@@ -126,9 +126,12 @@ def _own(runs) -> pd.DataFrame:
     selected["name"] = selected["series"]
     for name, one in published.series().items():
         constant = "local_batch_size" if "local_batch_size" in one else "global_batch_size"
-        same = [selected["constant"] == constant, selected["device_name"].str.contains(one.get("hardware", ""))]
-        same += [selected[key] == one[key] for key in ("workload", "dataset", "data", constant)]
+        same = [selected["constant"] == constant, selected["device_name"].str.contains(one["hardware"])]
+        same += [selected[key] == one[key] for key in ("workload", "dataset", "data", "epochs", constant)]
         same.append(selected["stage"] == one.get("stage", ""))
+        samples = selected["dataset_samples"] / (selected["devices"] if one["data"] == "scaled" else 1)
+        whole = one.get("samples", published.data_set_samples(one["dataset"]))
+        same.append((samples / whole - 1).abs() < 0.01)  # shares are rounded, and the years' states are an assumption
         selected.loc[np.logical_and.reduce(same), ["series", "name"]] = name, f"{name}: {one['label']}"
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="", base_devices=alone["devices"])

@@ -26,23 +26,31 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
         try:
             record = json.loads(path.read_text())
             component = "gpu" if "energy_gpu_J" in record else "cpu"
-            sensors = [
-                one for one in record["sensors"] if one.get("component") == component and one.get("primary", True)
-            ]
-            if not record["valid"] or not sensors or not list(path.parent.rglob("samples-*.jsonl")):
+            if not record["valid"] or not _sensors(record, component) or not list(path.parent.rglob("samples-*.jsonl")):
                 continue
-            config, idle_W = record.get("config", {}), record.get(f"idle_power_{component}_before_W", np.nan)
+            config = record.get("config", {})
             row = {name: record.get(name, "") for name in ("system", "workload", "device_name", "training_time_s")}
             rows.append({
                 **row, "run": record["run_id"], "run_dir": str(path.parent), "component": component,
-                "stage": config.get("stage", ""), "devices": record.get("devices", 1), "idle_W": idle_W / len(sensors),
-                "local_batch_size": config.get("local_batch_size", np.nan),
+                "stage": config.get("stage", ""), "devices": record.get("devices", 1),
+                "local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(path.parent, component),
                 "provenance": record[f"energy_{component}_provenance"],
             })  # fmt: skip
         except (ValueError, KeyError, TypeError):
             continue  # what is wrong with a record is told where records are loaded
     names = ["run", "run_dir", "component", "system", "workload", "stage", "devices", "local_batch_size", "idle_W"]
     return pd.DataFrame(rows, columns=[*names, "device_name", "training_time_s", "provenance"])
+
+
+def _sensors(record: dict, component: str) -> list[dict]:
+    every = record.get("sensors", [])
+    return [one for one in every if one.get("component") == component and one.get("primary", True)]
+
+
+def idle_W(run_dir: str | Path, component: str = "gpu") -> float:
+    """Idle power in W of one sensor of a component, measured before the run; NaN if it was not."""
+    record = json.loads(Path(run_dir, "record.json").read_text())
+    return record.get(f"idle_power_{component}_before_W", np.nan) / max(len(_sensors(record, component)), 1)
 
 
 def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
@@ -53,9 +61,7 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     """
     run_dir = Path(run_dir)
     record = json.loads((run_dir / "record.json").read_text())
-    sensors = [
-        one for one in record.get("sensors", []) if one.get("component") == component and one.get("primary", True)
-    ]
+    sensors = _sensors(record, component)
     names = {one["id"] for one in sensors} | {f"{one.get('host')}:{one['id']}" for one in sensors}
     lengths_s = [part.get("training_time_s", 0.0) for part in record.get("segments", [])] or [record["training_time_s"]]
     parts, begin_s = [], 0.0

@@ -3,6 +3,8 @@
 import json
 import tomllib
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from energynn import cli, config
@@ -46,6 +48,12 @@ def test_entries_are_precise():
             assert one.get("base") or one["test"] != "change" or "profile" in one["quantity"], one["id"]
         known = {*observations.QUANTITIES, "profile_near_baseline", "profile_relative_spread"}
         assert set([one["quantity"]] if isinstance(one["quantity"], str) else one["quantity"]) <= known
+        if "stated" in one:
+            assert list(one["stated"]) == [str(n) for n in one["select"]["devices"]] and one["absolute"] == 1
+        if isinstance(one.get("from"), dict):
+            assert list(one["from"]) == one["select"]["series"], one["id"]
+        if "linear" in one["says"] and one["test"] == "line":
+            assert one["intercept"], one["id"]  # only "proportional" is a line through the origin
     ids = {one["id"] for one in entries}
     assert all(name in ids for erratum in published.errata() for name in erratum.get("claims", []))
 
@@ -58,6 +66,8 @@ def test_published_values_judge_the_text(tmp_path):
     assert verdict["scaled-small-samples-constant"] == "contradicted"  # the regimes are swapped in the text
     assert verdict["fcn-example-hours"] == verdict["lbs-cpu-energy-falls"] == "by construction"
     assert verdict["lbs-error-constant-to-8192"] == "not testable with these data"  # only a picture
+    assert verdict["lbs-cpu-energy-values"] == verdict["fcn-example-time-values"] == "by construction"
+    assert verdict["fcn-speed-up-diverges"] == "not testable with these data"  # known is 16 to 64, not 4 to 16
     assert set(verdicts(found).values()) == {"not testable with these data"}
     one = next(one for one in found["claims"] if one["id"] == "scaled-small-samples-constant")
     assert "regimes-swapped" in one["errata"]
@@ -80,6 +90,47 @@ def test_own_runs_are_judged_in_a_column_of_their_own(replica, tmp_path):
     alone = claims.evaluate(tmp_path)
     for one, other in zip(replica["claims"], alone["claims"], strict=True):
         assert one["published"] == other["published"], "own runs must not touch the published column"
+
+
+def test_stated_values_are_compared_one_by_one(replica):
+    one = next(one for one in replica["claims"] if one["id"] == "lbs-cpu-energy-values")["own"][0]
+    # Two sockets of 110 W for 100 epochs at 430 n^-0.04 x 256 / 264 samples/s: as stated for n = 1, not for n = 4.
+    hours = 128116700 / (430 * 4**-0.04 * 256 / 264) / 4 / 3600
+    assert one["effect"] == pytest.approx(0.22 * hours / 6.7 - 1, abs=0.01) and one["effect_of"] == "R1 n = 4"
+    assert one["verdict"] == "contradicted"
+    assert one["allowed"] == [-0.05, 0.05] and one["effects"] == 2
+
+
+def test_a_power_law_grows_faster_with_each_doubling():
+    rows = pd.DataFrame({"devices": [16, 32, 64, 128, 256]})
+    doublings = np.log2(rows["devices"].to_numpy())
+    _, of_exponents = claims.TESTS["bend"]({"at": 64}, rows)
+    _, of_slopes = claims.TESTS["bend"]({"at": 64, "against": "doublings"}, rows)
+    assert of_exponents(2 ** (0.3 * doublings)) == pytest.approx([0], abs=1e-9)
+    assert of_slopes(2 ** (0.3 * doublings), doublings) > 0.05
+    assert of_slopes(3 + doublings, doublings) == pytest.approx([0], abs=1e-9)
+
+
+@pytest.mark.parametrize("idle_W, verdict", [(40.0, "supported"), (None, "contradicted")])
+def test_the_measured_idle_power_is_the_baseline(synthetic, tmp_path, idle_W, verdict):
+    sensor = {"id": "gpu0", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured", "to_SI": 1.0,
+              "wraps_at": None, "primary": True, "model": None, "notes": {}}  # fmt: skip
+    run_dir = synthetic.write_run(
+        tmp_path, config.make("fourcastnet"), "measured", time_s=600.0, parts_W={"gpu": 270.0}, samples=False,
+        settings={"dataset": "era5"}, device_kind="gpu", device_name="NVIDIA H100", sensors=[sensor],
+        idle_power_gpu_before_W=idle_W,
+    )  # fmt: skip
+    second, start = 10**9, 10**12
+    events = [{"event": "rank_start", "rank": 0, "host": "synthetic", "t_mono_ns": start}]
+    events += [{"event": "training_start", "rank": 0, "t_mono_ns": start}]
+    events += [{"event": "training_end", "rank": 0, "t_mono_ns": start + 600 * second}]
+    (run_dir / "events-rank0.jsonl").write_text("\n".join(json.dumps({"t_wall_ns": 0, **one}) for one in events) + "\n")
+    lines = [{"header": "energynn-samples/1", "host": "synthetic", "pid": 1, "period_s": 0.5, "sensors": [sensor]}]
+    for step in range(1201):  # up and down between 200 W and 300 W every 10 s, always far above the idle power
+        power_W = 300.0 if step % 20 < 14 else 200.0
+        lines.append({"t": start + step * second // 2, "w": 0, "v": [power_W]})
+    (run_dir / "samples-synthetic.jsonl").write_text("\n".join(json.dumps(one) for one in lines) + "\n")
+    assert verdicts(claims.evaluate(tmp_path))["h100-stays-above-baseline"] == verdict
 
 
 def test_tolerances_decide(replica):
@@ -114,6 +165,7 @@ def test_small_runs_on_a_cpu_are_no_evidence(synthetic, tmp_path):
 def test_scatter_makes_a_small_effect_undecided(synthetic, tmp_path):
     for n, minutes in ((32, 60.0), (256, 60.0 * 0.125 * 1.03)):  # 3 % more GPU hours, single runs: scatter of 4 % each
         settings = {"dataset": "imagenet", "devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
+        settings["epochs"] = 100
         synthetic.write_run(
             tmp_path, config.make("resnet50"), "measured", time_s=60 * minutes, samples=False, settings=settings,
             parts_W={"gpu": 200.0 * n}, device_kind="gpu", device_name="NVIDIA A100", devices=n, run_id=f"n{n}",

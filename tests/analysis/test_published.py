@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import math
 
 import pytest
 
@@ -33,8 +34,10 @@ def test_every_value_says_what_it_is_and_where_it_stands():
         pictures[["value", "low", "high", "spread"]].isna().all(axis=None) and len(pictures) > 50
     )  # no invented point
     spreads = table[table["spread"].notna()]
-    assert len(spreads) == 17 * 2 + 3 and spreads["spread_ddof"].notna().all()
+    assert len(spreads) == 17 * 2 + 3 + 2 * 8 and spreads["spread_ddof"].notna().all()
     assert not table.duplicated([name for name in table if name != "note"]).any()
+    of_repository = table[table["source_version"].str.contains("github.com")]
+    assert len(of_repository) > 80 and of_repository["source_version"].str.contains(", commit [0-9a-f]{40}$").all()
 
 
 def test_printed_values_have_their_decimals():
@@ -56,6 +59,9 @@ def test_table_1_and_the_text_are_there():
     )
     one = runs[(runs["series"] == "R1 R2")].iloc[0]
     assert (one["energy_cpu_kWh"], one["energy_gpu_kWh"], one["share_cpu_percent"]) == (18.9, 17.6, 49)
+    assert runs[(runs["series"] == "R1") & (runs["devices"] == 4)]["repeats"].to_list() == [
+        4
+    ]  # one job is listed twice
     assert one["energy_cpu_kWh_half"] == pytest.approx(0.05)
 
 
@@ -76,6 +82,17 @@ def test_repository_values_are_those_of_the_study():
         assert (found.local_batch_size, found.dataset_samples) == (int(row["lbs"]), int(row["train_samples"]))
 
 
+def test_perun_reports_agree_with_themselves():
+    table = published.values("measurement")
+    for job, factor in (("job_1507471", 0.001), ("job_1507485", 0.000001)):  # kJ and MJ
+        rows = (
+            table[(table["series"] == job) & ~table["unit"].isin(["kWh"])].set_index("quantity")["value"].astype(float)
+        )
+        power_W = sum(rows[f"mean_power_{part}"] for part in ("cpu", "gpu", "ram"))
+        assert power_W * rows["duration"] * factor == pytest.approx(rows["energy_total"], rel=1e-4)
+    assert not published.measurements()["series"].str.contains("job").any()  # what was trained is not stated
+
+
 def test_runs_meet_the_conditions_of_their_series():
     series = published.series()
     for run in published.measurements().to_dict("records"):
@@ -83,7 +100,9 @@ def test_runs_meet_the_conditions_of_their_series():
             if name in series:
                 one = series[name]
                 assert run["workload"] == one["workload"] and run["stage"] == one.get("stage", "")
-                assert one.get("hardware", "") in run["device_name"]
+                assert one["hardware"] in run["device_name"] and run["epochs"] == one["epochs"]
+                size = run["dataset_samples"] / (run["devices"] if one["data"] == "scaled" else 1)
+                assert math.isnan(size) or size == pytest.approx(one["samples"], rel=0.001)
                 for size in ("local_batch_size", "global_batch_size"):
                     assert run[size] == one.get(size, run[size]), (name, run)
         assert run["devices"] * run["local_batch_size"] == run["global_batch_size"]
