@@ -112,9 +112,11 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [TINY, RESNET50], ids=["fourcastnet", "resnet50"])
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "silent"])
+@pytest.mark.parametrize("launcher, number, base", [
+    *((launcher, number, TINY) for launcher in ("mpirun", "torchrun", "srun")
+      for number in (signal.SIGKILL, signal.SIGSTOP)),
+    ("torchrun", signal.SIGKILL, RESNET50),
+])  # fmt: skip
 def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
     """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a collective finds out."""
     run_dir = tmp_path / "run"
