@@ -170,8 +170,8 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         run_dir = only_run(runs_dir)
         folder = samples.segments(run_dir)[-1]
         ranks = {event["rank"]: event["pid"] for event in read_events(folder) if event["event"] == "rank_start"}
-        process = psutil.Process(ranks[1]) if who == "rank 1" else victim(runs_dir, who, started)
-        process.send_signal(how)
+        supervisor = next(one for one in processes_of(runs_dir) if "energynn.launch" in one.cmdline())
+        (psutil.Process(ranks[1]) if who == "rank 1" else supervisor).send_signal(how)
         output = started.communicate(timeout=60)[0]
         stopped = records.read(run_dir)
         assert started.returncode == status, output

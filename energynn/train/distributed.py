@@ -149,6 +149,7 @@ def end_the_world() -> None:
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI
 
+            time.sleep(0.3)  # mpirun passes on what was printed, but not after this
             MPI.COMM_WORLD.Abort(1)
     os._exit(1)
 
