@@ -61,6 +61,20 @@ class Numbers:
         return self.path
 
 
+def weakest(provenances, energies: bool = True) -> str:
+    """The least certain of the provenances of several runs: simulated, then estimated, else measured.
+
+    Without ``energies``, for times and metrics of the same runs: only an energy is estimated.
+    """
+    return next((word for word in ("simulated", "estimated")[: 1 + energies] if word in set(provenances)), "measured")
+
+
+def rows(table) -> str:
+    """Names of the rows that a number rests on: series and GPUs of published runs, the identity of own ones."""
+    named = (f"{one.series} n={one.devices}" if one.origin == "published" else one.run for one in table.itertuples())
+    return ", ".join(dict.fromkeys(named))
+
+
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
     """A value as it is printed: floats with ``digits`` significant digits, or ``decimals``; never as a power of ten.
 
