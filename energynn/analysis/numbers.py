@@ -139,9 +139,8 @@ def colophon(build_dir: str | Path = "build") -> None:
     numbers = Numbers("colophon", build_dir)
     commit, changed = systems.git_state()
     numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
-    numbers.add(
-        "git_date", systems.git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit"
-    )
+    date = systems.git("show", "-s", "--format=%cs", "HEAD") or None
+    numbers.add("git_date", date, source="git show", reason="no commit")
     state = "with uncommitted changes" if changed else "without uncommitted changes"
     numbers.add("git_state", state, source="git status")
     numbers.add("build_cpu", systems.describe_machine()["cpu"], source="/proc/cpuinfo, platform")

@@ -21,11 +21,8 @@ def build(build_dir: str | Path = "build") -> Path:
     """
     build_dir = Path(build_dir)
     names = ["explore", *figures((PAPER / "energynn.typ").read_text())]
-    specs = {}
-    for name in dict.fromkeys(names):
-        path = build_dir / "figures" / f"{name}.json"
-        if path.is_file():
-            specs[name] = json.loads(path.read_text())
+    paths = {name: build_dir / "figures" / f"{name}.json" for name in names}
+    specs = {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}
     if "explore" not in specs or not (build_dir / "claims.json").is_file():
         raise ValueError(f"{build_dir} has no explorer or no claims.json; run the notebooks first")
     ledger = json.loads((build_dir / "claims.json").read_text())
@@ -70,10 +67,8 @@ def _row(claim: dict, errata: dict[str, str]) -> str:
                 effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
                 effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
             said = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
-            style, words_of = verdict["verdict"].split()[0], verdict["verdict"]
-            words.append(
-                f'<span class="verdict {style}">{words_of}</span> {effect}<br><span class="small">{said}</span>'
-            )
+            word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
+            words.append(f'{word} {effect}<br><span class="small">{said}</span>')
         cells.append("<br>".join(words))
     title = html.escape(claim["test"], quote=True)
     verdict = claim["published"]["verdict"]
