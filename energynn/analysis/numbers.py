@@ -61,6 +61,20 @@ class Numbers:
         return self.path
 
 
+def weakest(provenances, energies: bool = True) -> str:
+    """The least certain of the provenances of several runs: simulated, then estimated, else measured.
+
+    Without ``energies``, for times and metrics of the same runs: only an energy is estimated.
+    """
+    return next((word for word in ("simulated", "estimated")[: 1 + energies] if word in set(provenances)), "measured")
+
+
+def rows(table) -> str:
+    """Names of the rows that a number rests on: series and GPUs of published runs, the identity of own ones."""
+    named = (f"{one.series} n={one.devices}" if one.origin == "published" else one.run for one in table.itertuples())
+    return ", ".join(dict.fromkeys(named))
+
+
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
     """A value as it is printed: floats with ``digits`` significant digits, or ``decimals``; never as a power of ten.
 
@@ -125,9 +139,8 @@ def colophon(build_dir: str | Path = "build") -> None:
     numbers = Numbers("colophon", build_dir)
     commit, changed = systems.git_state()
     numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
-    numbers.add(
-        "git_date", systems.git("show", "-s", "--format=%cs", "HEAD") or None, source="git show", reason="no commit"
-    )
+    date = systems.git("show", "-s", "--format=%cs", "HEAD") or None
+    numbers.add("git_date", date, source="git show", reason="no commit")
     state = "with uncommitted changes" if changed else "without uncommitted changes"
     numbers.add("git_state", state, source="git status")
     numbers.add("build_cpu", systems.describe_machine()["cpu"], source="/proc/cpuinfo, platform")

@@ -21,22 +21,23 @@ def build(build_dir: str | Path = "build") -> Path:
     """
     build_dir = Path(build_dir)
     names = ["explore", *figures((PAPER / "energynn.typ").read_text())]
-    specs = {}
-    for name in dict.fromkeys(names):
-        path = build_dir / "figures" / f"{name}.json"
-        if path.is_file():
-            specs[name] = json.loads(path.read_text())
+    paths = {name: build_dir / "figures" / f"{name}.json" for name in names}
+    specs = {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}
     if "explore" not in specs or not (build_dir / "claims.json").is_file():
         raise ValueError(f"{build_dir} has no explorer or no claims.json; run the notebooks first")
     ledger = json.loads((build_dir / "claims.json").read_text())
     points = max((len(rows) for rows in specs["explore"]["datasets"].values()), default=0)
+    errata = {
+        one["id"]: html.escape(f"{'; '.join(one['where'])}: {one['what']} {one['treated']}") for one in ledger["errata"]
+    }
     drawings = "".join(
         f'<h3>{html.escape(name.replace("_", " "))}</h3><div id="figure-{name}" class="figure printed"></div>\n'
         for name in specs if name != "explore"
     )  # fmt: skip
     text = Template((PAPER / "report.html").read_text()).substitute(
-        bundle=_bundle(build_dir), figures=drawings, claims="\n".join(map(_row, ledger["claims"])),
-        claims_count=len(ledger["claims"]), specs=json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
+        bundle=_bundle(build_dir), figures=drawings, claims="\n".join(_row(one, errata) for one in ledger["claims"]),
+        errata="".join(f"<li>{one}</li>" for one in errata.values()), claims_count=len(ledger["claims"]),
+        specs=json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
         renderer="svg" if points <= SVG_AT_MOST else "canvas", made=_made(build_dir),
     )  # fmt: skip
     path = build_dir / "report.html"
@@ -52,28 +53,26 @@ def _bundle(build_dir: Path) -> str:
     return path.read_text()
 
 
-def _row(claim: dict) -> str:
+def _row(claim: dict, errata: dict[str, str]) -> str:
     cells = [html.escape(claim["place"]), html.escape(claim["says"])]
     if "base" in claim:
         cells[1] += f' <span class="small">(base: {html.escape(claim["base"])})</span>'
+    for one in claim["errata"]:
+        cells[1] += f'<br><span class="small"><b>Erratum.</b> {errata[one]}</span>'
     for one in ([claim["published"]], claim["own"]):
         words = []
         for verdict in one:
-            effect = (
-                f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]" if "effect" in verdict else ""
-            )
+            effect = ""
+            if "effect" in verdict:
+                effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
+                effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
             said = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
-            style, words_of = verdict["verdict"].split()[0], verdict["verdict"]
-            words.append(
-                f'<span class="verdict {style}">{words_of}</span> {effect}<br><span class="small">{said}</span>'
-            )
+            word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
+            words.append(f'{word} {effect}<br><span class="small">{said}</span>')
         cells.append("<br>".join(words))
     title = html.escape(claim["test"], quote=True)
-    return (
-        f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>'
-        + "</td><td>".join(cells)
-        + "</td></tr>"
-    )
+    verdict = claim["published"]["verdict"]
+    return f'<tr data-verdict="{verdict}" title="{title}"><td>{"</td><td>".join(cells)}</td></tr>'
 
 
 def _made(build_dir: Path) -> str:

@@ -63,7 +63,7 @@ def _theme() -> alt.theme.ThemeConfig:
             "axis": {
                 **text, "gridColor": "#e6e6e6", "gridWidth": 0.5, "domainColor": "#333333", "domainWidth": 0.7,
                 "tickColor": "#333333", "tickWidth": 0.7, "tickSize": 3, "labelPadding": 2, "titlePadding": 4,
-                "labelLimit": 200, "titleLimit": 400,
+                "labelLimit": 200, "titleLimit": 400, "labelSeparation": 4,
             },
             # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
             "axisY": {"labelFlush": True},

@@ -4,6 +4,7 @@ import ast
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -87,9 +88,63 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
         assert merged["own_energy"]["provenance"] == "simulated"
         assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(60.6 / 45.0, rel=1e-6)
         assert merged["fourcastnet_finetune_lead"]["value"] == 24
+        for name in ("resnet50_speed_up_gbs", "resnet50_error_low", "fourcastnet_pretrain_rmse_low", "coverage_least"):
+            assert merged[name]["provenance"] == "simulated", name
     else:
         assert merged["own_energy"]["value"] is None and merged["own_energy"]["reason"]
-        assert "a picture" in (folder / "figures" / "power_profiles.svg").read_text()
+    # The study's profiles stand there whether there are own ones or not.
+    svg = (folder / "figures" / "power_profiles.svg").read_text()
+    assert "a picture: broad" in svg and "a picture: narrower" in svg
+    assert ("fall-backs/h" in svg) == bool(own_runs)
+
+
+def test_numbers_name_the_rows_they_rest_on(built):
+    _, _, merged = built
+    assert all(entry["source"] for entry in merged.values())
+    derived = (
+        r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_|socket_"
+    )
+    names = [name for name in merged if re.match(derived, name) and merged[name]["value"] is not None]
+    assert len(names) > 100
+    unnamed = [name for name in names if not re.search(r"\b[RFT]\d n=\d", merged[name]["source"])]
+    assert not unnamed
+
+
+def test_every_statement_has_commands_minutes_and_an_expected_range(built):
+    _, folder, _ = built
+    ledger = json.loads((folder / "claims.json").read_text())["claims"]
+    artifact = json.loads((folder / "artifact.json").read_text())
+    commands = {one["series"]: one["command"] for one in artifact["series"]}
+    assert [one["id"] for one in artifact["claims"]] == [one["id"] for one in ledger]
+    for one, judged in zip(artifact["claims"], ledger, strict=True):
+        assert set(one["series"]) <= set(commands)
+        assert bool(one["series"]) == ("allowed" in one) == (judged["test"] != "none"), one["id"]
+        if "allowed" in judged["published"]:
+            assert one["allowed"] == judged["published"]["allowed"]
+    (table,) = [one for one in artifact["claims"] if one["id"] == "scaled-lbs-energy-per-sample"]
+    assert (table["series"], table["gpus"], table["complete"]) == (["R4"], [4, 256], True)
+
+
+def test_own_measured_pairs_and_fits_get_rows_of_their_own(synthetic, tmp_path):
+    synthetic.write_replica(tmp_path / "runs", series="F1 F4")
+    for name in ("30_fourcastnet_scaling", "60_energy_against_gpu_hours"):
+        process = _execute(name, tmp_path)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, f"{name}:\n{output}"
+    merged = numbers.merge(tmp_path)
+    assert merged["table1_rows"]["value"] == "4 16 32 own_1"
+    pair = {
+        name: merged[f"table1_{name}_own_1"] for name in ("energy_A100", "energy_H100", "energy_difference", "devices")
+    }
+    assert {one["provenance"] for one in pair.values()} == {"measured"} and pair["devices"]["value"] == 16
+    moved = 100 * (pair["energy_H100"]["value"] / pair["energy_A100"]["value"] - 1)
+    assert pair["energy_difference"]["value"] == pytest.approx(moved)
+    keys = merged["fits_keys"]["value"].split()
+    assert (
+        keys[:7] == ["R4", "R5", "R6", "ResNet50", "F1", "A100", "H100"]
+        and len(keys) == 7 + merged["own_fits"]["value"]
+    )
+    assert merged["slope_own_0"]["provenance"] == "measured" and "replica-F1-n4" in merged["slope_own_0"]["source"]
 
 
 def test_estimates_are_named_in_the_figure(built):

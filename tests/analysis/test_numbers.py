@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from energynn.analysis import numbers
@@ -54,6 +55,22 @@ def test_rules(tmp_path, arguments, message):
     book.add("taken", 1)
     with pytest.raises(ValueError, match=message):
         book.add(*arguments)
+
+
+def test_the_least_certain_provenance_counts():
+    assert numbers.weakest(["measured", "estimated", "simulated"]) == "simulated"
+    assert numbers.weakest(["measured", "estimated"]) == "estimated"
+    assert numbers.weakest(["measured", "estimated"], energies=False) == "measured"
+    assert numbers.weakest(["estimated", "simulated"], energies=False) == "simulated"
+    assert numbers.weakest([]) == "measured"
+
+
+def test_source_rows_have_names():
+    table = pd.DataFrame({
+        "origin": ["published", "published", "own"], "series": ["R4", "R4", "R4"], "devices": [8, 8, 8],
+        "run": ["published 3", "published 3", "lab-a, lab-b"],
+    })  # fmt: skip
+    assert numbers.rows(table) == "R4 n=8, lab-a, lab-b"
 
 
 def test_one_name_in_two_notebooks_is_an_error(tmp_path):

@@ -1,5 +1,7 @@
 """Report and explorer in a real headless Chromium: no error, no network, and a selection changes the linked panel."""
 
+import html
+import json
 import os
 import re
 import shutil
@@ -68,6 +70,23 @@ def test_report_is_one_file_without_network(built):
     markup = re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r'(src|href)="(?!data:|#)', markup)
     assert text.count("data-verdict=") > 100
+
+
+def test_statements_have_their_errata_and_the_verdicts_at_other_tolerances(built):
+    ledger = json.loads((built.parent / "claims.json").read_text())
+    text = built.read_text()
+    rows = dict(zip([one["id"] for one in ledger["claims"]], re.findall(r"<tr data-.*?</tr>", text), strict=True))
+    touched = [one for one in ledger["claims"] if one["errata"]]
+    assert len(touched) > 10
+    for one in ledger["claims"]:
+        row = rows[one["id"]]
+        assert row.count("<b>Erratum.</b>") == len(one["errata"])
+        judged = [verdict for verdict in (one["published"], *one["own"]) if "effect" in verdict]
+        assert row.count("half the tolerance: ") == len(judged)
+        for verdict in judged:
+            assert f"half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}" in row
+    for erratum in ledger["errata"]:
+        assert html.escape(erratum["what"]) in text
 
 
 def test_report_without_notebooks_says_what_to_do(tmp_path):
