@@ -94,7 +94,7 @@ def text(value: float | int | str | None, digits: int = 3, decimals: int | None 
 
 
 def merge(build_dir: str | Path = "build") -> dict[str, dict]:
-    """Join the numbers of all notebooks into numbers.json, and numbers.tex for people who write LaTeX.
+    """Join the numbers of all notebooks into numbers.json.
 
     Raises ValueError if two notebooks give one name.
     """
@@ -107,28 +107,7 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
             merged[name] = entry
     merged = dict(sorted(merged.items()))
     _write_json(build_dir / "numbers.json", merged)
-    _write(build_dir / "numbers.tex", _tex(merged))
     return merged
-
-
-def _tex(merged: dict[str, dict]) -> str:
-    lines = [
-        r"% Generated. \input{numbers.tex}, then \energynn{name} prints a value, \energynnunit{name} its unit.",
-        r"\def\energynn#1{\ifcsname energynn@#1\endcsname\csname energynn@#1\endcsname"
-        r"\else\errmessage{energynn: no number #1}\fi}",
-        r"\def\energynnunit#1{\csname energynnunit@#1\endcsname}",
-    ]
-    for name, entry in merged.items():
-        lines.append(rf"\expandafter\def\csname energynn@{name}\endcsname{{{_escaped(entry['text'])}}}")
-        lines.append(rf"\expandafter\def\csname energynnunit@{name}\endcsname{{{_escaped(entry['unit'])}}}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(words: str) -> str:
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {character: "\\" + character for character in "&%$#_{}"}
-    special |= {"\N{MINUS SIGN}": "$-$"}
-    return "".join(special.get(character, character) for character in words)
 
 
 def colophon(build_dir: str | Path = "build") -> None:

@@ -1,8 +1,6 @@
 """Numbers have names, units and provenance; none is NaN, none stands twice."""
 
 import json
-import shutil
-import subprocess
 
 import numpy as np
 import pandas as pd
@@ -80,21 +78,6 @@ def test_one_name_in_two_notebooks_is_an_error(tmp_path):
         book.save()
     with pytest.raises(ValueError, match="slope: in both a and b"):
         numbers.merge(tmp_path)
-
-
-def test_tex_prints_values_and_units(tmp_path):
-    book = numbers.Numbers("n", tmp_path)
-    book.add("share_4", 12.5, "%", 3)
-    book.add("cpu", "A_B & C#1", "")
-    book.save()
-    numbers.merge(tmp_path)
-    tex = (tmp_path / "numbers.tex").read_text()
-    assert r"\csname energynn@share_4\endcsname{12.5}" in tex
-    assert r"\csname energynnunit@share_4\endcsname{\%}" in tex
-    assert r"{A\_B \& C\#1}" in tex
-    if shutil.which("pdftex"):
-        (tmp_path / "t.tex").write_text(r"\input numbers.tex \energynn{share_4}\energynnunit{share_4}\bye")
-        subprocess.run(["pdftex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
 
 
 def test_colophon_names_commit_and_versions(tmp_path):
