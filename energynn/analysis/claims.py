@@ -94,11 +94,11 @@ def judge(claim: dict, ledger: dict, table: pd.DataFrame) -> dict:
     except NotTestable as reason:
         return {"verdict": NOT_TESTABLE, "reason": str(reason)}
     tolerance = ledger["tolerances"][claim["word"]]
-    verdict, worst, allowed = _verdict(claim, parts, tolerance)
+    verdict, worst, allowed = decide(claim, parts, tolerance)
     result = {"verdict": verdict, "effect": _round(worst["value"]), "low": _round(worst["low"])}
     result |= {"high": _round(worst["high"]), "allowed": [_round(bound) for bound in allowed]}
-    result["at_half"] = _verdict(claim, parts, tolerance / 2)[0]
-    result["at_double"] = _verdict(claim, parts, tolerance * 2)[0]
+    result["at_half"] = decide(claim, parts, tolerance / 2)[0]
+    result["at_double"] = decide(claim, parts, tolerance * 2)[0]
     result |= {"effect_of": worst["part"], "effects": len(parts), "quantity": quantity, "configurations": len(rows)}
     result["runs"] = sorted(set(rows["run"] if rows["origin"].iloc[0] == "own" else rows["series"] + _n(rows)))
     if verdict == NOT_TESTABLE:
@@ -193,7 +193,8 @@ def _profiles(rows: pd.DataFrame, scatter: float) -> pd.DataFrame:
     return found.join((scatter * found).add_suffix("_error")).join((0 * found).add_suffix("_known"))
 
 
-def _verdict(claim: dict, parts: pd.DataFrame, tolerance: float) -> tuple[str, pd.Series, tuple[float, float]]:
+def decide(claim: dict, parts: pd.DataFrame, tolerance: float) -> tuple[str, pd.Series, tuple[float, float]]:
+    """Verdict at a tolerance, the effect nearest to or farthest beyond the range that agrees, and that range."""
     value = claim.get("value", 0.0)
     if claim["expect"] == "within":
         absolute = tolerance * claim.get("absolute", 0)  # 1 for shares and ratios, 100 for per cent
