@@ -214,10 +214,7 @@ def resnet50_steps() -> list[dict]:
     size = dict(local_batch_size=8, image_size=224)
     shape = dict(training_samples=8 * RESNET_STEPS, validation_samples=8, epochs=1, warmup_epochs=1, device="cpu",
                  image_loading="device", evaluate_training_set=False)  # fmt: skip
-    ways = {
-        "paper": {}, "channels_last": dict(channels_last=True), "bfloat16": dict(precision="bfloat16"),
-        "fast": config.FAST | dict(channels_last=True),
-    }  # fmt: skip
+    ways = {"paper": {}, "fast": config.FAST | dict(channels_last=True)}
     cores, seconds = os.sched_getaffinity(0), []
 
     def trainer_s(way: str) -> float:
