@@ -60,7 +60,8 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
             if row["run_id"] in seen:
                 raise ValueError(f"run_id is the same as of {seen[row['run_id']]}")
         except ValueError as reason:
-            excluded.append(f"{path.parent}: {reason}")
+            what = "record.json is not JSON: " * isinstance(reason, json.JSONDecodeError)
+            excluded.append(f"{path.parent}: {what}{reason}")
             continue
         seen[row["run_id"]] = path.parent
         rows.append(row)
