@@ -350,9 +350,9 @@ def verdict(
     ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
     """
     events = read_events(run_dir)
-    ends = {event["rank"]: event for event in events if event["event"] == "rank_end"}
-    failures = [event for event in ends.values() if event["status"] != "finished"]
-    silent = [str(rank) for rank in range(intent["devices"]) if rank not in ends]
+    ends = [event for event in events if event["event"] == "rank_end"]
+    failures = [event for event in ends if event["status"] != "finished"]
+    silent = [str(rank) for rank in range(intent["devices"]) if rank not in {event["rank"] for event in ends}]
     if not failures and not silent:
         return "finished", ""
     if not silent and all(event["status"] == "interrupted" for event in failures):
