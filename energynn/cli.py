@@ -144,9 +144,8 @@ def _study(options) -> int:
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
     if options.archive:
         local.archive(runs, options.runs_dir.absolute(), options.archive)
-    print(
-        f"\n{len(runs) - len(failed)} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n"
-    )
+    made = len(runs) - len(failed)
+    print(f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n")
     return int(bool(failed))
 
 

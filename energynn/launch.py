@@ -101,7 +101,7 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
             f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
         )
     systems.load(runs_dir, config.system)
-    if launcher(config.devices) in ("alone", "torchrun"):
+    if launcher(config.devices) in records.WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
     if config.device != "cpu" and not systems.gpus() and list(Path("/dev").glob("nvidia[0-9]*")):
         warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
@@ -174,18 +174,15 @@ def find_mpi() -> tuple[str, str]:
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
+    remedy = "`make train-env` installs one, or load your site's module"
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:
-        raise ValueError(
-            "no MPI found: mpirun is not on PATH; `make train-env` installs one, or load your site's module"
-        )
+        raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
     probe = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True)
     if probe.returncode:
         last = (probe.stderr.strip().splitlines() or ["unknown error"])[-1]
-        raise ValueError(
-            f"no MPI library found by mpi4py ({last}); `make train-env` installs one, or load your site's module"
-        )
+        raise ValueError(f"no MPI library found by mpi4py ({last}); {remedy}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     return mpirun, "openmpi" if "Open MPI" in version else "mpich"
 
@@ -302,7 +299,7 @@ def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
 
 def ranks_command(run_dir: Path, intent: dict) -> list[str]:
     """mpirun or srun with one rank per device, each under perun; or torchrun, or the one rank alone, without."""
-    if intent["launcher"] in ("alone", "torchrun"):
+    if intent["launcher"] in records.WITHOUT_PERUN:
         ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={intent['devices']}"]
         return [sys.executable, *(ranks if intent["launcher"] == "torchrun" else []), str(TRAIN_SCRIPT), str(run_dir)]
     period_s = intent["config"]["perun_sampling_period_s"]

@@ -43,6 +43,7 @@ FROM_INTENT = (
     "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
     "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
 )  # fmt: skip
+WITHOUT_PERUN = ("alone", "torchrun")  # launchers whose ranks are measured by our own sampler only
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
@@ -95,9 +96,8 @@ def derive(run_dir: Path, intent: dict) -> dict:
         result["metrics"] = ends[0].get("metrics", {})
         if "exit_status" in ends[0]:
             last = [end for end in read_events(segments(run_dir)[-1]) if end["event"] == "training_end"]
-            result["exit_status"] = max(
-                (shell_status(end["exit_status"]) for end in last), default=128 + signal.SIGKILL
-            )
+            codes = [shell_status(end["exit_status"]) for end in last]
+            result["exit_status"] = max(codes, default=128 + signal.SIGKILL)
     if bad := of_kind("bad_images"):
         result["images_skipped"] = sum(event["images_skipped"] for event in bad)
     if starts and "dataset_samples" in starts[0]:
@@ -153,7 +153,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record["workload"] in NO_TRAINING:
         return reasons
-    if "perun_time_s" not in record and record.get("launcher") not in ("alone", "torchrun"):
+    if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
         reasons.append("perun's HDF5 is missing or cannot be read")
     lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
     reasons += [f"metric {name} is not a number" for name in lost]
@@ -249,9 +249,8 @@ def check(runs_dir: Path) -> list[str]:
         name = folder.name
         if not (folder / "record.json").exists():
             if not is_running(folder):
-                faults.append(
-                    f"{name}: no record.json; the launcher died. `energynn check --recover {runs_dir}` writes one"
-                )
+                remedy = f"`energynn check --recover {runs_dir}` writes one"
+                faults.append(f"{name}: no record.json; the launcher died. {remedy}")
             continue
         try:
             faults += [f"{name}: {fault}" for fault in check_record(folder)]

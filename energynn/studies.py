@@ -73,11 +73,9 @@ def gpu(dry_run: bool = False) -> list[RunConfig]:
     """
     here = dict(sampling_period_s=0.02, system="gpu-study")
     tiny = dict(device="cpu", loader_workers=0) if dry_run else dict(device="gpu")
-    images = (
-        dict(image_size=32, training_samples=60, validation_samples=10) if dry_run else dict(validation_samples=250)
-    )
-    states = dict(dataset="synthetic")
+    images, states = dict(validation_samples=250), dict(dataset="synthetic")
     if dry_run:
+        images = dict(image_size=32, training_samples=60, validation_samples=10)
         states = dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
     runs = []
     for faster, preset in enumerate(("paper", "fast")):

@@ -30,6 +30,7 @@ import pandas as pd
 
 from energynn.analysis import observations, profiles, published, regression
 from energynn.config import REPOSITORY
+from energynn.records import read
 
 CLAIMS = REPOSITORY / "paper" / "claims.toml"
 VERDICTS = ("supported", "contradicted", "not testable with these data", "by construction")
@@ -187,7 +188,8 @@ def _select(claim: dict, table: pd.DataFrame, ledger: dict) -> tuple[pd.DataFram
 
 def _profiles(rows: pd.DataFrame, scatter: float) -> pd.DataFrame:
     """What the traces of own runs say about the power of their GPUs, one row per configuration."""
-    summary = lambda run_dir: profiles.summary(profiles.load(run_dir), profiles.idle_W(run_dir))  # noqa: E731
+    idle_W = lambda run_dir: profiles.idle_W(read(Path(run_dir)) or {})  # noqa: E731
+    summary = lambda run_dir: profiles.summary(profiles.load(run_dir), idle_W(run_dir))  # noqa: E731
     found = [summary(one.run_dir) if one.origin == "own" else {} for one in rows.itertuples()]
     found = pd.DataFrame(found, index=rows.index).add_prefix("profile_")
     return found.join((scatter * found).add_suffix("_error")).join((0 * found).add_suffix("_known"))
@@ -276,9 +278,8 @@ def _with_interval(claim: dict, rows: pd.DataFrame, quantity: str) -> pd.DataFra
         for _ in range(DRAWS)
     ]
     low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
-    return pd.DataFrame(
-        {"part": labels, "value": values, "low": np.minimum(low, values), "high": np.maximum(high, values)}
-    )
+    ends = {"low": np.minimum(low, values), "high": np.maximum(high, values)}
+    return pd.DataFrame({"part": labels, "value": values, **ends})
 
 
 def _with_errors(table: pd.DataFrame, scatter: dict) -> pd.DataFrame:
@@ -403,18 +404,15 @@ def _sides(claim, rows):
     a, b = (rows.index.isin(_match(rows, claim[side]).index) for side in ("a", "b"))
     if not a.any() or not b.any():
         missing = claim["a"] if not a.any() else claim["b"]
-        raise NotTestable(
-            "no run with this quantity and " + ", ".join(f"{name} {one}" for name, one in missing.items())
-        )
+        words = ", ".join(f"{name} {one}" for name, one in missing.items())
+        raise NotTestable(f"no run with this quantity and {words}")
     return a, b
 
 
 def _slope(claim, rows, quantity):
     _at_least(rows, 3, "a slope with an interval needs")
     slope = regression.fit(f"{quantity} ~ 0 + {claim['against']}", rows).slope
-    return pd.DataFrame(
-        {"part": [f"{len(rows)} configurations"], **{end: [slope[end]] for end in ("value", "low", "high")}}
-    )
+    return pd.DataFrame({"part": [f"{len(rows)} configurations"], **slope[["value", "low", "high"]].to_dict()})
 
 
 def _effect(claim, rows, quantity):
@@ -427,11 +425,9 @@ def _effect(claim, rows, quantity):
     if len(rows) < len(terms) + 3 or rows["local_batch_size"].nunique() < 2:  # passes are samples over batch size
         raise NotTestable(f"{len(rows)} configurations cannot tell {claim['term']} from {claim['other']}")
     fit = regression.fit(f"{quantity} ~ {' + '.join(terms)}", scaled)
-    contrast = (fit.parameters.index == terms[0]) - 1.0 * claim.get("minus_other", False) * (
-        fit.parameters.index == terms[1]
-    )
+    names = fit.parameters.index
+    contrast = (names == terms[0]) - 1.0 * claim.get("minus_other", False) * (names == terms[1])
     found, mean = fit.results.t_test(contrast), rows[quantity].mean()
     low, high = found.conf_int()[0] / mean
-    return pd.DataFrame(
-        {"part": [f"{len(rows)} configurations"], "value": found.effect / mean, "low": low, "high": high}
-    )
+    part = [f"{len(rows)} configurations"]
+    return pd.DataFrame({"part": part, "value": found.effect / mean, "low": low, "high": high})

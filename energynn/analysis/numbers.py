@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from energynn.cluster import systems
+from energynn.measure import energy
+from energynn.records import write_json
 
 PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
 PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
@@ -57,7 +59,7 @@ class Numbers:
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        _write_json(self.path, dict(sorted(self.entries.items())))
+        write_json(self.path, dict(sorted(self.entries.items())))
         return self.path
 
 
@@ -66,7 +68,8 @@ def weakest(provenances, energies: bool = True) -> str:
 
     Without ``energies``, for times and metrics of the same runs: only an energy is estimated.
     """
-    return next((word for word in ("simulated", "estimated")[: 1 + energies] if word in set(provenances)), "measured")
+    counted = set(provenances) - (set() if energies else {"estimated"})
+    return max(counted, key=energy.PROVENANCES.index, default="measured")
 
 
 def rows(table) -> str:
@@ -106,7 +109,7 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
                 raise ValueError(f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one")
             merged[name] = entry
     merged = dict(sorted(merged.items()))
-    _write_json(build_dir / "numbers.json", merged)
+    write_json(build_dir / "numbers.json", merged)
     return merged
 
 
@@ -134,14 +137,3 @@ def colophon(build_dir: str | Path = "build") -> None:
         name = "version_" + package.replace("-", "_")
         numbers.add(name, version, source="importlib.metadata", reason="not installed as a package")
     numbers.save()
-
-
-def _write_json(path: Path, entries: dict) -> None:
-    _write(path, json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _write(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(content)
-    os.replace(temporary, path)

@@ -78,23 +78,20 @@ def _published() -> pd.DataFrame:
     for name in [name for name in table if name.endswith("_std")]:
         table[name] *= sample
     table["run"] = [f"published {i}" for i in range(len(table))]
-    table["training_time_h"] = table["training_time_h"].where(
-        table["gpu_hours"].isna(), table["gpu_hours"] / table["devices"]
-    )
+    hours = table["gpu_hours"]
+    table["training_time_h"] = table["training_time_h"].where(hours.isna(), hours / table["devices"])
     table["dataset_samples"] = table["dataset_samples"].fillna(table["dataset"].map(published.data_set_samples))
     samples = table["dataset_samples"] * table["epochs"]
-    sockets = 2 * np.ceil(
-        table["devices"] / 4
-    )  # a node has four GPUs and two sockets, and counts in full (section 3.1)
+    # A node has four GPUs and two sockets, and counts in full (section 3.1).
+    sockets = 2 * np.ceil(table["devices"] / 4)
     table = table.assign(origin="published", system="HoreKa", device_kind="gpu", seed=0, recipe="published")
     table = table.assign(sockets_per_gpu=sockets / table["devices"], samples_per_gpu_hour=samples / table["gpu_hours"])
     table["passes_per_gpu_hour"] = table["samples_per_gpu_hour"] / table["local_batch_size"]
     table = table.assign(series=table["series"].str.split()).explode("series", ignore_index=True)
     table["name"] = [f"{one}: {known[one]['label']}" if one in known else one for one in table["series"]]
     table["data"] = [known.get(name, {"data": "fixed"})["data"] for name in table["series"]]
-    table = _derived(
-        table.assign(lead_time_h=np.nan, persistence_m=np.nan, z500_rmse_m=np.nan), ["series", "device_name"]
-    )
+    table = table.assign(lead_time_h=np.nan, persistence_m=np.nan, z500_rmse_m=np.nan)
+    table = _derived(table, ["series", "device_name"])
     parts = {"energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"], "training_time_h": ["gpu_hours"]}
     parts |= {"energy_per_dataset_sample_Wh": ["energy_total_kWh"]}
     parts |= dict.fromkeys(("samples_per_gpu_hour", "passes_per_gpu_hour"), ["gpu_hours"])

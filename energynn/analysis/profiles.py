@@ -33,7 +33,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
             rows.append({
                 **row, "run": record["run_id"], "run_dir": str(path.parent), "component": component,
                 "stage": config.get("stage", ""), "devices": record.get("devices", 1),
-                "local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(path.parent, component),
+                "local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(record, component),
                 "provenance": record[f"energy_{component}_provenance"],
             })  # fmt: skip
         except (ValueError, KeyError, TypeError):
@@ -47,9 +47,8 @@ def _sensors(record: dict, component: str) -> list[dict]:
     return [one for one in every if one.get("component") == component and one.get("primary", True)]
 
 
-def idle_W(run_dir: str | Path, component: str = "gpu") -> float:
+def idle_W(record: dict, component: str = "gpu") -> float:
     """Idle power in W of one sensor of a component, measured before the run; NaN if it was not."""
-    record = json.loads(Path(run_dir, "record.json").read_text())
     return record.get(f"idle_power_{component}_before_W", np.nan) / max(len(_sensors(record, component)), 1)
 
 

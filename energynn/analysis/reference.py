@@ -35,9 +35,8 @@ def compare(runs_dir: Path = Path("runs"), build_dir: Path = Path("build")) -> t
         lines.append(f"  {'PASS' if good else 'FAIL'}  {band['quantity']:38} {shown:>9}  "
                      f"[{band['low']:g}, {band['high']:g}]  {band['why']}")  # fmt: skip
     lines.append(f"{passed} of {len(bands)} bands passed.")
-    lines.append(
-        f"\nOpen {build_dir / 'paper.pdf'} and {build_dir / 'figures'}; `make lab` explores; runs are in {runs_dir}."
-    )
+    pdf, figures = build_dir / "paper.pdf", build_dir / "figures"
+    lines.append(f"\nOpen {pdf} and {figures}; `make lab` explores; runs are in {runs_dir}.")
     return lines, passed == len(bands)
 
 
@@ -53,9 +52,8 @@ def study_quantities(runs_dir: Path) -> dict[str, float]:
         return found
     found["samples_in_training_fewest"] = float(table["samples_in_training"].min())
     found["coverage_least"] = float(table["coverage"].min())
-    found["samples_per_step_mismatch"] = float(
-        (table["samples_trained"] - table["optimizer_steps"] * table["global_batch_size"]).abs().max()
-    )
+    expected = table["optimizer_steps"] * table["global_batch_size"]
+    found["samples_per_step_mismatch"] = float((table["samples_trained"] - expected).abs().max())
     image = table[(table["workload"] == "resnet50")]
     if len(image):
         found["resnet50_top1_error_highest"] = float(image["top1_error"].max())

@@ -115,10 +115,8 @@ def fit(
         determined = np.einsum("ij,ji->i", model.wexog, np.linalg.pinv(model.wexog)).max() > 0.95
         covariance = "HC3" if freedom >= HC3_LEAST_DEGREES_OF_FREEDOM and not determined else "classical"
     results = model.fit(cov_type="HC3", use_t=True) if covariance == "HC3" else classical
-    interval = results.conf_int(1 - level)
-    parameters = pd.DataFrame(
-        {"value": results.params, "standard_error": results.bse, "low": interval[0], "high": interval[1]}
-    )
+    ends = results.conf_int(1 - level).set_axis(["low", "high"], axis=1)
+    parameters = pd.DataFrame({"value": results.params, "standard_error": results.bse, **ends})
     return Fit(formula=formula, data=data, results=results, covariance=covariance, level=level, parameters=parameters)
 
 

@@ -241,9 +241,8 @@ def phases(runs: xr.Dataset) -> pd.DataFrame:
             {"run_id": run_id, **entry}
             for entry in json.loads((Path(run_dir) / "record.json").read_text()).get("energy_phases", [])
         ]
-    return pd.DataFrame(
-        rows, columns=["run_id", "rank", "device", "phase", "time_s", *(f"energy_{c}_J" for c in COMPONENTS[:3])]
-    )
+    columns = ["run_id", "rank", "device", "phase", "time_s", *(f"energy_{c}_J" for c in COMPONENTS[:3])]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:

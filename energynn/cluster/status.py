@@ -153,9 +153,8 @@ def text(found: list[dict], notes: list[str]) -> str:
         lines.append(line.rstrip())
     counts = Counter(row["state"] for row in found)
     total = sum(row.get("energy_kWh") or 0.0 for row in found)
-    lines.append(
-        f"{len(found)} runs: {', '.join(f'{n} {state}' for state, n in sorted(counts.items()))}; {total:.4g} kWh"
-    )
+    states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
+    lines.append(f"{len(found)} runs: {states}; {total:.4g} kWh")
     return "\n".join(lines + [f"energynn: {note}" for note in notes])
 
 

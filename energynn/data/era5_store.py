@@ -41,9 +41,8 @@ TEST_STEPS = 2  # forecasts of 6 h and 12 h, whatever the training's number of s
 def parse_years(text: str) -> list[int]:
     """The years of a text like "1979-2017,2019". Raises ValueError for anything else."""
     parts = [part.partition("-") for part in text.split(",")]
-    if not re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text) or any(
-        last and last < first for first, _, last in parts
-    ):
+    has_form = re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text)
+    if not has_form or any(last and last < first for first, _, last in parts):
         raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
     return sorted({year for first, _, last in parts for year in range(int(first), int(last or first) + 1)})
 
@@ -190,9 +189,8 @@ class Sequences:
 
     def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
         notes = [_note(root, year) for year in years]
-        if any(
-            note[name] != notes[0][name] for note in notes for name in ("channels", "latitude_deg", "longitude_deg")
-        ):
+        grid = ("channels", "latitude_deg", "longitude_deg")
+        if any(note[name] != notes[0][name] for note in notes for name in grid):
             raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
         self.hours = np.concatenate([note["hours_since_1970"] for note in notes])
         self.places = [(root / f"{year}.npy", index) for year, note in zip(years, notes, strict=True)

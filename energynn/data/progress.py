@@ -24,8 +24,7 @@ def meter(label: str, total: float, unit: str, progress: Callable[[str], None] =
             if now - last < PERIOD_S or not done:
                 return
             last, rate = now, done / (now - begun)
-            progress(
-                f"{label}: {done:.6g} of {total:.6g} {unit}, {rate:.3g} {unit}/s, {(total - done) / rate:.0f} s left"
-            )
+            left_s = (total - done) / rate
+            progress(f"{label}: {done:.6g} of {total:.6g} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left")
 
     return advance

@@ -37,8 +37,7 @@ def account(run_dir: Path) -> dict:
     for check in result["cross_checks"]:
         if check["flagged"]:
             where = f"gpu {check['device']} of {check['host']}"
-            result["flags"].append(f"{where}: the power's integral is {check['gap']:+.1%} "
-                                   "off the counter")  # fmt: skip
+            result["flags"].append(f"{where}: the power's integral is {check['gap']:+.1%} off the counter")
     if result["training_time_s"] > 0 and result["sensors"]:
         result["samples_in_training"] = sum(part["samples_in_training"] for part in measured)
         covered = [part["coverage"] * part["training_time_s"] for part in measured]
@@ -112,18 +111,14 @@ def _account_segment(folder: Path) -> dict:
             blind.append(f"rank {rank}: no sensor of its GPU {uuid} on {host_of_rank[rank]}; its energy is missing")
     result["flags"] += blind
     for entry in result["sensors"]:
+        name = f"{entry['id']} of {entry['host']}"
         if entry.get("aliased"):
-            result["flags"].append(
-                f"{entry['id']} of {entry['host']}: aliased, the load changes faster than it is sampled"
-            )
+            result["flags"].append(f"{name}: aliased, the load changes faster than it is sampled")
         if entry.get("coverage", 1.0) < 1.0 - 1e-6:
-            result["flags"].append(
-                f"{entry['id']} of {entry['host']}: {1 - entry['coverage']:.2%} of the time is in gaps"
-            )
+            result["flags"].append(f"{name}: {1 - entry['coverage']:.2%} of the time is in gaps")
     result["samples_in_training"] = min(counts, default=0)
-    result["coverage"] = min(
-        (entry.get("coverage", 0.0) for entry in result["sensors"] if entry["primary"]), default=0.0
-    )
+    covered = [entry.get("coverage", 0.0) for entry in result["sensors"] if entry["primary"]]
+    result["coverage"] = min(covered, default=0.0)
     if blind:
         result["samples_in_training"], result["coverage"] = 0, 0.0
     result["windows"], result["host_of_rank"] = windows, host_of_rank

@@ -133,9 +133,8 @@ def _gpu_findings() -> list[Finding]:
             others = 0
         said = f"{index}: {gpu['name']}, driver {gpu['driver']}, power limit {gpu['power_limit_W']:.0f} W"
         if others:
-            findings.append(
-                Finding("GPU", WEAK, f"{said}; {others} processes use it: their energy counts too", "end them")
-            )
+            said += f"; {others} processes use it: their energy counts too"
+            findings.append(Finding("GPU", WEAK, said, "end them"))
         else:
             findings.append(Finding("GPU", GOOD, said))
     return findings
@@ -153,9 +152,8 @@ def _package_findings() -> list[Finding]:
             findings.append(Finding(package, BAD, "is not installed", "make train-env"))
             continue
         fits = good(found)
-        findings.append(
-            Finding(package, GOOD if fits else BAD, found, "" if fits else f"install {wanted}: make train-env")
-        )
+        remedy = "" if fits else f"install {wanted}: make train-env"
+        findings.append(Finding(package, GOOD if fits else BAD, found, remedy))
     return findings
 
 
@@ -182,7 +180,6 @@ def _mpi_finding(devices: int) -> Finding:
     sizes = [line.split()[0] for line in lines if line.strip()]
     if done.returncode or sizes != [str(devices)] * devices:
         said = f"{mpirun} -n {devices} gave worlds of {', '.join(sizes) or 'no'} ranks"
-        return Finding(
-            "MPI", BAD, said, "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
-        )
+        remedy = "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        return Finding("MPI", BAD, said, remedy)
     return Finding("MPI", GOOD, f"{mpirun} ({lines[0].split()[1]}) makes a world of {devices}")

@@ -59,19 +59,18 @@ class Curve:
         first_J, last_J = self.at(edges_ns)
         around_ns = 2.5e9 * self.period_s
         edge_W = (self.at(edges_ns + around_ns) - self.at(edges_ns - around_ns)) / (2 * around_ns / 1e9)
-        inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], self.t_ns - self.t_ns[0], self.variance_J2))[0]
-        edge_J = np.interp(
-            edges_ns - self.t_ns[0], self.t_ns - self.t_ns[0], np.broadcast_to(self.edge_J, len(self.t_ns))
-        )
+        from_first_ns = self.t_ns - self.t_ns[0]
+        inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], from_first_ns, self.variance_J2))[0]
+        at_knots_J = np.broadcast_to(self.edge_J, len(self.t_ns))
+        edge_J = np.interp(edges_ns - self.t_ns[0], from_first_ns, at_knots_J)
         edges_J2 = ((self.edge_s * edge_W) ** 2 + edge_J**2).sum() + (self.lag_s * (edge_W[1] - edge_W[0])) ** 2
         return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2))
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
         widths_ns = np.diff(np.clip(self.good_ns, start_ns, end_ns))
-        whole = (np.diff(self.good_ns) <= self.longest_ns) & (
-            np.diff(np.searchsorted(self.failed_ns, self.good_ns)) == 0
-        )
+        none_failed = np.diff(np.searchsorted(self.failed_ns, self.good_ns)) == 0
+        whole = (np.diff(self.good_ns) <= self.longest_ns) & none_failed
         return float(widths_ns[whole].sum() / (end_ns - start_ns))
 
 
@@ -171,9 +170,8 @@ def _counter_curve(
     update_s = reads["sensor"].get("update_s")
     if update_s is None:  # not watched, or too slow for it
         changes = len(new) / max(1, len(t_ns) - 1)
-        update_s = (
-            min(period_s, 0.1) if changes > 0.9 else float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
-        )
+        between_s = float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
+        update_s = min(period_s, 0.1) if changes > 0.9 else between_s
     zeros = np.zeros(len(t_ns))
     if watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
         shaped = _shaped_by_power(t_ns, energy_J, watts, new, reads["longest_ns"])

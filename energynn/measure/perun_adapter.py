@@ -397,9 +397,8 @@ def _read_run(application: str, name: str, run) -> PerunRun:
                     counter = kept if kept.unit == "J" else None
                     if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
                         raise ValueError(f"{sensor.name}: its times and values do not match")
-                    sensors.append(
-                        PerunSensor(round_name, host, component, sensor_name, seconds, values, counter)
-                    )  # fmt: skip
+                    place = (round_name, host, component, sensor_name)
+                    sensors.append(PerunSensor(*place, seconds, values, counter))
     reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
     return PerunRun(application, name, dict(run.attrs), reported_J, sorted(hosts), sensors)
 

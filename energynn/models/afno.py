@@ -108,9 +108,8 @@ class Block(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
-        self.filter = FourierFilter(
-            embed_dim, num_blocks, sparsity_threshold, hard_thresholding_fraction, filter_modes
-        )  # fmt: skip
+        thresholds = (sparsity_threshold, hard_thresholding_fraction)
+        self.filter = FourierFilter(embed_dim, num_blocks, *thresholds, filter_modes)
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLP(embed_dim, int(embed_dim * mlp_ratio))
 

@@ -42,20 +42,13 @@ class PhaseTimer:
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        if self.on_gpu and not self.synchronous and phase != "data_loading":
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            try:
-                yield
-            finally:  # a phase that is broken off is one, too
-                end.record()
-                self.pending.append((phase, begin, end))
-        else:
-            begin = self._now_ns()
-            try:
-                yield
-            finally:
-                self.pending.append((phase, begin, self._now_ns()))
+        in_queue = self.on_gpu and not self.synchronous and phase != "data_loading"
+        now = _mark_in_queue if in_queue else self._now_ns
+        begin = now()
+        try:
+            yield
+        finally:  # a phase that is broken off is one, too
+            self.pending.append((phase, begin, now()))
         if not self.on_gpu and len(self.pending) == self.LINE:
             self.write()
 
@@ -95,8 +88,7 @@ class PhaseTimer:
         """The pending phases in ns of the monotonic clock."""
         if not self.on_gpu:
             return self.pending
-        now = torch.cuda.Event(enable_timing=True)
-        now.record()
+        now = _mark_in_queue()
         torch.cuda.synchronize()
         now_ns = time.monotonic_ns()
 
@@ -107,6 +99,13 @@ class PhaseTimer:
 
     def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _mark_in_queue() -> torch.cuda.Event:
+    """An event that tells when the GPU came to this place in its queue."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class Progress:
@@ -147,6 +146,5 @@ def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None
     """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a finite number."""
     for step, loss in enumerate(losses, start=first_step):
         if not math.isfinite(loss):
-            raise ValueError(
-                f"loss is {loss} in epoch {epoch + 1}, step {step + 1}; lower learning_rate, or look at the data there"
-            )
+            where = f"epoch {epoch + 1}, step {step + 1}"
+            raise ValueError(f"loss is {loss} in {where}; lower learning_rate, or look at the data there")

@@ -14,6 +14,7 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn.measure.command import start_sampler
 from energynn.measure.samples import Events, has_begun
+from energynn.records import WITHOUT_PERUN
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 
@@ -31,7 +32,7 @@ def run(folder: str | Path) -> None:
     try:
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
-        if intent.get("launcher") in ("alone", "torchrun"):  # without perun there is no sampler yet
+        if intent.get("launcher") in WITHOUT_PERUN:  # without perun there is no sampler yet
             stop_sampler = start_sampler(folder, config.devices, [])
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")

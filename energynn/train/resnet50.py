@@ -55,9 +55,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
         listing = images.listing
         places = [] if listing.offsets is None else [listing.offsets, listing.sizes]  # within an archive or a store
         some = [np.frombuffer(listing.read(images.indices[at]), np.uint8) for at in (0, -1)[: len(images)]]
-        distributed.require_same_data(
-            world, listing.place, listing.names, listing.labels, images.indices, *places, *some
-        )
+        chosen = [listing.names, listing.labels, images.indices]
+        distributed.require_same_data(world, listing.place, *chosen, *places, *some)
     training_loader = make_loader(training, config, world, shuffle=True)
     training_evaluation_loader = make_loader(training, config, world)
     validation_loader = make_loader(validation, config, world)
