@@ -105,13 +105,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(options) -> int:
-    from energynn import config, launch
+    from energynn import config
+    from energynn.launch import start, supervise
 
     try:
-        launch.run(config.make(**{name: _literal(value) for name, value in options.parameters}), options.runs_dir)
+        start.run(config.make(**{name: _literal(value) for name, value in options.parameters}), options.runs_dir)
     except InterruptedError as error:
         print(f"energynn: {error}", file=sys.stderr)
-        return launch.CAN_GO_ON
+        return supervise.CAN_GO_ON
     except RuntimeError as error:  # the run began and did not end well; its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return 1
@@ -172,7 +173,8 @@ def _doctor(options) -> int:
     import json
     import os
 
-    from energynn.measure import doctor, perun_adapter, sensors
+    from energynn.launch import doctor
+    from energynn.measure import perun_adapter, sensors
 
     powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
     findings = doctor.examine(options.devices, powercap)
@@ -183,7 +185,7 @@ def _doctor(options) -> int:
 def _measure(options) -> int:
     import json
 
-    from energynn.measure import command
+    from energynn.launch import command
 
     words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
     record, status = command.measure(words, options.out, options.period, quiet=options.json)
@@ -233,7 +235,7 @@ def _import_perun(options) -> int:
     import json
 
     from energynn import records
-    from energynn.measure import command, perun_import
+    from energynn.launch import command, perun_import
 
     folders = perun_import.import_file(options.file, options.runs_dir)
     found = [records.read(folder) for folder in folders]
@@ -246,7 +248,7 @@ def _import_perun(options) -> int:
 
 
 def _watch(options) -> int:
-    from energynn.measure import watch
+    from energynn.launch import watch
 
     watch.follow(options.run, options.every, options.once)
     return 0
@@ -271,7 +273,7 @@ def _check(options) -> int:
 
 
 def _manifest(options) -> int:
-    from energynn import manifests
+    from energynn.data import manifests
 
     for name in options.dataset or manifests.DATASETS:
         if options.action == "build":
@@ -297,13 +299,12 @@ def _claims(options) -> int:
 def _imagenet(options) -> int:
     import time
 
-    from energynn.cluster import systems
     from energynn.data import imagenet
-    from energynn.measure import energy, sensors
+    from energynn.measure import energy, machine, sensors
 
     options.out.mkdir(parents=True, exist_ok=True)
     samples = options.out / f"samples-{time.time_ns()}.jsonl"
-    found, problems = sensors.find(systems.CPU_MODEL)
+    found, problems = sensors.find(machine.CPU_MODEL)
     sampler = sensors.Sampler(samples, found, 1.0, problems)
     sampler.start()
     try:

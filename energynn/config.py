@@ -12,8 +12,7 @@ import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-DATA_MANIFESTS = REPOSITORY / "data_manifests"
+from energynn.files import DATA_MANIFESTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import fcntl
-import hashlib
 import json
 import math
-import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from energynn import config as configuration
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY, sha256, utc_now, write_json
+from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
@@ -43,29 +39,8 @@ FROM_INTENT = (
     "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
     "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
 )  # fmt: skip
-WITHOUT_PERUN = ("alone", "torchrun")  # launchers whose ranks are measured by our own sampler only
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 STATUSES = ("finished", "failed", "killed", "interrupted")
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename)."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(temporary, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value) -> None:
-    """Write a JSON file, whole or not at all."""
-    with whole(path) as file:
-        file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def derive(run_dir: Path, intent: dict) -> dict:
@@ -188,15 +163,6 @@ def hash_files(run_dir: Path) -> dict:
         and path.relative_to(run_dir).parts[0] != "job"  # of the batch job, whose log goes on after the record
         and path.parent.name != "checkpoint"  # of use only until the training has ended
     }
-
-
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def utc_now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 # ---------------------------------------------------------------------------------------------- reading and checking

@@ -23,11 +23,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import cli, config, manifests, records
+from energynn import cli, config, records
 from energynn.cluster import systems
-from energynn.config import REPOSITORY
-from energynn.data import era5_sources, era5_store, photographs
+from energynn.data import era5_sources, era5_store, manifests, photographs
 from energynn.data.era5_sources import CHANNELS
+from energynn.files import REPOSITORY
 from energynn.measure import energy, sensors
 from energynn.models import afno
 from energynn.models.afno import AFNO

@@ -15,9 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, config, launch, manifests, records
+from energynn import cli, config, launchers, records
 from energynn.cluster import local
-from energynn.config import REPOSITORY
+from energynn.data import manifests
+from energynn.files import REPOSITORY
+from energynn.launch import start, supervise
 from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
@@ -41,7 +43,8 @@ def papermill(runs_dir, parameters):
 
 
 def python_run(runs_dir, parameters, **options):
-    program = f"from energynn import config, launch; launch.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
+    program = "from energynn import config\nfrom energynn.launch import start\n"
+    program += f"start.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
     return subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY, **options,
@@ -63,7 +66,7 @@ def victim(runs_dir, who, started):
     if who == "papermill":
         return psutil.Process(started.pid)
     everything = processes_of(runs_dir)
-    supervisor = next(p for p in everything if "energynn.launch" in p.cmdline())
+    supervisor = next(p for p in everything if "energynn.launch.supervise" in p.cmdline())
     mpirun = next(p for p in supervisor.children() if "mpirun" in p.name() or "mpiexec" in " ".join(p.cmdline()))
     by_event = {
         event["rank"]: psutil.Process(event["pid"])
@@ -127,13 +130,14 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
     runs_dir = tmp_path / "runs"
     program = textwrap.dedent(f"""
         import os, pathlib
-        from energynn import config, launch
-        launch.TRAIN_SCRIPT = pathlib.Path({str(REPOSITORY / "tests" / "broken_rank.py")!r})
+        from energynn import config
+        from energynn.launch import start, supervise
+        supervise.TRAIN_SCRIPT = pathlib.Path({str(REPOSITORY / "tests" / "broken_rank.py")!r})
         made = config.make(**{ENDLESS!r})
         run_dir = pathlib.Path({str(runs_dir)!r}) / "local" / config.run_id(made)
-        launch.preflight(made, run_dir.parent.parent)
-        launch.begin(made, run_dir)
-        raise SystemExit(launch.supervise(run_dir, os.getppid()))
+        start.preflight(made, run_dir.parent.parent)
+        start.begin(made, run_dir)
+        raise SystemExit(supervise.supervise(run_dir, os.getppid()))
     """)
     started = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"HOW_IT_ENDS": how}, cwd=REPOSITORY,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
@@ -170,7 +174,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         run_dir = only_run(runs_dir)
         folder = samples.segments(run_dir)[-1]
         ranks = {event["rank"]: event["pid"] for event in read_events(folder) if event["event"] == "rank_start"}
-        supervisor = next(one for one in processes_of(runs_dir) if "energynn.launch" in one.cmdline())
+        supervisor = next(one for one in processes_of(runs_dir) if "energynn.launch.supervise" in one.cmdline())
         (psutil.Process(ranks[1]) if who == "rank 1" else supervisor).send_signal(how)
         output = started.communicate(timeout=60)[0]
         stopped = records.read(run_dir)
@@ -269,32 +273,32 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     made = config.make("fourcastnet")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot write"):
-        launch.preflight(made, tmp_path / "file" / "runs")
+        start.preflight(made, tmp_path / "file" / "runs")
     with pytest.raises(ValueError, match="make that run first"):
-        launch.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
+        start.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
     with pytest.raises(ValueError, match="no manifest"):
-        launch.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
-    launch.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
+        start.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
+    start.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
     intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
     assert intent["data_root"] == "data_manifests/era5_ensemble" and "data_root" not in intent["config"]
-    many = launch.preflight(config.make("fourcastnet", devices=64), tmp_path)
+    many = start.preflight(config.make("fourcastnet", devices=64), tmp_path)
     assert "64 devices" in many[0]
-    monkeypatch.setattr(launch, "LEAST_FREE_B", 2**60)
+    monkeypatch.setattr(start, "LEAST_FREE_B", 2**60)
     with pytest.raises(ValueError, match="MiB free"):
-        launch.preflight(made, tmp_path)
+        start.preflight(made, tmp_path)
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
     four = [{"index": index, "name": "a GPU", "driver": "1", "power_limit_W": 400.0} for index in range(4)]
-    monkeypatch.setattr(launch.systems, "gpus", lambda: four)
+    monkeypatch.setattr(start.machine, "gpus", lambda: four)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def environment(**parameters):
         run_dir = tmp_path / "local" / f"run{len(list(tmp_path.glob('local/run*')))}"
-        launch.begin(config.make("fourcastnet", **parameters), run_dir)
+        start.begin(config.make("fourcastnet", **parameters), run_dir)
         intent = json.loads((run_dir / "run.json").read_text())
-        launch.ranks_command(run_dir, intent)
-        return intent, launch.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
+        supervise.ranks_command(run_dir, intent)
+        return intent, supervise.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
 
     intent, variables, perun = environment(devices=2)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
@@ -306,10 +310,10 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-d,GPU-a")
     assert environment(devices=2)[1]["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-d"
     with pytest.raises(ValueError, match="this machine or job has 4; ask for fewer"):
-        launch.preflight(config.make("fourcastnet", devices=5), tmp_path)
-    monkeypatch.setattr(launch.systems, "gpus", lambda: [])
+        start.preflight(config.make("fourcastnet", devices=5), tmp_path)
+    monkeypatch.setattr(start.machine, "gpus", lambda: [])
     with pytest.raises(ValueError, match="this machine or job has 0"):
-        launch.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
+        start.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
 
 
 @pytest.mark.slow
@@ -318,11 +322,11 @@ def test_without_perun_ranks_are_started_by_torchrun_and_measured_by_our_own_sam
     program = (
         "import importlib.util, os, sys; find = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
-        "from energynn import config, launch\n"
-        f"launch.run(config.make(**{TINY!r}), {str(tmp_path / 'alone')!r})\n"
-        f"launch.run(config.make(devices=2, **{TINY!r}), {str(tmp_path / 'torchrun')!r})\n"
-        f"os.environ[launch.SRUN_VARIABLE] = ''\n"  # in a batch job ranks may be on several nodes
-        f"try:\n    launch.run(config.make(devices=2), {str(tmp_path / 'job')!r})\n"
+        "from energynn import config, launchers\nfrom energynn.launch import start\n"
+        f"start.run(config.make(**{TINY!r}), {str(tmp_path / 'alone')!r})\n"
+        f"start.run(config.make(devices=2, **{TINY!r}), {str(tmp_path / 'torchrun')!r})\n"
+        f"os.environ[launchers.SRUN_VARIABLE] = ''\n"  # in a batch job ranks may be on several nodes
+        f"try:\n    start.run(config.make(devices=2), {str(tmp_path / 'job')!r})\n"
         "except ValueError as error:\n    print('refused:', error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
@@ -372,27 +376,27 @@ def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch):
 
 
 def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(launchers.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no MPI found: mpirun is not on PATH"):
-        launch.find_mpi()
+        launchers.find_mpi()
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
     (tmp_path / "python").write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2; exit 1\n")
     for name in ("mpirun", "python"):
         (tmp_path / name).chmod(0o755)
     with pytest.raises(ValueError, match="no MPI library found by mpi4py .*cannot load MPI library"):
-        launch.find_mpi()
+        launchers.find_mpi()
 
 
 def test_one_measured_run_at_a_time(tmp_path):
     import fcntl
 
     made = config.make("fourcastnet")
-    launch.preflight(made, tmp_path)
+    start.preflight(made, tmp_path)
     with open(tmp_path / "local" / f".lock-{os.uname().nodename}", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="one at a time"):
-            launch.preflight(made, tmp_path)
+            start.preflight(made, tmp_path)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from energynn import config, records
 from energynn.analysis import results
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 WORKLOAD = REPOSITORY / "tests" / "thumbnails.py"
 

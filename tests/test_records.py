@@ -4,7 +4,7 @@ import json
 import pytest
 
 from energynn import cli, config, records
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 
 def rewrite(run_dir, **changes):

@@ -16,8 +16,8 @@ from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from energynn import manifests
 from energynn.config import RunConfig
+from energynn.data import manifests
 from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.phases import PhaseTimer, Progress, require_finite

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from energynn.analysis import observations, profiles, published, regression
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.records import read
 
 CLAIMS = REPOSITORY / "paper" / "claims.toml"

@@ -10,9 +10,8 @@ import re
 from importlib import metadata
 from pathlib import Path
 
-from energynn.cluster import systems
-from energynn.measure import energy
-from energynn.records import write_json
+from energynn.files import write_json
+from energynn.measure import energy, machine
 
 PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
 PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
@@ -119,13 +118,13 @@ def colophon(build_dir: str | Path = "build") -> None:
     The day of the build is left out: two builds of one commit on one machine are to give the same numbers.
     """
     numbers = Numbers("colophon", build_dir)
-    commit, changed = systems.git_state()
+    commit, changed = machine.git_state()
     numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
-    date = systems.git("show", "-s", "--format=%cs", "HEAD") or None
+    date = machine.git("show", "-s", "--format=%cs", "HEAD") or None
     numbers.add("git_date", date, source="git show", reason="no commit")
     state = "with uncommitted changes" if changed else "without uncommitted changes"
     numbers.add("git_state", state, source="git status")
-    numbers.add("build_cpu", systems.describe_machine()["cpu"], source="/proc/cpuinfo, platform")
+    numbers.add("build_cpu", machine.describe_machine()["cpu"], source="/proc/cpuinfo, platform")
     numbers.add("build_cores", os.cpu_count(), source="os.cpu_count")
     numbers.add("build_system", f"{platform.system()} {platform.machine()}", source="platform")
     numbers.add("build_python", platform.python_version(), source="platform")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typst
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 PAPER = REPOSITORY / "paper"
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pandas as pd
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 PUBLISHED = REPOSITORY / "runs" / "published"
 RUN = ["workload", "stage", "dataset", "device_name", "devices", "local_batch_size", "global_batch_size"]

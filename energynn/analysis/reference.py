@@ -9,7 +9,7 @@ import numpy as np
 
 from energynn import config, records, studies
 from energynn.analysis import results
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 REFERENCE = REPOSITORY / "paper" / "reference.json"
 

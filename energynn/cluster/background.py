@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 
 def submit(script: Path, tasks: int, _after: str) -> str:
@@ -66,7 +66,7 @@ def _workers() -> dict[int, tuple[Path, int]]:
 
 def work(script: Path, tasks: int, earlier: list[int]) -> None:
     """What that process does: wait for those before it, then make one run after the other."""
-    from energynn.records import write_json
+    from energynn.files import write_json
 
     while any(Path(f"/proc/{worker}").exists() for worker in earlier):
         time.sleep(0.5)
@@ -74,7 +74,7 @@ def work(script: Path, tasks: int, earlier: list[int]) -> None:
         while not (script.parent / f"cancelled-{task}").exists():
             job = subprocess.Popen(["bash", str(script), str(task)])
             write_json(script.parent / "current.json", {"task": task, "pid": job.pid})
-            if job.wait() != os.EX_TEMPFAIL:  # launch.CAN_GO_ON
+            if job.wait() != os.EX_TEMPFAIL:  # launch.supervise.CAN_GO_ON
                 break
 
 

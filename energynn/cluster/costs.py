@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
 
-from energynn.config import PAPER, REPOSITORY, RunConfig, run_id, to_dict
+from energynn.config import PAPER, RunConfig, run_id, to_dict
+from energynn.files import REPOSITORY
 from energynn.studies import GROUPS, STUDIES
 
 IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part

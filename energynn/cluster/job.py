@@ -16,7 +16,7 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import records
 from energynn.cluster import local, slurm, status
-from energynn.launch import CAN_GO_ON
+from energynn.launch.supervise import CAN_GO_ON
 from energynn.measure.samples import segments
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between; to meet the time limit so soon is one too

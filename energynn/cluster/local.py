@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import launch, records
-from energynn.config import REPOSITORY, RunConfig
+from energynn import records
+from energynn.config import RunConfig
+from energynn.files import REPOSITORY
+from energynn.launch.start import preflight
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -29,7 +31,7 @@ def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
     for config in missing[:1]:
-        launch.preflight(config, runs_dir)
+        preflight(config, runs_dir)
     failed, begun, longest = [], time.monotonic(), 0.0
     for index, config in enumerate(missing):
         run_dir = runs_dir / config.system / configuration.run_id(config)

@@ -16,7 +16,8 @@ from energynn import config as configuration
 from energynn import records, studies
 from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.systems import Site
-from energynn.config import REPOSITORY, RunConfig
+from energynn.config import RunConfig
+from energynn.files import REPOSITORY
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record

@@ -27,8 +27,8 @@ import numpy as np
 
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
-from energynn.data.progress import meter
-from energynn.records import sha256, whole, write_json
+from energynn.files import sha256, whole, write_json
+from energynn.progress import meter
 
 BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
 CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile

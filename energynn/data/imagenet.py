@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.config import REPOSITORY
-from energynn.data.progress import meter
-from energynn.records import whole
+from energynn.files import REPOSITORY, whole
+from energynn.progress import meter
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")

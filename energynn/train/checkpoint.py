@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from energynn.records import sha256, whole
+from energynn.files import sha256, whole
 from energynn.train import distributed
 from energynn.train.distributed import World
 

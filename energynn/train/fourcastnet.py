@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader
 
-from energynn import manifests
 from energynn.config import FourCastNetConfig
-from energynn.data import era5, era5_store
+from energynn.data import era5, era5_store, manifests
 from energynn.measure.samples import Events
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed

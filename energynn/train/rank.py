@@ -12,9 +12,9 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.measure.command import start_sampler
+from energynn.launchers import WITHOUT_PERUN
+from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, has_begun
-from energynn.records import WITHOUT_PERUN
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 

@@ -19,10 +19,11 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
-from energynn import manifests
-from energynn.config import REPOSITORY, ResNet50Config
+from energynn.config import ResNet50Config
+from energynn.data import manifests
 from energynn.data.imagenet import list_images, prepare, stratified_prefix
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
+from energynn.files import REPOSITORY
 from energynn.measure.samples import Events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from energynn.analysis import numbers, paper
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 ANALYSIS = [path.stem for path in ALL if path.stem[0] in "12345678"]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from energynn.analysis import paper
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 MANUSCRIPT = (paper.PAPER / "energynn.typ").read_text()
 TEMPLATE = (paper.PAPER / "template.typ").read_text()

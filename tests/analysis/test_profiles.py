@@ -9,8 +9,8 @@ import pytest
 
 from energynn import config
 from energynn.analysis import profiles
-from energynn.config import REPOSITORY
-from energynn.measure import perun_import
+from energynn.files import REPOSITORY
+from energynn.launch import perun_import
 
 
 def square_wave(period_s=10.0, low_W=50.0, high_W=300.0, share=0.7, seconds=600.0, step_s=0.5):

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from energynn.analysis import numbers, report
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from tests import powercap
 
 NODE_W = 300.0  # of each simulated node

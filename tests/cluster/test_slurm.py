@@ -20,7 +20,7 @@ import pytest
 from energynn import config, records
 from energynn.analysis import results
 from energynn.cluster import submit, systems
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 

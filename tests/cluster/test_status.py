@@ -12,7 +12,7 @@ import pytest
 
 from energynn import cli, records
 from energynn.cluster import slurm, status
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
 

@@ -18,7 +18,7 @@ import pytest
 
 from energynn import cli, config, records, studies
 from energynn.cluster import costs, slurm, submit, systems
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5, "F3": 3, "F4": 3, "F5": 3,

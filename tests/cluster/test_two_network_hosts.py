@@ -14,7 +14,7 @@ import time
 import pytest
 
 from energynn import config, records
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.processes import processes_of, wait_until
 from tests.train.conftest import ENVIRONMENT, HERE

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 from scipy.io import netcdf_file
 
-from energynn import manifests
-from energynn.data import era5
+from energynn.data import era5, manifests
 
 FILE = manifests.root("era5_ensemble") / "era5_ensemble.nc"
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from energynn import cli, config, launch, manifests
-from energynn.data import era5_sources, era5_store
+from energynn import cli, config
+from energynn.data import era5_sources, era5_store, manifests
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
+from energynn.launch import start
 from tests.train.conftest import start_ranks
 
 ROWS, COLUMNS = 9, 16
@@ -403,7 +404,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
         manifests.verify("era5")
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
-        launch.preflight(config.make("fourcastnet", dataset="era5"), tmp_path / "runs")
+        start.preflight(config.make("fourcastnet", dataset="era5"), tmp_path / "runs")
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
@@ -414,7 +415,8 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
 TRAIN = """
 import json, sys
 from pathlib import Path
-from energynn import config, manifests
+from energynn import config
+from energynn.data import manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, fourcastnet
 folder, parameters = Path(sys.argv[1]), json.loads(sys.argv[2])

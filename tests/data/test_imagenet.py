@@ -311,7 +311,7 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
         local_batch_size=3, epochs=2, image_size=32, training_samples=11, validation_samples=6, loader_workers=2,
         evaluate_training_set=True, on_bad_image=on_bad_image,
     )  # fmt: skip
-    program = "import sys, runpy, pathlib; from energynn import manifests; " \
+    program = "import sys, runpy, pathlib; from energynn.data import manifests; " \
               "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); " \
               "runpy.run_path('tests/train/rank_main.py')"  # fmt: skip
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Sampler

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from energynn import cli, records
-from energynn.measure import command, comparison, energy, samples, watch
+from energynn.launch import command, watch
+from energynn.measure import comparison, energy, samples
 from tests.processes import processes_of, wait_until
 
 FAKES = Path(__file__).with_name("fake_sensors")

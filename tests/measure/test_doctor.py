@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
-from energynn import cli, launch
-from energynn.measure import doctor, perun_adapter
+from energynn import cli, launchers
+from energynn.launch import doctor
+from energynn.measure import perun_adapter
 from tests.measure.test_sensors import fake_nvml, powercap_tree
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
@@ -69,7 +70,7 @@ def test_a_driver_that_never_answers_stops_no_doctor(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch, tmp_path):
     assert doctor._mpi_finding(2).state == doctor.GOOD
-    monkeypatch.setattr(launch, "mpi_start", lambda mpirun, flavour, ranks: [])  # as srun without --mpi=pmi2
+    monkeypatch.setattr(launchers, "mpi_start", lambda mpirun, flavour, ranks: [])  # as srun without --mpi=pmi2
     finding = doctor._mpi_finding(2)
     assert finding.state == doctor.BAD and "worlds of 1" in finding.found
 

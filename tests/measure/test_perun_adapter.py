@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from perun.util import matchesOneOf
 
-from energynn.config import REPOSITORY
+from energynn.files import REPOSITORY
 from energynn.measure import perun_adapter
 
 HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"

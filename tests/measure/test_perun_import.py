@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.config import REPOSITORY
-from energynn.measure import energy, perun_adapter, perun_import
+from energynn.files import REPOSITORY
+from energynn.launch import perun_import
+from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import read_samples
 
 HOREKA = REPOSITORY.parent / "shared" / "data" / "perun_horeka_0.8.hdf5"

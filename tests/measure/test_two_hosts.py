@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 
-from energynn import config, launch, records
+from energynn import config, records
+from energynn.launch import start, supervise
 from energynn.measure import clocks, perun_adapter
 from energynn.measure.samples import read_events
 from tests.powercap import constant_power
@@ -30,9 +31,9 @@ def train(tmp_path, monkeypatch, powercap, hosts):
     monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(powercap))
     tiny = config.make("fourcastnet", devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
-    launch.begin(tiny, run_dir)
+    start.begin(tiny, run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
-    command = launch.ranks_command(run_dir, intent)
+    command = supervise.ranks_command(run_dir, intent)
     if hosts == 2:
         start, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
@@ -40,7 +41,7 @@ def train(tmp_path, monkeypatch, powercap, hosts):
             start += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
         command = start[:-1]
     done = subprocess.run(
-        command, env=launch.rank_environment(run_dir, intent),
+        command, env=supervise.rank_environment(run_dir, intent),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

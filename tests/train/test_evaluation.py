@@ -74,7 +74,7 @@ def test_anomaly_correlation_knows_the_perfect_and_the_opposite_forecast(split):
 
 
 def test_the_embedded_data_score_only_the_time_that_was_not_trained_on():
-    from energynn.config import DATA_MANIFESTS
+    from energynn.files import DATA_MANIFESTS
 
     for steps in (1, 2):
         training, test = era5.load_ensemble(DATA_MANIFESTS / "era5_ensemble" / "era5_ensemble.nc", steps)

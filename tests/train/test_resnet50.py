@@ -10,8 +10,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from energynn import config as configuration
-from energynn import manifests, studies
-from energynn.data import photographs
+from energynn import studies
+from energynn.data import manifests, photographs
 from energynn.data.images import normalized
 from energynn.train import resnet50
 from energynn.train.distributed import World
@@ -166,7 +166,7 @@ def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
     config = configuration.make("resnet50", devices=2, **SIZES | dict(training_samples=0, validation_samples=0))
     program = tmp_path / "other_data.py"
     program.write_text(
-        "import os, pathlib, runpy; from energynn import manifests\n"
+        "import os, pathlib, runpy; from energynn.data import manifests\n"
         "rank = os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')\n"
         f"manifests.verify = lambda *given, **named: pathlib.Path({str(tmp_path)!r}) / rank\n"
         f"runpy.run_path({str(resnet50.REPOSITORY / 'tests/train/rank_main.py')!r})\n"

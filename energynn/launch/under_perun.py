@@ -2,6 +2,6 @@
 # functions see no globals.
 import sys
 
-from energynn.measure import command
+from energynn.launch import command
 
 command.run_under_perun(sys.argv[-1])

@@ -11,9 +11,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from energynn import launch
-from energynn.cluster import systems
-from energynn.measure import sensors
+from energynn import launchers
+from energynn.measure import machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
@@ -77,7 +76,7 @@ def _sensor_findings(powercap: Path) -> list[Finding]:
 
 def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
     others, problems = backend_sensors()
-    found, more_problems = sensors.find(systems.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found, more_problems = sensors.find(machine.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
     forbidden = [problem for problem in more_problems if "may not be read" in problem]
     for problem in problems + more_problems:
         said, _, remedy = problem.partition("; ")
@@ -118,7 +117,7 @@ def _semantics(sensor: sensors.Sensor) -> str:
 
 
 def _gpu_findings() -> list[Finding]:
-    gpus = systems.gpus()
+    gpus = machine.gpus()
     if not gpus:
         return [Finding("GPU", GOOD, "none to be seen; one CPU core will stand for one device")]
     import pynvml
@@ -164,16 +163,16 @@ def _release(version: str) -> tuple[int, ...]:
 def _mpi_finding(devices: int) -> Finding:
     """Whether mpirun and mpi4py's library make one world: a mismatch gives many worlds of one rank and no error."""
     try:
-        mpirun, flavour = launch.find_mpi()
+        mpirun, flavour = launchers.find_mpi()
     except ValueError as error:
         found, _, remedy = str(error).partition("; ")
         return Finding("MPI", BAD, found, remedy)
     # One write per rank, so that the ranks' lines do not mix.
     program = "import os; from mpi4py import MPI; v = MPI.Get_library_version().split()[0]"
     program += "; os.write(1, f'{MPI.COMM_WORLD.size} {v}\\n'.encode())"
-    command = [*launch.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
+    command = [*launchers.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launch.mpi_environment())
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launchers.mpi_environment())
     except subprocess.TimeoutExpired:
         return Finding("MPI", BAD, f"{mpirun} -n {devices} did not end within 60 s", "look at your MPI installation")
     lines = done.stdout.split("\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from energynn import records
+from energynn.files import sha256, write_json
 from energynn.measure import energy, perun_adapter
 from energynn.measure.perun_adapter import PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
@@ -31,7 +32,7 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     """
     path = Path(path)
     runs = perun_adapter.read_runs(path)
-    digest = records.sha256(path)
+    digest = sha256(path)
     folders = []
     for run in runs:
         suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
@@ -49,7 +50,7 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
                 text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
                 (unfinished / name).write_text(text)
             intent = {"run_id": folder.name, **_intent(path, digest, run)}
-            records.write_json(unfinished / "run.json", intent)
+            write_json(unfinished / "run.json", intent)
             records.build(unfinished, "finished", "", ended_at=intent["started_at"])
             unfinished.rename(folder)
         finally:

@@ -12,7 +12,6 @@ import fcntl
 import importlib.util
 import json
 import os
-import select
 import shlex
 import shutil
 import signal
@@ -22,15 +21,15 @@ import time
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import systems
-from energynn.measure import perun_adapter
+from energynn.files import is_locked, utc_now, write_json
+from energynn.measure import machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
+from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, Silence, has_begun, read_events, segments
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 PERUN_PERIOD_S = 1.0  # as in the paper
-READY_S = 60.0  # for the first sample; Python starts slowly from a cluster's file system
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # rank and size as MPICH and Slurm's pmi2, Open MPI, torchrun and srun tell them
 WORLDS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("RANK", "WORLD_SIZE"),
@@ -61,9 +60,9 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     stdout = sys.stderr if quiet else None
     with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     if with_perun:
-        gpus = [gpu["index"] for gpu in systems.gpus()]
+        gpus = [gpu["index"] for gpu in machine.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
-        perun = perun_adapter.command(Path(__file__).with_name("__main__.py"), folder, folder / "perun.ini")
+        perun = perun_adapter.command(Path(__file__).with_name("under_perun.py"), folder, folder / "perun.ini")
         # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         children.append(subprocess.Popen(perun, env=perun_adapter.environment(folder, dict(os.environ)), stdout=stdout,
@@ -108,7 +107,7 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path, 
         if "run.json" not in others:
             if others:
                 raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
-            records.write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
+            write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
         try:
             intent = json.loads((run_dir / "run.json").read_text())
             workload, known = intent["workload"], intent["config"]
@@ -121,7 +120,7 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path, 
         alive = records.hold(run_dir)
         return run_dir, *_open_segment(run_dir, alive)
     # The folder of this start is the one that rank 0 holds; those of earlier starts are held by nobody.
-    _until(lambda: _is_locked(segments(run_dir)[-1] / ALIVE), f"rank 0 in {run_dir}; is --out on a shared disk?")
+    until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), f"rank 0 in {run_dir}; is --out on a shared disk?")
     return run_dir, segments(run_dir)[-1], []
 
 
@@ -138,29 +137,18 @@ def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     return folder, [alive, lock]
 
 
-def _is_locked(path: Path) -> bool:
-    """Whether a process that lives holds a file locked."""
-    try:
-        with open(path, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return False
-    except FileNotFoundError:
-        return False
-    except OSError:  # held, or on a file system without locks
-        return True
-
-
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> dict:
-    machine = systems.describe_machine()
-    described = Path("runs") / "local" / "system.toml"
-    model = systems.load(Path("runs"), "local")["cpu_model"] if described.exists() else systems.CPU_MODEL
+    described = machine.describe_machine()
+    model = machine.CPU_MODEL
+    if (Path("runs") / "local" / "system.toml").exists():
+        model = machine.load(Path("runs"), "local")["cpu_model"]
     return {
-        "run_id": run_dir.name, "workload": "command", "system": "measured", "started_at": records.utc_now(),
-        "boot_id": machine["boot_id"], "config": {"command": shlex.join(command), "sampling_period_s": period_s},
-        "device_kind": "gpu" if machine["gpus"] else "cpu core",
-        "device_name": machine["gpus"][0]["name"] if machine["gpus"] else machine["cpu"],
-        "devices": size if size > 1 else max(1, len(machine["gpus"])),
-        "cpu_model": model, "versions": systems.versions(), "machine": machine,
+        "run_id": run_dir.name, "workload": "command", "system": "measured", "started_at": utc_now(),
+        "boot_id": described["boot_id"], "config": {"command": shlex.join(command), "sampling_period_s": period_s},
+        "device_kind": "gpu" if described["gpus"] else "cpu core",
+        "device_name": described["gpus"][0]["name"] if described["gpus"] else described["cpu"],
+        "devices": size if size > 1 else max(1, len(described["gpus"])),
+        "cpu_model": model, "versions": machine.versions(), "machine": described,
     }  # fmt: skip
 
 
@@ -286,7 +274,7 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
     """The first bad end among all ranks, after waiting for those that still have to write theirs."""
     patience = time.monotonic() + READY_S  # with ranks that have not even begun
     while True:
-        none_left = not any(map(_is_locked, folder.glob(".ranks-*")))
+        none_left = not any(map(is_locked, folder.glob(".ranks-*")))
         events = read_events(folder)
         ended = {event["rank"]: event for event in events if event["event"] == "rank_end"}
         if len(ended) == size:
@@ -300,70 +288,6 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
         return "finished", ""
     first = min(bad, key=lambda event: event["t_wall_ns"])
     return "failed", f"rank {first['rank']}: the command ended with status {first['exit_status']}"
-
-
-def _until(condition, what: str) -> None:
-    deadline = time.monotonic() + READY_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise ValueError(f"waited {READY_S:.0f} s for {what}")
-        time.sleep(0.02)
-
-
-# ------------------------------------------------------------------------------------ a sampler without perun's process
-
-
-def start_sampler(folder: Path, size: int, stopped: list[int]):
-    """Start this host's sampler, or wait for it if another rank of the host has; returns what ends a rank's part in it.
-
-    The sampler goes on until the last rank of this host has ended.
-    """
-    host = os.uname().nodename
-    ours = open(folder / f".ranks-{host}", "a+")
-    owner = open(folder / f".sampler-{host}", "w")
-    with contextlib.suppress(OSError):  # file systems without locks
-        fcntl.flock(ours, fcntl.LOCK_SH)
-    try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
-        return ours.close
-    sampler = subprocess.Popen(
-        [sys.executable, "-c", f"from energynn.measure import command; command.sample({str(folder)!r})"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=die_with_parent,
-    )  # fmt: skip
-    answers, _, _ = select.select([sampler.stdout], [], [], READY_S)
-    if not answers or sampler.stdout.readline() != b"ready\n":
-        sampler.kill()
-        raise ValueError("the sampler does not start; see its lines above, and `energynn doctor`")
-
-    def stop() -> None:
-        ours.close()
-        patience = time.monotonic() + READY_S
-        while size > 1 and not stopped:
-            begun = {event["rank"] for event in read_events(folder)}
-            if not _is_locked(folder / f".ranks-{host}") and (len(begun) == size or time.monotonic() > patience):
-                break
-            time.sleep(0.1)
-        sampler.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            sampler.wait(timeout=30)
-        sampler.kill()
-        sampler.wait()
-        owner.close()
-
-    return stop
-
-
-def sample(folder: str) -> None:
-    """The sampler process: sample this host until the parent closes the pipe or dies."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sampler = perun_adapter.make_sampler(Path(folder))
-    sampler.start()
-    print("ready", flush=True)
-    sys.stdin.read()
-    sampler.stop()
 
 
 # ----------------------------------------------------------------------------------------------------------- for people

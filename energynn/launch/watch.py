@@ -9,10 +9,10 @@ import threading
 import time
 from pathlib import Path
 
+from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
 from energynn.measure.samples import Reader, read_events, segments
-from energynn.records import write_json
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000

@@ -14,10 +14,10 @@ from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
-from energynn.config import DATA_MANIFESTS, REPOSITORY, checksum_file
+from energynn.config import checksum_file
 from energynn.data import era5, era5_store, imagenet, photographs
-from energynn.data.progress import meter
-from energynn.records import sha256
+from energynn.files import DATA_MANIFESTS, REPOSITORY, sha256
+from energynn.progress import meter
 
 DATASETS = ("era5_ensemble", "photographs")
 # Data that do not ship: the variable with their folder. A path is no part of a run, staged-in data lie elsewhere in

@@ -1,0 +1,205 @@
+"""Make one measured run: check that it can work, write down what is intended, and start its supervisor.
+
+Three processes stand between a person and the trainer, so that none of them can take the run's data with it:
+the notebook (or shell) that calls ``run``; the supervisor, ``python -m energynn.launch.supervise RUN_DIR``, which
+starts mpirun, relays its lines and writes the record; and mpirun with the ranks, each under perun.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from energynn import config as configuration
+from energynn import records
+from energynn.config import RunConfig
+from energynn.data import manifests
+from energynn.files import REPOSITORY, utc_now, write_json
+from energynn.launch import watch
+from energynn.launch.supervise import host_lock
+from energynn.launchers import WITHOUT_PERUN, launcher
+from energynn.measure import machine
+from energynn.measure.samples import segments
+
+LEAST_FREE_B = 16 * 2**20
+
+
+def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
+    """Make one run and return its folder; a run whose valid record exists is not made again.
+
+    The trainer's lines are printed as they come. An earlier attempt without a valid record is moved to
+    runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
+    InterruptedError if it was stopped and can go on, RuntimeError with the reason if it failed or was killed.
+    """
+    if not isinstance(runs_dir, str | Path) or not str(runs_dir):
+        raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
+    runs_dir = Path(runs_dir).absolute()
+    run_dir = runs_dir / config.system / configuration.run_id(config)
+    record = records.read(run_dir)
+    if record and record["valid"]:
+        print(f"{run_dir.name}: a valid record exists; not run again", flush=True)
+        return run_dir
+    for warning in preflight(config, runs_dir):
+        print(f"energynn: warning: {warning}", flush=True)
+    begin(config, run_dir)
+
+    terminal = _papermills_terminal()
+    view_ended = watch.in_notebook(run_dir)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "energynn.launch.supervise", str(run_dir), str(os.getpid())],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True,  # a Ctrl-C for the notebook must not reach the ranks before their supervisor
+    )  # fmt: skip
+    try:
+        for line in supervisor.stdout:
+            print(line, end="", flush=True)
+            if terminal:
+                terminal.write(line)
+    except BaseException:  # the cell was interrupted: stop the run, but let its supervisor write the record
+        supervisor.terminate()
+        for line in supervisor.stdout:
+            print(line, end="", flush=True)
+        raise
+    finally:
+        supervisor.wait()
+        if view_ended:
+            view_ended.set()
+    record = records.read(run_dir)
+    if record and record["status"] == "interrupted":
+        raise InterruptedError(f"{run_dir.name}: interrupted: {record['status_reason']}")
+    if record is None:
+        raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
+    if record["status"] != "finished":
+        raise RuntimeError(f"{run_dir.name}: {record['status']}: {record['status_reason']} (see {run_dir / 'log.txt'})")
+    return run_dir
+
+
+def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
+    """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
+    warnings = []
+    manifests.verify(config.dataset)  # before anything is written
+    free_B = _free_space(runs_dir)
+    if free_B < LEAST_FREE_B:
+        raise ValueError(
+            f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
+        )
+    machine.load(runs_dir, config.system)
+    if launcher(config.devices) in WITHOUT_PERUN:
+        warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
+    if config.device != "cpu" and not machine.gpus() and list(Path("/dev").glob("nvidia[0-9]*")):
+        warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
+    nodes = int(os.environ.get("SLURM_NNODES", 1))
+    gpus, cores = nodes * len(machine.gpus()), nodes * machine.usable_cores()
+    on_gpu = device_kind(config, gpus) == "gpu"
+    if on_gpu and config.devices > gpus:
+        raise ValueError(
+            f"devices: {config.devices} GPUs asked for, this machine or job has {gpus}; ask for fewer, or device cpu"
+        )
+    if not on_gpu and config.devices * config.threads_per_device > cores:
+        warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
+    initial_run = getattr(config, "initial_run", "")
+    if initial_run and not (runs_dir / config.system / initial_run / "weights.pt").is_file():
+        raise ValueError(
+            f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first"
+        )
+    with open(host_lock(runs_dir / config.system), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong"
+            ) from None
+    return warnings
+
+
+def device_kind(config: RunConfig, gpus: int) -> str:
+    """What one device of a run is on a machine with so many GPUs: ``gpu`` or ``cpu core``."""
+    return "gpu" if config.device == "gpu" or (config.device == "auto" and gpus > 0) else "cpu core"
+
+
+def _free_space(runs_dir: Path) -> int:
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        probe = runs_dir / f".write-probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        return shutil.disk_usage(runs_dir).free
+    except OSError as error:
+        raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
+
+
+def begin(config: RunConfig, run_dir: Path) -> None:
+    """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten.
+
+    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one.
+    """
+    if (run_dir / "run.json").exists():
+        if records.is_running(run_dir):
+            raise ValueError(f"{run_dir.name}: this run goes on already")
+        if list(run_dir.glob("checkpoint/*.sha256")):
+            number = len(segments(run_dir))
+            if (run_dir / "record.json").exists():
+                (run_dir / "record.json").rename(run_dir / f"record-after-segment-{number}.json")
+            (run_dir / f"segment-{number + 1}").mkdir()
+            return
+        aside = run_dir.parent / "superseded"
+        aside.mkdir(exist_ok=True)
+        attempt = 1 + sum(1 for _ in aside.glob(f"{run_dir.name}.*"))
+        # The folder stays where it is: papermill may be writing its notebook there.
+        (aside / f"{run_dir.name}.{attempt}").mkdir()
+        for path in run_dir.iterdir():
+            if path.name not in ("notebook.ipynb", "job"):
+                path.rename(aside / f"{run_dir.name}.{attempt}" / path.name)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    described = machine.describe_machine()
+    kind = device_kind(config, len(described["gpus"]))
+    commit, dirty = machine.git_state()
+    data_root = manifests.root(config.dataset).absolute()
+    write_json(run_dir / "run.json", {
+        "run_id": run_dir.name,
+        "workload": config.workload,
+        "system": config.system,
+        "started_at": utc_now(),
+        "boot_id": described["boot_id"],
+        "config": configuration.to_dict(config),
+        "config_digest": configuration.digest(configuration.to_dict(config)),
+        "data_digest": configuration.manifest_digest(config.dataset),
+        "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
+        "launcher": launcher(config.devices),
+        "device_kind": kind,
+        "device_name": described["gpus"][0]["name"] if kind == "gpu" else described["cpu"],
+        "devices": config.devices,
+        "cpu_model": machine.load(run_dir.parent.parent, config.system)["cpu_model"],
+        "versions": machine.versions(),
+        "machine": described,
+        "git_commit": commit,
+        "git_dirty": dirty,
+    })  # fmt: skip
+
+
+def show_errors_in_one_line() -> None:
+    """In a notebook: show a ValueError or RuntimeError as one line, which papermill then prints last."""
+    from IPython import get_ipython
+
+    def handler(shell, kind, error, _traceback, tb_offset=None):
+        lines = [f"{kind.__name__}: {error}"]
+        shell._showtraceback(kind, error, lines)
+        return lines
+
+    get_ipython().set_custom_exc((ValueError, RuntimeError, InterruptedError), handler)
+
+
+def _papermills_terminal():
+    """The terminal of a papermill without --log-output, which would show nothing while a cell runs; else None."""
+    try:
+        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
+        kernel_keeps = sys.stderr._original_stdstream_copy  # ipykernel's copy of the file descriptor it captured
+    except (OSError, AttributeError):
+        return None
+    if not any(b"papermill" in word for word in parent) or b"--log-output" in parent or kernel_keeps is None:
+        return None
+    return os.fdopen(os.dup(kernel_keeps), "w", buffering=1)

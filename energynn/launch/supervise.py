@@ -1,0 +1,218 @@
+"""Watch over the ranks of one run, and see that it ends in a record, however it ends.
+
+``python -m energynn.launch.supervise RUN_DIR PARENT`` starts the ranks, relays their lines and writes the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import energynn
+from energynn import records
+from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN, find_mpi, mpi_environment, mpi_start
+from energynn.measure import perun_adapter
+from energynn.measure.samples import Silence, read_events, segments
+
+RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
+CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
+GRACE_S = 2.0  # between asking the ranks to stop and killing them
+LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
+TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+
+
+def supervise(run_dir: Path, parent: int) -> int:
+    """Start the ranks, relay their lines, and write the record; ends them if the parent process ends or asks to."""
+    stop_reasons: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: Slurm's warning
+        signal.signal(number, lambda n, _frame: stop_reasons.append(f"stopped by {signal.Signals(n).name}"))
+    # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    _held = records.hold(run_dir)
+    alone = open(host_lock(run_dir.parent), "w")
+    fcntl.flock(alone, fcntl.LOCK_EX)
+    reserve = run_dir / ".reserve"
+    reserve.write_bytes(b"\0" * RESERVE_B)
+
+    intent = json.loads((run_dir / "run.json").read_text())
+    folder = segments(run_dir)[-1]
+    ranks = subprocess.Popen(
+        ranks_command(folder, intent), env=rank_environment(folder, intent),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
+    )  # fmt: skip
+    last_words: list[str] = []
+    relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
+    relay.start()
+    silence = Silence()
+    while ranks.poll() is None and not stop_reasons:
+        if os.getppid() != parent:
+            stop_reasons.append("the process that started the run ended")
+        if silent := silence(folder):
+            stop_reasons.append(silent)
+        time.sleep(0.05)
+    # Slurm's signals reach every process: papermill ends by them, and the ranks write their checkpoint.
+    if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ) and not silence(folder):
+        _wait_for_checkpoint(ranks, folder)
+    _end_everything(ranks)
+    relay.join(timeout=1.0)
+
+    reserve.unlink()
+    status, reason = verdict(folder, intent, ranks.returncode, stop_reasons, last_words)
+    try:
+        record = records.build(run_dir, status, reason)
+    except OSError as error:
+        print(f"energynn: {run_dir.name}: no record written ({error.strerror}); free some space, then "
+              f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
+        return 1
+    with contextlib.suppress(BrokenPipeError):  # who started us may be dead
+        print(summary(record), flush=True)
+    return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
+
+
+def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
+    """Ask the ranks for a checkpoint, through a file that every launcher's ranks can see, and let them end."""
+    if any(event["event"] == "training_start" for event in read_events(folder)):
+        (folder / "stop").touch()
+        deadline = time.monotonic() + CHECKPOINT_S
+        while ranks.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def ranks_command(run_dir: Path, intent: dict) -> list[str]:
+    """mpirun or srun with one rank per device, each under perun; or torchrun, or the one rank alone, without."""
+    if intent["launcher"] in WITHOUT_PERUN:
+        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={intent['devices']}"]
+        return [sys.executable, *(ranks if intent["launcher"] == "torchrun" else []), str(TRAIN_SCRIPT), str(run_dir)]
+    period_s = intent["config"]["perun_sampling_period_s"]
+    on_gpu = intent["device_kind"] == "gpu"
+    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
+    perun_adapter.write_configuration(run_dir / "perun.ini", period_s, on_gpu, gpus)
+    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
+    if SRUN_VARIABLE in os.environ:
+        options = shlex.split(os.environ[SRUN_VARIABLE])
+        return ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={intent['devices']}", *options, *ranks]
+    return [*mpi_start(*find_mpi(), intent["devices"]), *ranks]
+
+
+def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
+    """Environment of the ranks: threads, and the GPUs that they use.
+
+    GPUs that the run does not use are hidden from it, so that their energy is not counted either.
+    """
+    threads = str(intent["config"]["threads_per_device"])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu["index"]) for gpu in intent["machine"]["gpus"])
+    used = visible.replace(" ", "").split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
+    return perun_adapter.environment(run_dir, mpi_environment()) | {
+        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+        "CUDA_VISIBLE_DEVICES": ",".join(used), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+    }  # fmt: skip
+
+
+def verdict(
+    run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
+) -> tuple[str, str]:
+    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM).
+
+    ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
+    """
+    events = read_events(run_dir)
+    ends = [event for event in events if event["event"] == "rank_end"]
+    failures = [event for event in ends if event["status"] != "finished"]
+    silent = [str(rank) for rank in range(intent["devices"]) if rank not in {event["rank"] for event in ends}]
+    if not failures and not silent:
+        return "finished", ""
+    if not silent and all(event["status"] == "interrupted" for event in failures):
+        return "interrupted", f"{(stop_reasons or ['asked to stop'])[0]}; {failures[0]['reason']}; it can go on"
+    if stop_reasons:
+        return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
+    without_a_word = f"rank {', '.join(silent)} ended without a word, {intent['launcher']} with status {exit_status}"
+    if failures:
+        first = min(failures, key=lambda event: event["t_wall_ns"])
+        return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
+    if last_words:
+        return "failed", last_words[-1]
+    return "killed", f"{without_a_word}; {records.how_far(events)}"
+
+
+def summary(record: dict) -> str:
+    """The run in one or two lines."""
+    if record["status"] != "finished":
+        return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
+    energies = ", ".join(
+        f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})"
+        for part in ("gpu", "cpu", "ram") if f"energy_{part}_J" in record
+    )  # fmt: skip
+    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+    doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
+    return (f"energynn: {record['run_id']}: {record['training_time_s']:.1f} s, {energies or 'no energy'}, "
+            f"{record.get('samples_in_training', 0)} power samples, {metrics}{doubts}")  # fmt: skip
+
+
+def _relay(lines, log_path: Path, last_words: list[str]) -> None:
+    """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
+    with open(log_path, "w", buffering=1) as log:
+        for line in lines:
+            print(line, end="", flush=True)
+            if line.startswith(LAST_WORDS):
+                last_words.append(line.removeprefix("energynn: ").strip())
+            try:
+                log.write(line)
+            except OSError:
+                continue
+
+
+def _end_everything(ranks: subprocess.Popen) -> None:
+    """End every process below this one: politely, then not."""
+    if ranks.poll() is None:
+        ranks.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    while _descendants() and time.monotonic() < deadline:
+        time.sleep(0.05)
+        ranks.poll()
+    for process in _descendants():
+        with contextlib.suppress(ProcessLookupError):  # ended while we looked
+            os.kill(process, signal.SIGKILL)
+    ranks.wait()
+
+
+def _descendants() -> list[int]:
+    """Process numbers of all that live below this process."""
+    parent_of = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended while we looked
+            state, parent = path.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parent_of[int(path.parent.name)] = int(parent)
+    found = [os.getpid()]
+    for process in found:  # grows by its children
+        found += [child for child, parent in parent_of.items() if parent == process]
+    return found[1:]
+
+
+def host_lock(folder: Path) -> Path:
+    """The file that the one measured run of this host holds locked."""
+    return folder / f".lock-{os.uname().nodename}"
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+    except Exception:  # who started us may be dead, and nobody hear what went wrong
+        if not (Path(sys.argv[1]) / "record.json").exists():  # which holds the log's SHA-256
+            with open(Path(sys.argv[1]) / "log.txt", "a") as log:
+                traceback.print_exc(file=log)
+        raise
