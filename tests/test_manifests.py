@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from energynn import cli, config, records
-from energynn.data import era5_sources, manifests, photographs, progress
+from energynn import cli, config, progress, records
+from energynn.data import era5_sources, manifests, photographs
 
 
 @pytest.fixture
