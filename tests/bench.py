@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import cli, config, records
+from energynn import cli, config, files
 from energynn.cluster import systems
 from energynn.data import era5_sources, era5_store, manifests, photographs
 from energynn.data.era5_sources import CHANNELS
@@ -429,7 +429,7 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     earlier = json.loads(path.read_text()) if path.exists() and sys.argv[1:] else []  # one that is named joins them
     names = {line["name"] for line in entries}
-    records.write_json(path, [line for line in earlier if line["name"] not in names] + entries)
+    files.write_json(path, [line for line in earlier if line["name"] not in names] + entries)
     for line in entries:
         print(
             f"{line['name']:36} {line['value']:9.3f} {line['unit']:8} ratio {line['ratio']:.3f} to {line['baseline']}"

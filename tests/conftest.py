@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import config, records
+from energynn import config, files
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -34,7 +34,7 @@ def run_dir(tmp_path):
     folder = tmp_path / "runs" / "local" / config.run_id(made)
     folder.mkdir(parents=True)
     values = config.to_dict(made)
-    records.write_json(folder / "run.json", {
+    files.write_json(folder / "run.json", {
         "run_id": folder.name, "workload": "resnet50", "system": "local", "started_at": "2026-01-01T00:00:00Z",
         "boot_id": "b", "config": values, "config_digest": config.digest(values), "data_digest": "d",
         "device_kind": "cpu core", "device_name": "a core", "devices": 2, "versions": {}, "git_commit": "",

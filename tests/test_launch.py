@@ -368,7 +368,7 @@ def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
 
 def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "execute", lambda *more: (0, ""))
-    monkeypatch.setattr(local.launch, "preflight", lambda *more: [])
+    monkeypatch.setattr(local, "preflight", lambda *more: [])
     runs = [config.make("fourcastnet", seed=seed) for seed in range(3)]
     assert local.run_study(runs, tmp_path, minutes=-1) == [
         f"{config.run_id(run)}: left out for lack of time" for run in runs

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from energynn import cli, config, progress, records
+from energynn import cli, files, progress
 from energynn.data import era5_sources, manifests, photographs
 
 
 @pytest.fixture
 def copies(tmp_path, monkeypatch):
     """Manifests and generated data of this test alone."""
-    shutil.copytree(config.DATA_MANIFESTS, tmp_path / "data_manifests")
+    shutil.copytree(files.DATA_MANIFESTS, tmp_path / "data_manifests")
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
     monkeypatch.setattr(manifests, "GENERATED", tmp_path / "build" / "data")
     return tmp_path
@@ -107,7 +107,7 @@ def test_manifests_say_what_is_needed():
             assert manifest[key], (dataset, key)
         assert {entry["name"]: entry["sha256"] for entry in manifest["distribution"]} == manifests.checksums(dataset)
         assert manifest["energynn:files"] == len(manifest["distribution"])
-        assert (config.DATA_MANIFESTS / dataset / "README.md").is_file()
+        assert (files.DATA_MANIFESTS / dataset / "README.md").is_file()
     texts = json.loads(manifests.DESCRIPTIONS.read_text())
     rule = texts["photographs"]["energynn:rule"]
     for constant in (
@@ -174,7 +174,7 @@ def test_known_archives_are_checked(imagenet_tree):
 
 
 def test_an_interrupted_verification_goes_on(imagenet_tree, copies, monkeypatch):
-    sums = {str(p.relative_to(imagenet_tree)): records.sha256(p) for p in imagenet_tree.rglob("*.JPEG")}
+    sums = {str(p.relative_to(imagenet_tree)): files.sha256(p) for p in imagenet_tree.rglob("*.JPEG")}
     found = manifests.digests(imagenet_tree, {name: (imagenet_tree / name, 0, -1) for name in sums}, silent)
     first = [next(found)[0] for _ in range(6)]
     found.close()  # as an interruption does

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from energynn import cli, config, records
+from energynn import cli, config, files, records
 from energynn.files import REPOSITORY
 
 
@@ -105,9 +105,9 @@ def test_a_run_that_goes_on_is_left_alone(run_dir):
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     path = tmp_path / "record.json"
-    records.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     with pytest.raises(ValueError):
-        records.write_json(path, {"a": float("nan")})
+        files.write_json(path, {"a": float("nan")})
     assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [path]
 
 

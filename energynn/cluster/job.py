@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import records
+from energynn import files, records
 from energynn.cluster import local, slurm, status
 from energynn.launch.supervise import CAN_GO_ON
 from energynn.measure.samples import segments
@@ -40,12 +40,12 @@ def main(run_dir: Path) -> int:
             break
         failures += 1  # one without an outcome died with its node
     now = {
-        "started_at": records.utc_now(), "submission": _submission(run_dir), "checkpoint": checkpoint,
+        "started_at": files.utc_now(), "submission": _submission(run_dir), "checkpoint": checkpoint,
         "host": os.uname().nodename, "pid": os.getpid(), "failures_before": failures,
         **{name.lower(): os.environ[f"SLURM_{name}"] for name in FACTS if f"SLURM_{name}" in os.environ},
     }  # fmt: skip
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
-    records.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
+    files.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
         return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; "
                                      "`energynn resubmit --failed` tries again")  # fmt: skip
@@ -97,8 +97,8 @@ def _read_starts(run_dir: Path) -> list[dict]:
 def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
     """Write how a start of the job has ended; returns its exit status."""
     number = len(list(run_dir.glob("job/start-*.json")))
-    records.write_json(run_dir / "job" / f"start-{number}.json", start | {
-        "ended_at": records.utc_now(), "exit_status": status, "outcome": outcome})  # fmt: skip
+    files.write_json(run_dir / "job" / f"start-{number}.json", start | {
+        "ended_at": files.utc_now(), "exit_status": status, "outcome": outcome})  # fmt: skip
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
     return status
 
@@ -126,7 +126,7 @@ def _go_on(run_dir: Path) -> int:
         print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
         return 1
     new = f"{number.strip().split(';')[0]}_{task}"
-    records.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
+    files.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
     slurm.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import records, studies
+from energynn import files, records, studies
 from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
@@ -132,18 +132,18 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> lis
     for job, text in zip(jobs, texts, strict=True):
         folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
         facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "after": job.after,
-                 "submitted_at": records.utc_now(), "minutes": job.minutes}  # fmt: skip
+                 "submitted_at": files.utc_now(), "minutes": job.minutes}  # fmt: skip
         for run, folder in zip(job.runs, folders, strict=True):
             (folder / "job").mkdir(parents=True, exist_ok=True)
             (folder / "job" / "cancelled").unlink(missing_ok=True)
             (folder / "job" / "job.sh").write_text(text)
-            records.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
-            records.write_json(folder / "job" / "submission.json", facts)
+            files.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
+            files.write_json(folder / "job" / "submission.json", facts)
         after = ids.get(job.after) or job_of(runs_dir / site.name / job.after) if job.after else ""
         number = status.EXECUTORS[site.scheduler].submit(folders[0] / "job" / "job.sh", len(job.runs), after)
         for index, folder in enumerate(folders):
             ids[folder.name] = f"{number}_{index}"
-            records.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
+            files.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
         lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{f', after job {after}' if after else ''}")
     if site.scheduler == "slurm":
         slurm.wait_instead(runs_dir / site.name, ids)

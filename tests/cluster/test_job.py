@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from energynn import config, records
+from energynn import config, files
 from energynn.cluster import job, local, slurm
 from energynn.launch.supervise import CAN_GO_ON
 
@@ -17,8 +17,8 @@ def start(tmp_path, monkeypatch):
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     (run_dir / "checkpoint").mkdir()
-    records.write_json(run_dir / "job" / "parameters.json", config.to_dict(config.make()))
-    records.write_json(run_dir / "job" / "submission.json", {"submitted_at": "t"})
+    files.write_json(run_dir / "job" / "parameters.json", config.to_dict(config.make()))
+    files.write_json(run_dir / "job" / "submission.json", {"submitted_at": "t"})
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
 
     def begin(signalled=None, checkpoint=None, record=None, submitted_at="t"):
@@ -28,10 +28,10 @@ def start(tmp_path, monkeypatch):
             if signalled:
                 os.kill(os.getpid(), signalled)
             if record:
-                records.write_json(run_dir / "record.json", record)
+                files.write_json(run_dir / "record.json", record)
             return 1, "RuntimeError: out of memory"
 
-        records.write_json(run_dir / "job" / "submission.json", {"submitted_at": submitted_at})
+        files.write_json(run_dir / "job" / "submission.json", {"submitted_at": submitted_at})
         monkeypatch.setattr(local, "execute", execute)
         return job.main(run_dir)
 

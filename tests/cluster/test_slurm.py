@@ -17,7 +17,7 @@ import time
 import psutil
 import pytest
 
-from energynn import config, records
+from energynn import config, files, records
 from energynn.analysis import results
 from energynn.cluster import submit, systems
 from energynn.files import REPOSITORY
@@ -228,7 +228,7 @@ def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study,
     broken.check(starts=3)
     unbroken = study.runs_dir / "two-nodes" / row["run_id"]
     assert len(records.read(unbroken)["segments"]) == 1
-    assert records.sha256(broken.folder() / "weights.pt") == records.sha256(unbroken / "weights.pt")
+    assert files.sha256(broken.folder() / "weights.pt") == files.sha256(unbroken / "weights.pt")
 
 
 def test_scancel_and_the_loss_of_a_node_cost_one_start_each(cluster, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from energynn import cli, records
 from energynn.cluster import slurm, status
-from energynn.files import REPOSITORY
+from energynn.files import REPOSITORY, write_json
 
 FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
 
@@ -20,9 +20,9 @@ FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "sub
 def submitted(runs_dir, name, job, **files):
     folder = runs_dir / "slurm" / name
     (folder / "job").mkdir(parents=True)
-    records.write_json(folder / "job" / "submission.json", FACTS | {"job_id": job})
+    write_json(folder / "job" / "submission.json", FACTS | {"job_id": job})
     for path, value in files.items():
-        records.write_json(folder / path.replace("__", "/"), value)
+        write_json(folder / path.replace("__", "/"), value)
     return folder
 
 
@@ -164,7 +164,7 @@ def test_watch_looks_again_until_nothing_is_queued_or_runs(tmp_path, queue, monk
         queue["5_0"] = "RUNNING", "None"
         if len(slept) == 2:
             queue.clear()
-            records.write_json(folder / "record.json", {"valid": True, "training_time_s": 200.0, "segments": [{}]})
+            write_json(folder / "record.json", {"valid": True, "training_time_s": 200.0, "segments": [{}]})
 
     monkeypatch.setattr(status.time, "sleep", sleep)
     assert cli.main(["status", "--watch", "3", "--runs-dir", str(tmp_path)]) == 0
@@ -176,7 +176,7 @@ def test_watch_looks_again_until_nothing_is_queued_or_runs(tmp_path, queue, monk
 
 def test_a_run_whose_pre_training_failed_says_what_it_waits_for(tmp_path, queue):
     folder = submitted(tmp_path, "tuned", "5_1")
-    records.write_json(folder / "job" / "submission.json", FACTS | {"job_id": "5_1", "after": "first"})
+    write_json(folder / "job" / "submission.json", FACTS | {"job_id": "5_1", "after": "first"})
     queue["5_1"] = "PENDING", "DependencyNeverSatisfied"
     assert state_of(folder)["reason"] == "DependencyNeverSatisfied on first"
 

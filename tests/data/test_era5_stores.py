@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from energynn import cli, config
+from energynn import cli, config, files
 from energynn.data import era5_sources, era5_store, manifests
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
 from energynn.launch import start
@@ -244,7 +244,7 @@ def test_a_killed_prepare_goes_on_and_ends_with_the_same_bytes(tmp_path):
     out = tmp_path / "killed"
     for done in (8, 40, 24):  # states noted when it is killed: twice in the first year, once in the second
         command = [sys.executable, "-c", SLOW_PREPARE, str(tmp_path / "source"), str(out)]
-        child = subprocess.Popen(command, cwd=config.REPOSITORY, stdout=subprocess.DEVNULL)
+        child = subprocess.Popen(command, cwd=files.REPOSITORY, stdout=subprocess.DEVNULL)
         note = out / ("2016.json" if done == 24 else "2015.json")
         deadline = time.monotonic() + 60
         while not (note.exists() and json.loads(note.read_text())["done"] >= done):
@@ -437,7 +437,7 @@ def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
         stage=stage, initial_run="earlier" if stage == "finetune" else "", loader_workers=workers, device="cpu",
     )  # fmt: skip
     command = [sys.executable, "-c", TRAIN, str(tmp_path), json.dumps(parameters)]
-    done = subprocess.run(command, cwd=config.REPOSITORY, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=files.REPOSITORY, check=True, capture_output=True, text=True)
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
     events = [json.loads(line) for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()]

@@ -16,7 +16,7 @@ from scipy.io import savemat
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import cli, config
+from energynn import cli, config, files
 from energynn.data import imagenet, photographs
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
@@ -318,7 +318,7 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
     def train(folder):
         arguments = [str(folder), json.dumps(config.to_dict(settings)), "float32", str(tree)]
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
-                              cwd=config.REPOSITORY)  # fmt: skip
+                              cwd=files.REPOSITORY)  # fmt: skip
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
         return done, [json.loads(line) for line in lines]
 

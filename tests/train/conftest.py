@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from energynn import config as configuration
+from energynn.files import REPOSITORY
 
 HERE = Path(__file__).parent
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
@@ -44,7 +45,7 @@ def start_ranks(ranks: int, script: str, *arguments: str, extra: dict | None = N
     command = [MPIRUN, "-n", str(ranks)] if ranks > 1 else []
     return subprocess.run(
         [*command, sys.executable, str(HERE / script), *arguments], env=os.environ | ENVIRONMENT | (extra or {}),
-        cwd=configuration.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from energynn import config as configuration
+from energynn import files
 from energynn.data import era5
 from energynn.train import distributed, fourcastnet, resnet50
 
@@ -48,7 +49,7 @@ else:
 keep("resnet50", model)
 
 # Nine test samples do not divide by two: each has to be counted once all the same.
-_, test = era5.load_ensemble(configuration.DATA_MANIFESTS / "era5_ensemble" / "era5_ensemble.nc", 1)
+_, test = era5.load_ensemble(files.DATA_MANIFESTS / "era5_ensemble" / "era5_ensemble.nc", 1)
 test = dataclasses.replace(test, sequences=test.sequences[:9])
 torch.manual_seed(0)
 network = fourcastnet.make_model(config, (4, 60, 120), world).module

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from energynn import config as configuration
+from energynn import files
 from energynn.measure.samples import read_events
 from tests.processes import processes_of, wait_until
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
@@ -49,7 +50,7 @@ def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parame
     settings = json.dumps(configuration.to_dict(configuration.make(**base | parameters)))
     command = [*commands[launcher], sys.executable, str(HERE / script), str(run_dir), settings, "float32"]
     with open(run_dir / "output", "w") as output:
-        return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=configuration.REPOSITORY, stdout=output,
+        return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=files.REPOSITORY, stdout=output,
                                 stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def test_variables_of_srun_are_enough(tmp_path):
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "rank_main.py"), str(tmp_path), settings, "float32"],
-            cwd=configuration.REPOSITORY, env=os.environ | ENVIRONMENT | {
+            cwd=files.REPOSITORY, env=os.environ | ENVIRONMENT | {
                 "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
                 "MASTER_PORT": port
             },

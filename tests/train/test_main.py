@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn import records
+from energynn import files, records
 from energynn.train.phases import PHASES
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
@@ -136,7 +136,7 @@ exec(open("tests/train/rank_main.py").read())
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp_path):
     made = configuration.make("fourcastnet", epochs=9, checkpoint_period_s=0.05, **AFNO)
     command = [sys.executable, "-c", NOT_A_NUMBER, str(tmp_path), json.dumps(configuration.to_dict(made)), "float32"]
-    done = subprocess.run(command, cwd=configuration.REPOSITORY, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=files.REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.strip().endswith(
         "ValueError: loss is nan in epoch 4, step 1; lower learning_rate, or look at the data there"

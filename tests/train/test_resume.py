@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from energynn import config as configuration
+from energynn import files
 from energynn.measure.samples import read_events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
@@ -42,7 +43,7 @@ runpy.run_path(%r)
 def start(run_dir, settings, devices, script=HERE / "rank_main.py"):
     ranks = [MPIRUN, "-n", str(devices)] if devices > 1 else []
     command = [*ranks, sys.executable, str(script), str(run_dir), settings, "float32"]
-    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=configuration.REPOSITORY, text=True,
+    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=files.REPOSITORY, text=True,
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
 
 
