@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure.samples import Samples, read_events, read_hosts
+from energynn.measure import clocks
+from energynn.measure.samples import Samples, events_of_kind, host_of_rank, read_events, read_hosts
 
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
@@ -23,6 +24,18 @@ MOST_W = 20e3  # no device draws as much: such a step of a counter is a misread 
 SMOOTHING = 20  # counter steps to each side over which the counter corrects the integral of the power
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
+# A power is aliased if it varies by more than 5 % and half the sampling rate would lose 40 % of its variance.
+LEAST_VARIATION, MOST_ALIASING = 0.05, 0.4
+# The distance of a reading from the line between its neighbours has 1.5 times the variance of the noise of one reading.
+# For a jump between two readings, it has three times that of the integral's error. 1.9 lies between them, so that
+# intervals hold for both; notebook 80 and tests/measure/test_uncertainty.py show the coverage.
+NOISE_OFF_THE_LINE, BETWEEN_NOISE_AND_JUMP = 1.5, 1.9
+# A counter that power explains leaves the noise of its own steps, and some more by chance.
+MOST_UNEXPLAINED = 1.3
+# A counter shows what was true at most one of its steps ago; the estimate of this lag may be a fifth off.
+LAG_TOLERANCE = 0.2
+# The share of what the power misses between two corrections by the counter that stays, by simulation.
+MISSED_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -77,8 +90,8 @@ class Curve:
 def curves(samples: Samples) -> list[Curve]:
     """The energy of every sensor of a host that was read at least twice."""
     sensors = samples.header["sensors"]
-    power_of = {sensor.get("checks"): column for column, sensor in enumerate(sensors) if sensor.get("checks")}
-    found = []
+    power_of = {sensor["checks"]: column for column, sensor in enumerate(sensors) if sensor.get("checks")}
+    made = []
     for column, sensor in enumerate(sensors):
         readings = samples.readings[:, column]
         good = ~np.isnan(readings)
@@ -86,20 +99,30 @@ def curves(samples: Samples) -> list[Curve]:
             good[good] = _plausible(sensor, samples.t_ns[good], readings[good])
         if good.sum() < 2:
             continue
-        times_ns, values = samples.t_ns[good], readings[good]
-        reads = dict(sensor=sensor, host=samples.host, good_ns=times_ns, failed_ns=samples.t_ns[~good],
-                     longest_ns=samples.longest_ns, period_s=samples.period_s)  # fmt: skip
-        if sensor["kind"] == "power":
-            found.append(_power_curve(reads, times_ns, values * sensor["to_SI"]))
-        elif sensor["kind"] == "busy":
-            found.append(_busy_curve(reads, times_ns, values))
-        else:
-            watts = None
-            if sensor["id"] in power_of:
-                other = sensors[power_of[sensor["id"]]]
-                watts = samples.readings[good, power_of[sensor["id"]]] * other["to_SI"]
-            found.append(_counter_curve(reads, times_ns, _unwrapped(sensor, times_ns, values), watts, samples.period_s))
-    return found
+        watts = None
+        if sensor["id"] in power_of:
+            power = power_of[sensor["id"]]
+            watts = samples.readings[good, power] * sensors[power]["to_SI"]
+        made.append(_curve(sensor, samples, good, readings[good], watts))
+    return made
+
+
+def _curve(sensor: dict, samples: Samples, good: np.ndarray, values: np.ndarray, watts: np.ndarray | None) -> Curve:
+    """The energy of one sensor from its good readings; ``watts``: the power that its device shows beside a counter."""
+    times_ns = samples.t_ns[good]
+    reads = {
+        "sensor": sensor,
+        "host": samples.host,
+        "good_ns": times_ns,
+        "failed_ns": samples.t_ns[~good],
+        "longest_ns": samples.longest_ns,
+        "period_s": samples.period_s,
+    }
+    if sensor["kind"] == "power":
+        return _power_curve(reads, times_ns, values * sensor["to_SI"])
+    if sensor["kind"] == "busy":
+        return _busy_curve(reads, times_ns, values)
+    return _counter_curve(reads, times_ns, _unwrapped(sensor, times_ns, values), watts, samples.period_s)
 
 
 def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
@@ -120,9 +143,8 @@ def _variance_of_readings(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
     """What each reading adds to the variance of the power's integral, in J2."""
     variance_J2 = np.zeros(len(t_ns))
     if len(t_ns) > 2:
-        # Noise alone is off the line by 1.5 times its variance, a jump between two readings by three times its error's.
         width_s = (t_ns[2:] - t_ns[:-2]) / 2e9
-        variance_J2[1:-1] = _off_the_line(t_ns, watts) ** 2 * width_s**2 / 1.9
+        variance_J2[1:-1] = _off_the_line(t_ns, watts) ** 2 * width_s**2 / BETWEEN_NOISE_AND_JUMP
     return variance_J2
 
 
@@ -139,12 +161,14 @@ def aliasing(t_ns: np.ndarray, watts: np.ndarray) -> float:
     """
     if len(t_ns) < 8 or watts.std() == 0:
         return 0.0
-    return float(np.mean(_off_the_line(t_ns, watts) ** 2) / 1.5 / watts.var())
+    return float(np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE / watts.var())
 
 
 def is_aliased(t_ns: np.ndarray, watts: np.ndarray) -> bool:
-    """Whether a power changes by more than 5 % of itself and mostly between one reading and the next."""
-    return len(watts) > 0 and watts.std() > 0.05 * abs(watts.mean()) and aliasing(t_ns, watts) > 0.4
+    """Whether a power varies, and mostly between one reading and the next."""
+    if len(watts) == 0 or watts.std() <= LEAST_VARIATION * abs(watts.mean()):
+        return False
+    return aliasing(t_ns, watts) > MOST_ALIASING
 
 
 def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curve:
@@ -152,9 +176,9 @@ def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curv
     model = reads["sensor"]["model"]
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     idle_J = model["idle_W_per_core"] * model["cores"] * (t_ns - t_ns[0]) / 1e9
+    energy_J = idle_J + more_W * (core_seconds - core_seconds[0])
     edge_J = more_W * TICK_S * np.sqrt(model["cores"] / 12)
-    return Curve(**reads, t_ns=t_ns, energy_J=idle_J + more_W * (core_seconds - core_seconds[0]),
-                 variance_J2=np.zeros(len(t_ns)), edge_J=edge_J)  # fmt: skip
+    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.zeros(len(t_ns)), edge_J=edge_J)
 
 
 def _counter_curve(
@@ -167,24 +191,30 @@ def _counter_curve(
     the shape between them and the counter, smoothed over some steps, the energy.
     """
     new = np.flatnonzero(np.diff(energy_J) > 0) + 1
-    update_s = reads["sensor"].get("update_s")
-    if update_s is None:  # not watched, or too slow for it
-        changes = len(new) / max(1, len(t_ns) - 1)
-        between_s = float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
-        update_s = min(period_s, 0.1) if changes > 0.9 else between_s
-    zeros = np.zeros(len(t_ns))
     if watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
         shaped = _shaped_by_power(t_ns, energy_J, watts, new, reads["longest_ns"])
         if shaped is not None:
             shaped_J, edge_J, lag_s = shaped
+            zeros = np.zeros(len(t_ns))
             return Curve(**reads, t_ns=t_ns, energy_J=shaped_J, variance_J2=zeros, edge_J=edge_J, lag_s=lag_s)
+    update_s = reads["sensor"].get("update_s")
+    if update_s is None:
+        update_s = _update_seen_in_samples(t_ns, new, period_s)
     late_ns = np.minimum(np.diff(t_ns)[new - 1], update_s * 1e9) / 2
-    # The last reading is a knot only where the counter has stood still for longer than between two of its steps.
-    stood = int(len(new) == 0 or t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s))
-    knots_ns = np.concatenate([t_ns[:1], t_ns[new] - late_ns.astype(np.int64), t_ns[-1:][:stood]])
-    knots_J = np.concatenate([energy_J[:1], energy_J[new], energy_J[-1:][:stood]])
-    return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=np.zeros(len(knots_ns)),
-                 edge_s=min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3))  # fmt: skip
+    knots_ns = np.concatenate([t_ns[:1], t_ns[new] - late_ns.astype(np.int64)])
+    knots_J = np.concatenate([energy_J[:1], energy_J[new]])
+    if len(new) == 0 or t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
+        # The counter has stood still for longer than between two of its steps: the last reading tells something, too.
+        knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, energy_J[-1])
+    edge_s = min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
+    return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=np.zeros(len(knots_ns)), edge_s=edge_s)
+
+
+def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) -> float:
+    """How often a counter changes, in s, where nobody has watched it or it is too slow for that."""
+    if len(new) / max(1, len(t_ns) - 1) > 0.9:
+        return min(period_s, 0.1)
+    return float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
 
 
 def _shaped_by_power(t_ns, energy_J, watts, new, longest_ns) -> tuple[np.ndarray, np.ndarray, float] | None:
@@ -198,26 +228,25 @@ def _shaped_by_power(t_ns, energy_J, watts, new, longest_ns) -> tuple[np.ndarray
     knots_s, knot_W = seconds[new], watts[new]
     apart_J = energy_J[new] - integral_J[new]
     spacing_s = float(np.median(np.diff(knots_s)))
-    # The counter shows what was true some time ago, at most one spacing. Where the power varies, how the difference
-    # follows it tells the lag; where it does not, the lag is of no consequence.
+    # The counter shows what was true some time ago, at most one spacing. Where the power varies, the difference between
+    # the two follows it, and tells the lag. Where the power is constant, the lag has no effect.
     rough_J = apart_J - _local_line(knots_s, apart_J, block_of)
     rough_W = knot_W - _local_line(knots_s, knot_W, block_of)
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
     lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / (np.dot(rough_W, rough_W) + prior)
-    if not -0.2 * spacing_s <= lag_s <= 1.2 * spacing_s:
+    if not -LAG_TOLERANCE * spacing_s <= lag_s <= (1 + LAG_TOLERANCE) * spacing_s:
         return None
     apart_J = apart_J + lag_s * knot_W
     smooth_J = _local_line(knots_s, apart_J, block_of)
     left_J = float(np.std(apart_J - smooth_J))
-    if left_J > 1.3 * noise_J:
+    if left_J > MOST_UNEXPLAINED * noise_J:
         return None
     lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
-    # What the power misses between two corrections by the counter stays: about an eighth of it, by simulation.
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
     first, last = np.searchsorted(seconds, [seconds - reach_s, seconds + reach_s])
-    edge_J = np.sqrt(left_J**2 / (2 * SMOOTHING + 1) + (missed_J2[last] - missed_J2[first]) / 8)
+    edge_J = np.sqrt(left_J**2 / (2 * SMOOTHING + 1) + MISSED_SHARE * (missed_J2[last] - missed_J2[first]))
     return integral_J + np.interp(seconds, knots_s, smooth_J), edge_J, lag_sd_s
 
 
@@ -337,10 +366,19 @@ def cross_checks(entries: list[dict]) -> list[dict]:
     checks = []
     for entry in entries:
         counter = by_id.get((entry["host"], entry.get("checks")))
-        if counter and "energy_J" in entry and counter.get("energy_J", 0) > 0:
-            gap = entry["energy_J"] / counter["energy_J"] - 1
-            checks.append({"host": entry["host"], "device": entry["device"], "counter_J": counter["energy_J"],
-                           "power_J": entry["energy_J"], "gap": gap, "flagged": abs(gap) > DISAGREEMENT})  # fmt: skip
+        if not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
+            continue
+        gap = entry["energy_J"] / counter["energy_J"] - 1
+        checks.append(
+            {
+                "host": entry["host"],
+                "device": entry["device"],
+                "counter_J": counter["energy_J"],
+                "power_J": entry["energy_J"],
+                "gap": gap,
+                "flagged": abs(gap) > DISAGREEMENT,
+            }
+        )
     return checks
 
 
@@ -355,31 +393,35 @@ def energy_of_phases(
     of what its host's ranks have in common. Phases shorter than a sampling period get the mean power around them.
     """
     kinds, begin_ns, end_ns, names = phases
-    start, stop = window_ns
-    begin_ns, end_ns = np.clip(begin_ns, start, stop), np.clip(end_ns, start, stop)
-    entries = []
-    inside_s = np.bincount(kinds, weights=(end_ns - begin_ns) / 1e9, minlength=len(names))
+    start_ns, stop_ns = window_ns
+    begin_ns, end_ns = np.clip(begin_ns, start_ns, stop_ns), np.clip(end_ns, start_ns, stop_ns)
+
+    def by_phase(amounts: np.ndarray) -> np.ndarray:
+        return np.bincount(kinds, weights=amounts, minlength=len(names))
+
+    phases_s = by_phase((end_ns - begin_ns) / 1e9)
+    times_s = np.append(phases_s, (stop_ns - start_ns) / 1e9 - phases_s.sum())
     joules = {}
     for component, parts in shares.items():
-        of_phase = sum(share * np.bincount(kinds, weights=curve.at(end_ns) - curve.at(begin_ns), minlength=len(names))
-                       for curve, share in parts)  # fmt: skip
-        total = sum(share * (curve.at(stop) - curve.at(start)) for curve, share in parts)
-        joules[f"energy_{component}_J"] = np.append(of_phase, total - np.sum(of_phase))
-    times_s = np.append(inside_s, (stop - start) / 1e9 - inside_s.sum())
-    for index, name in enumerate([*names, "idle"]):
+        phases_J = sum(share * by_phase(curve.at(end_ns) - curve.at(begin_ns)) for curve, share in parts)
+        whole_J = sum(share * (curve.at(stop_ns) - curve.at(start_ns)) for curve, share in parts)
+        joules[f"energy_{component}_J"] = np.append(phases_J, whole_J - np.sum(phases_J))
+    entries = []
+    for index, phase in enumerate([*names, "idle"]):
         if times_s[index] > 0:
-            entries.append({"phase": name, "time_s": float(times_s[index]),
-                            **{field: float(values[index]) for field, values in joules.items()}})  # fmt: skip
+            energies = {name: float(values[index]) for name, values in joules.items()}
+            entries.append({"phase": phase, "time_s": float(times_s[index]), **energies})
     return entries
 
 
 def cost_so_far(folder: Path) -> dict:
     """``seconds`` and energies (``totals``) of all that was sampled to folder/samples-*.jsonl, cut calls included."""
-    hosts = [samples for samples in read_hosts(folder) if len(samples.t_ns) > 1]
-    windows = [(int(samples.t_ns[0]), int(samples.t_ns[-1])) for samples in hosts]
-    seconds = sum(end - start for start, end in windows) / 1e9
-    entries = [entry for samples, window in zip(hosts, windows, strict=True)
-               for entry in energy_of_sensors(curves(samples), *window)]  # fmt: skip
+    seconds, entries = 0.0, []
+    for samples in read_hosts(folder):
+        if len(samples.t_ns) > 1:
+            window = int(samples.t_ns[0]), int(samples.t_ns[-1])
+            seconds += (window[1] - window[0]) / 1e9
+            entries += energy_of_sensors(curves(samples), *window)
     return {"seconds": seconds} | totals(entries, seconds)
 
 
@@ -387,18 +429,32 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     """Mean power in W of every sensor of a run in steps of ``period_s``; time 0 is the start of the training.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts the id carries
-    the host's name. Before the first and after the last sample there is nothing.
+    the host's name. Before the first and after the last sample there is nothing. Several hosts are put on one clock by
+    the offsets that their samplers measured: time 0 is where the first of them began.
     """
-    events = read_events(run_dir)
-    host_of_rank = {event["rank"]: event["host"] for event in events if event["event"] == "rank_start"}
-    starts = {host_of_rank[e["rank"]]: e["t_mono_ns"] for e in events if e["event"] == "training_start"}
-    traces = {}
     hosts = read_hosts(run_dir)
+    begun_ns = _training_begun(hosts, read_events(run_dir))
+    traces = {}
     for samples in hosts:
         for curve in curves(samples):
-            seconds = (curve.good_ns[[0, -1]] - starts.get(curve.host, curve.good_ns[0])) / 1e9
+            seconds = (curve.good_ns[[0, -1]] - begun_ns.get(curve.host, curve.good_ns[0])) / 1e9
             edges_s = np.arange(np.ceil(seconds[0] / period_s), np.floor(seconds[1] / period_s) + 1) * period_s
             energy_J = curve.at(curve.good_ns[0] + ((edges_s - seconds[0]) * 1e9).astype(np.int64))
             name = curve.sensor["id"] if len(hosts) == 1 else f"{curve.host}:{curve.sensor['id']}"
             traces[name] = ((edges_s[1:] + edges_s[:-1]) / 2, np.diff(energy_J) / period_s)
     return traces
+
+
+def _training_begun(hosts: list[Samples], events: list[dict]) -> dict[str, int]:
+    """When the training began on the first host, in ns of each host's own clock; of its own ranks without offsets."""
+    where = host_of_rank(events)
+    own_ns: dict[str, int] = {}
+    for event in events_of_kind(events, "training_start"):
+        if event["rank"] in where:
+            own_ns[where[event["rank"]]] = event["t_mono_ns"]
+    common_ns = {}
+    for samples in hosts:
+        if samples.clocks and samples.host in own_ns:
+            common_ns[samples.host] = clocks.align(own_ns[samples.host], samples.clocks)
+    first_ns = min(common_ns.values(), default=0)
+    return {host: begun_ns - (common_ns.get(host, first_ns) - first_ns) for host, begun_ns in own_ns.items()}

@@ -53,13 +53,13 @@ class Samples:
     def wall_clock_steps(self) -> list[dict]:
         """Where the wall clock was set while the run went on; energies and windows do not depend on it."""
         ahead_s = (self.wall_ns - self.t_ns) / 1e9 + self.duration_us / 2e6  # the wall clock is read first
-        found = []
+        steps = []
         for i in np.flatnonzero(np.abs(np.diff(ahead_s)) > STEP_OF_WALL_CLOCK_S):
-            # A step stays; a sampler that lost its core between reading two clocks shows for one sample only.
+            # A step stays. A sampler that lost its core between its two clocks is late for one sample only.
             step_s = float(np.median(ahead_s[i + 1 : i + 6]) - np.median(ahead_s[max(0, i - 4) : i + 1]))
             if abs(step_s) > STEP_OF_WALL_CLOCK_S:
-                found.append({"host": self.host, "t_mono_ns": int(self.t_ns[i + 1]), "step_s": step_s})
-        return found
+                steps.append({"host": self.host, "t_mono_ns": int(self.t_ns[i + 1]), "step_s": step_s})
+        return steps
 
     def overhead(self) -> dict:
         """What sampling this host cost and how regular it was."""
@@ -69,8 +69,8 @@ class Samples:
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
             entry |= {f"interval_p{p}_s": float(np.percentile(intervals_s, p)) for p in (50, 95, 99)}
-            entry |= {"interval_longest_s": float(intervals_s.max()),
-                      "reading_median_s": float(np.median(self.duration_us)) / 1e6}  # fmt: skip
+            entry["interval_longest_s"] = float(intervals_s.max())
+            entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
 
 
@@ -147,9 +147,17 @@ class Reader:
             raise ValueError(f"{self.path}: no header line; the samples cannot be read")
         readings = np.array(self.rows).reshape(len(self.times), len(self.header["sensors"]))
         return Samples(
-            self.header, np.array(self.times, dtype=np.int64), np.array(self.walls, dtype=np.int64), readings,
-            np.array(self.durations), self.perun, self.clocks, self.status, self.problems, self.unreadable,
-        )  # fmt: skip
+            header=self.header,
+            t_ns=np.array(self.times, dtype=np.int64),
+            wall_ns=np.array(self.walls, dtype=np.int64),
+            readings=readings,
+            duration_us=np.array(self.durations),
+            perun=self.perun,
+            clocks=self.clocks,
+            status=self.status,
+            problems=self.problems,
+            unreadable_lines=self.unreadable,
+        )
 
 
 def read_samples(path: Path) -> Samples:
@@ -185,6 +193,15 @@ def read_events(folder: Path) -> list[dict]:
             if "t_wall_ns" in line:
                 events.append({"rank": rank, **line})
     return sorted(events, key=lambda event: event["t_wall_ns"])
+
+
+def events_of_kind(events: list[dict], kind: str) -> list[dict]:
+    return [event for event in events if event["event"] == kind]
+
+
+def host_of_rank(events: list[dict]) -> dict[int, str]:
+    """On which host each rank ran; a rank whose file was cut off before its start is not there."""
+    return {event["rank"]: event["host"] for event in events_of_kind(events, "rank_start")}
 
 
 def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
