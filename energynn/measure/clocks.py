@@ -45,7 +45,7 @@ class Clock:
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self.socket.bind(("", 0))
             self._claim()
-            # Asked of the file, not of the claim: over NFS a claim can succeed and still be reported as failed.
+            # Read the file: over NFS a claim can succeed and still be reported as failed.
             if self._is_reference(self._read()):
                 self.thread = threading.Thread(target=self._answer, name="energynn-clock", daemon=True)
                 self.thread.start()
@@ -55,10 +55,10 @@ class Clock:
     def measure(self, patience_s: float = 2.0) -> dict | None:
         """How far this host's monotonic clock is from the reference's, in ns: ``offset_ns`` = reference - own.
 
-        The best of 20 round trips (``method`` exchange), wrong by ``uncertainty_ns``, half of it, at most. If the
-        reference does not answer within ``patience_s``, the difference of the wall clocks, as good as the hosts' NTP
-        (``uncertainty_ns`` None); but None in all if an exchange has succeeded before, for that one stays better, or
-        if clock.json cannot be read.
+        The offset is that of the shortest of 20 round trips (``method`` exchange). It is wrong by half of this trip at
+        most, which is ``uncertainty_ns``. If the reference does not answer within ``patience_s``, the offset is the
+        difference of the wall clocks, as good as the hosts' NTP (``uncertainty_ns`` None). Returns None if an exchange
+        has succeeded before, because that one is better, and if clock.json cannot be read.
         """
         reference = self._read()
         if reference is None:
@@ -88,10 +88,14 @@ class Clock:
         """Write clock.json whole or not at all; the first one stays."""
         temporary = self.path.with_name(f".{FILE}.{self.host}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps({
-                "host": self.host, "address": own_address(), "port": self.socket.getsockname()[1],
-                "token": self.token.hex(), "wall_minus_monotonic_ns": self._wall_minus_monotonic_ns(),
-            }) + "\n")  # fmt: skip
+            claim = {
+                "host": self.host,
+                "address": own_address(),
+                "port": self.socket.getsockname()[1],
+                "token": self.token.hex(),
+                "wall_minus_monotonic_ns": self._wall_minus_monotonic_ns(),
+            }
+            temporary.write_text(json.dumps(claim) + "\n")
             with contextlib.suppress(FileExistsError):
                 os.link(temporary, self.path)
         finally:
@@ -101,13 +105,13 @@ class Clock:
         """What clock.json says of the reference; None if it cannot be read."""
         kinds = {"host": str, "address": str, "port": int, "token": str, "wall_minus_monotonic_ns": int}
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self.path.read_text())
-            if isinstance(found, dict) and all(isinstance(found.get(name), kind) for name, kind in kinds.items()):
-                return found
+            claim = json.loads(self.path.read_text())
+            if isinstance(claim, dict) and all(isinstance(claim.get(name), kind) for name, kind in kinds.items()):
+                return claim
         return None
 
-    def _is_reference(self, found: dict | None) -> bool:
-        return found is not None and found["token"] == self.token.hex()
+    def _is_reference(self, claim: dict | None) -> bool:
+        return claim is not None and claim["token"] == self.token.hex()
 
     def _answer(self) -> None:
         while not self.closing:
@@ -136,8 +140,13 @@ class Clock:
         return min(trips)
 
     def _result(self, reference: dict, offset_ns: int, uncertainty_ns: int | None, method: str) -> dict:
-        return {"host": self.host, "reference": reference["host"], "offset_ns": offset_ns,
-                "uncertainty_ns": uncertainty_ns, "method": method}  # fmt: skip
+        return {
+            "host": self.host,
+            "reference": reference["host"],
+            "offset_ns": offset_ns,
+            "uncertainty_ns": uncertainty_ns,
+            "method": method,
+        }
 
     def _wall_minus_monotonic_ns(self) -> int:
         return time.time_ns() - self.monotonic_ns()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
@@ -89,11 +90,15 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
             problems.append(f"{zone} holds no number ({error}); it is left out")
             continue
         package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
-        sensors.append(
-            Sensor(f"{component}_{package}_{name}", component, package, "energy", provenance,
-                   read=lambda path=counter: int(path.read_text()), to_SI=1e-6, wraps_at=wraps_at)
-        )  # fmt: skip
+        sensor_id = f"{component}_{package}_{name}"
+        read = partial(_read_whole_number, counter)
+        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, to_SI=1e-6, wraps_at=wraps_at)
+        sensors.append(sensor)
     return sensors, problems
+
+
+def _read_whole_number(path: Path) -> int:
+    return int(path.read_text())
 
 
 # What NVML raises where there simply is no NVIDIA GPU; anything else is a fault that a person can mend.
@@ -111,7 +116,6 @@ def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
         if type(error).__name__ in NO_GPU:
             return [], []
         return [], [f"NVML does not start ({error}): GPU energy is absent; after a driver update, restart the machine"]
-    provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
     sensors, problems = [], []
     used, unknown = visible_devices([names_of_gpu(pynvml, index) for index in range(count)], visible)
     if unknown:
@@ -120,29 +124,30 @@ def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
         )
     for index in sorted(used):
         try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = text(pynvml.nvmlDeviceGetUUID(handle))
-            notes = {"uuid": uuid, "name": text(pynvml.nvmlDeviceGetName(handle))}
-            pynvml.nvmlDeviceGetPowerUsage(handle)
-            notes["power"] = power_semantics(notes["name"])
+            sensors += _sensors_of_gpu(pynvml, index)
         except Exception as error:
             problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
-            continue
-        counter_id = f"gpu_{index}_energy"
-        try:
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-            sensors.append(
-                Sensor(counter_id, "gpu", str(index), "energy", provenance, to_SI=1e-3, notes=notes,
-                       read=lambda h=handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(h))
-            )  # fmt: skip
-            checks = counter_id
-        except Exception:  # older than Volta, or some other GPU that has none
-            checks = None
-        sensors.append(
-            Sensor(f"gpu_{index}_power", "gpu", str(index), "power", provenance, to_SI=1e-3, notes=notes,
-                   primary=checks is None, checks=checks, read=lambda h=handle: pynvml.nvmlDeviceGetPowerUsage(h))
-        )  # fmt: skip
     return sensors, problems
+
+
+def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
+    """The energy counter of one GPU, if it has one, and its power; raises what NVML raises if it cannot be read."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    notes = {"uuid": text(pynvml.nvmlDeviceGetUUID(handle)), "name": text(pynvml.nvmlDeviceGetName(handle))}
+    notes["power"] = power_semantics(notes["name"])
+    provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
+    facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3, "notes": notes}
+    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
+    read_power()
+    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
+    read_counter = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    try:
+        read_counter()
+    except Exception:  # older than Volta, or some other GPU that has none
+        return [power]
+    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
+    power.primary, power.checks = False, counter.id
+    return [counter, power]
 
 
 def names_of_gpu(pynvml, index: int) -> set[str]:
@@ -168,15 +173,20 @@ def visible_devices(names: list[set[str]], value: str | None) -> tuple[list[int]
     chosen: list[int] = []
     for entry in filter(None, map(str.strip, value.split(","))):
         if entry.isdigit():
-            named = [int(entry)] if int(entry) < len(names) else []
-        else:  # a part of a GPU is written as its name and two numbers, in older drivers
-            sought = entry.lower()
-            named = [number for number, known in enumerate(names)
-                     if any(name.startswith(sought) or sought.startswith(name + "/") for name in known)]  # fmt: skip
+            named = [number for number in range(len(names)) if number == int(entry)]
+        else:
+            named = [number for number, known in enumerate(names) if _is_named(known, entry.lower())]
+        if not named and entry in ("-1", "NoDevFiles"):
+            return chosen, None
         if not named:
-            return chosen, None if entry in ("-1", "NoDevFiles") else entry
+            return chosen, entry
         chosen += [number for number in named if number not in chosen]
     return chosen, None
+
+
+def _is_named(names: set[str], entry: str) -> bool:
+    """Whether an entry is one of a GPU's names, the beginning of one, or a part of it as older drivers write it."""
+    return any(name.startswith(entry) or entry.startswith(name + "/") for name in names)
 
 
 def power_semantics(gpu_name: str) -> str:
@@ -190,10 +200,8 @@ def power_semantics(gpu_name: str) -> str:
 
 def cpu_estimate(model: dict) -> Sensor:
     """All CPU cores of this host by a stated linear model of cumulative busy time: an estimate, never a measurement."""
-    return Sensor(
-        "cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds,
-        model={**model, "cores": os.cpu_count()},
-    )  # fmt: skip
+    model = {**model, "cores": os.cpu_count()}
+    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, model=model)
 
 
 def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
@@ -241,8 +249,15 @@ class Sampler:
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
     PATIENCE_S = 0.05  # for the reference's answer, so that no sample is late
 
-    def __init__(self, path: Path, sensors: list[Sensor], period_s: float, problems: list[str] | tuple = (),
-                 clock=None, wall_ns: Callable[[], int] = time.time_ns):  # fmt: skip
+    def __init__(
+        self,
+        path: Path,
+        sensors: list[Sensor],
+        period_s: float,
+        problems: list[str] | tuple = (),
+        clock=None,
+        wall_ns: Callable[[], int] = time.time_ns,
+    ):
         self.sensors, self.period_s, self.clock, self.wall_ns = sensors, period_s, clock, wall_ns
         self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
@@ -250,10 +265,16 @@ class Sampler:
         self.complained = False
         self.reading = ""  # the sensor that is just being read; a driver may never answer
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._write({
-            "header": "energynn-samples/1", "host": socket.gethostname(), "pid": os.getpid(), "period_s": period_s,
-            "sensors": [sensor.describe() for sensor in sensors], "problems": list(problems),
-        })  # fmt: skip
+        self._write(
+            {
+                "header": "energynn-samples/1",
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "period_s": period_s,
+                "sensors": [sensor.describe() for sensor in sensors],
+                "problems": list(problems),
+            }
+        )
         for problem in problems:
             _say(problem)
 
@@ -337,8 +358,11 @@ class Sampler:
         self._write({"status": self._status() | {"ended": True}})
 
     def _status(self) -> dict:
-        return {"missed_deadlines": self.missed_deadlines, "thread_cpu_s": self.thread_cpu_s,
-                "process_cpu_s": time.process_time()}  # fmt: skip
+        return {
+            "missed_deadlines": self.missed_deadlines,
+            "thread_cpu_s": self.thread_cpu_s,
+            "process_cpu_s": time.process_time(),
+        }
 
     def _measure_clock(self, patience_s: float = PATIENCE_S) -> None:
         measured = self.clock.measure(patience_s) if self.clock else None
