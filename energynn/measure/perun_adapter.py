@@ -50,17 +50,22 @@ def write_configuration(path: Path, sampling_period_s: float, on_gpu: bool, gpus
     """
     unused = f"CUDA:(?!({'|'.join(map(str, gpus))})_)"
     ini = configparser.ConfigParser(interpolation=None)
-    ini.read_dict({
+    monitor = {
+        "sampling_period": sampling_period_s,
+        "queue_timeout": 60,
+        "include_backends": "",
+        "include_sensors": "",
+        "exclude_backends": "" if on_gpu else "nvml amdsmi",
+        "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
+    }
+    sections = {
         "post-processing": {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0},
-        "monitor": {
-            "sampling_period": sampling_period_s, "queue_timeout": 60, "include_backends": "", "include_sensors": "",
-            "exclude_backends": "" if on_gpu else "nvml amdsmi",
-            "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
-        },
+        "monitor": monitor,
         "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5"},
         "benchmarking": {"rounds": 1, "warmup_rounds": 0},
         "debug": {"log_lvl": "ERROR"},
-    })  # fmt: skip
+    }
+    ini.read_dict(sections)
     with open(path, "w") as file:
         ini.write(file)
 
@@ -68,16 +73,13 @@ def write_configuration(path: Path, sampling_period_s: float, on_gpu: bool, gpus
 def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
     """The command that each rank runs: a Python script under perun, with our sampler attached.
 
-    Where perun writes is said here and not in its configuration, and as seen from the working directory, because perun
-    keeps it in its HDF5 file: both stay with the run and may go elsewhere with it, where this machine's folders are
-    unknown.
+    perun keeps the folder that it writes to in its HDF5 file, and its configuration file stays with the run. Both may
+    move to another machine. So the folder stands in the command only, relative to the working directory.
     """
     hook, out = Path(__file__).with_name("perun_hook.py"), os.path.relpath(run_dir / "perun")
-    return [
-        sys.executable, "-m", "perun", "-c", str(configuration),
-        "monitor", "--data_out", out.replace("%", "%%"),  # perun's parser interpolates
-        "--live-callback-files", str(hook), "--", str(script), str(run_dir),
-    ]  # fmt: skip
+    perun = [sys.executable, "-m", "perun", "-c", str(configuration)]
+    options = ["--data_out", out.replace("%", "%%"), "--live-callback-files", str(hook)]  # perun's parser interpolates
+    return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
 
 
 def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
@@ -124,10 +126,8 @@ def make_sampler(folder: Path):
     powercap = Path(os.environ.get(POWERCAP_VARIABLE) or sensors.POWERCAP)
     found, more_problems = sensors.find(intent["cpu_model"], powercap, others, visible_to_the_host())
     host = os.uname().nodename
-    return sensors.Sampler(
-        folder / f"samples-{host}.jsonl", found, intent["config"]["sampling_period_s"], problems + more_problems,
-        clocks.Clock(folder, host),
-    )  # fmt: skip
+    path, period_s = folder / f"samples-{host}.jsonl", intent["config"]["sampling_period_s"]
+    return sensors.Sampler(path, found, period_s, problems + more_problems, clocks.Clock(folder, host))
 
 
 def visible_to_the_host() -> str | None:
@@ -222,7 +222,9 @@ def _amd_sensors() -> tuple[list[Sensor], list[str]]:
 def _current_power_of_amd_gpu(amdsmi, handle, device: str, notes: dict) -> Sensor:
     from energynn.measure.sensors import Sensor
 
-    read = lambda: _credible(int(amdsmi.amdsmi_get_power_info(handle)["current_socket_power"]), 1.0)  # noqa: E731
+    def read() -> int:
+        return _credible(int(amdsmi.amdsmi_get_power_info(handle)["current_socket_power"]), 1.0)
+
     return Sensor(f"ROCM:{notes['uuid']}_POWER", "gpu", device, "power", "measured", read=read, notes=notes)
 
 
@@ -293,7 +295,10 @@ def _sensor(found, component: str, device: str, **facts) -> Sensor:
     to_SI = float(found.dataType.mag.value)
     is_counter = found.dataType.unit.value == "J"
     facts = {"provenance": "measured", "wraps_at": float(found.dataType.max) if is_counter else None} | facts
-    read = lambda: _credible(_plain(found.read()), to_SI, is_counter)  # noqa: E731
+
+    def read():
+        return _credible(_plain(found.read()), to_SI, is_counter)
+
     return Sensor(found.id, component, device, "energy" if is_counter else "power", read=read, to_SI=to_SI, **facts)
 
 
@@ -389,18 +394,24 @@ def _read_run(application: str, name: str, run) -> PerunRun:
         for host, node in round_["nodes"].items():
             hosts.add(host)
             for component, group in node["nodes"].items():
-                for sensor_name, sensor in group["nodes"].items() if "nodes" in group else ():
-                    raw = sensor["raw_data"]
-                    seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
-                    values = _read_series(raw["values"])
-                    kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
-                    counter = kept if kept.unit == "J" else None
-                    if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
-                        raise ValueError(f"{sensor.name}: its times and values do not match")
-                    place = (round_name, host, component, sensor_name)
-                    sensors.append(PerunSensor(*place, seconds, values, counter))
+                sensors += _read_sensors(group, round_name, host, component)
     reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
     return PerunRun(application, name, dict(run.attrs), reported_J, sorted(hosts), sensors)
+
+
+def _read_sensors(group, round_name: str, host: str, component: str) -> list[PerunSensor]:
+    """The sensors of one component of a host; a component that perun knows but did not read has none."""
+    sensors = []
+    for name, sensor in group["nodes"].items() if "nodes" in group else ():
+        raw = sensor["raw_data"]
+        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+        values = _read_series(raw["values"])
+        kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
+        counter = kept if kept.unit == "J" else None
+        if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
+            raise ValueError(f"{sensor.name}: its times and values do not match")
+        sensors.append(PerunSensor(round_name, host, component, name, seconds, values, counter))
+    return sensors
 
 
 def _read_series(dataset) -> Series:
