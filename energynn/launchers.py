@@ -1,16 +1,79 @@
-"""How the ranks of a run are started, and what each launcher tells a rank of its world."""
+"""How the ranks of a run are started, and what each launcher tells a rank of its place among them."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
 WITHOUT_PERUN = ("alone", "torchrun")  # launchers whose ranks are measured by our own sampler only
+
+
+# --------------------------------------------------------------------------------------------- what a rank is told
+
+
+@dataclass(frozen=True)
+class Variables:
+    """The environment variables in which one launcher tells a process of its place; empty where it has none."""
+
+    rank: str
+    size: str
+    local_rank: str  # among the ranks of this host
+    ranks_of_host: str
+
+    def are_set(self) -> bool:
+        """Whether this launcher has started this process."""
+        if self is SRUN and "SLURM_STEP_ID" not in os.environ:
+            return False  # the batch script itself, which is one process whatever the number of tasks
+        return self.rank in os.environ
+
+    def place(self) -> tuple[int, int, int]:
+        """Rank, size and local rank of this process; the local rank is 0 where the launcher does not tell it."""
+        return int(os.environ[self.rank]), int(os.environ[self.size]), int(os.environ.get(self.local_rank, 0))
+
+
+MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Slurm's pmi2
+PMIX = Variables("PMIX_RANK", "", "", "")
+OPEN_MPI = Variables(
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+)
+TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same number. No more is
+# needed of it.
+SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+OF_MPI = (MPICH, PMIX, OPEN_MPI)
+ALL = (*OF_MPI, TORCHRUN, SRUN)
+
+
+def started_by_mpi() -> bool:
+    """Whether a launcher of MPI has started this process."""
+    return any(variables.are_set() for variables in OF_MPI)
+
+
+def rank() -> int:
+    """The number of this process among the ranks of its run; 0 where no launcher has started it."""
+    return next((int(os.environ[variables.rank]) for variables in ALL if variables.are_set()), 0)
+
+
+def rank_and_size() -> tuple[int, int] | None:
+    """The number of this process and the number of all ranks; None where no launcher has started it."""
+    told = (variables.place()[:2] for variables in ALL if variables.are_set() and variables.size in os.environ)
+    return next(told, None)
+
+
+def ranks_of_this_host() -> int:
+    """How many ranks run on this host; 1 where no launcher says it."""
+    told = [os.environ[variables.ranks_of_host] for variables in ALL if variables.ranks_of_host in os.environ]
+    return max((int(re.match(r"\d+", number)[0]) for number in told), default=1)
+
+
+# ------------------------------------------------------------------------------------------- how ranks are started
 
 
 def launcher(devices: int) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from energynn import records
 from energynn.files import is_locked, utc_now, write_json
+from energynn.launchers import rank_and_size
 from energynn.measure import machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
 from energynn.measure.sampler_process import READY_S, start_sampler, until
@@ -31,19 +32,6 @@ ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 PERUN_PERIOD_S = 1.0  # as in the paper
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# rank and size as MPICH and Slurm's pmi2, Open MPI, torchrun and srun tell them
-WORLDS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("RANK", "WORLD_SIZE"),
-          ("SLURM_PROCID", "SLURM_NTASKS"))  # fmt: skip
-
-
-def world() -> tuple[int, int, bool]:
-    """Rank and size of the world that this process was started in, and whether a launcher started it at all."""
-    for rank, size in WORLDS:
-        if rank == "SLURM_PROCID" and "SLURM_STEP_ID" not in os.environ:
-            continue  # the batch script itself, which is one process whatever the number of tasks
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size]), True
-    return 0, 1, False
 
 
 def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) -> tuple[dict | None, int]:
@@ -52,11 +40,12 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     A folder that holds an earlier start of the command gets a further segment; energies add up. ``quiet``: what the
     command prints goes to standard error. Raises ValueError with the remedy before the command is started.
     """
-    rank, size, launched = world()
+    launched = rank_and_size()
+    rank, size = launched or (0, 1)
     stopped: list[int] = []
     children: list[subprocess.Popen] = []
     _pass_signals_on(children, stopped)
-    run_dir, folder, _held = _prepare(command, out, period_s, rank, size, launched)
+    run_dir, folder, _held = _prepare(command, out, period_s, rank, size)
     stdout = sys.stderr if quiet else None
     with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
     if with_perun:
@@ -86,7 +75,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     return records.build(run_dir, status, reason), exit_status
 
 
-def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path, list]:
+def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
     """The run's folder, with run.json in it, the folder of this start's raw files, and locks for as long as we live."""
     if not command:
         raise ValueError("measure: no command; write it after --, as in: energynn measure -- python train.py")
@@ -94,7 +83,7 @@ def _prepare(command, out, period_s, rank, size, launched) -> tuple[Path, Path, 
         raise ValueError(f"measure: {command[0]!r} is no command that can be run here; check its name and path")
     if not 0.01 <= period_s <= 60:
         raise ValueError(f"period: must be 0.01 to 60 seconds, got {period_s}")
-    if launched and size > 1 and out is None:
+    if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see, where mpirun or srun starts many")
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or Path("runs") / "measured" / name).absolute()

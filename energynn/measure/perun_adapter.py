@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from energynn.launchers import ranks_of_this_host
+
 if TYPE_CHECKING:
     from energynn.measure.sensors import Sensor
 
@@ -32,10 +34,6 @@ RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree than the kernel's, for tests and drills
 AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set; no device draws as much
-
-# How many ranks this host has, as MPICH, Open MPI, torchrun and srun tell; srun's begins with this host's number only
-# where all hosts have the same, which is all that we need to know.
-RANKS_OF_HOST = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "SLURM_STEP_TASKS_PER_NODE")
 
 # perun sets these in its own process, and a command that it runs would inherit them.
 SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
@@ -136,8 +134,7 @@ def visible_to_the_host() -> str | None:
     Which of them the ranks use is then known by the UUIDs that they report.
     """
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
-    ranks = max((int(re.match(r"\d+", os.environ[name])[0]) for name in RANKS_OF_HOST if name in os.environ), default=1)
-    return None if value and len(value.split(",")) < ranks else value
+    return None if value and len(value.split(",")) < ranks_of_this_host() else value
 
 
 def intent_of(folder: Path) -> dict:

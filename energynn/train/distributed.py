@@ -22,11 +22,9 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from energynn.config import RunConfig
+from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
-
-MPI_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH and Slurm's pmi2, PMIx, Open MPI
-
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -145,7 +143,7 @@ def end_the_world() -> None:
     perun's own data are lost by this, the samples on disk are not.
     """
     sys.stdout.flush()
-    if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
+    if started_by_mpi() or _mpi_world_size() > 1:
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI
 
@@ -277,18 +275,18 @@ def restore_random_state(state: dict) -> None:
 
 def _find() -> tuple[int, int, int, Callable]:
     """Rank, size, local rank, and how to make the store through which the ranks find each other."""
-    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         return _found_by_torchrun()
-    if any(name in os.environ for name in MPI_VARIABLES) or _mpi_world_size() > 1:
+    if started_by_mpi() or _mpi_world_size() > 1:
         return _found_by_mpi()
-    if int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_ID" in os.environ:  # the batch script has none
+    if SRUN.are_set() and SRUN.place()[1] > 1:
         return _found_by_srun()
     return 0, 1, 0, lambda timeout: dist.HashStore()
 
 
 def _found_by_torchrun() -> tuple[int, int, int, Callable]:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return rank, size, int(os.environ["LOCAL_RANK"]), lambda timeout: _environment_store(rank, size, timeout)
+    rank, size, local_rank = TORCHRUN.place()
+    return rank, size, local_rank, lambda timeout: _environment_store(rank, size, timeout)
 
 
 def _environment_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
@@ -322,7 +320,7 @@ def _mpi_world_size() -> int:
 
 
 def _found_by_srun() -> tuple[int, int, int, Callable]:
-    rank, size = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+    rank, size, local_rank = SRUN.place()
     if os.environ.get(RUN_DIR_VARIABLE) and (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized():
         raise ValueError(
             f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; give srun --mpi=pmi2, "
@@ -331,7 +329,6 @@ def _found_by_srun() -> tuple[int, int, int, Callable]:
     address = os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
     # No one can be told a port that the system chose; jobs on one node get different ones by their number.
     port = int(os.environ.get("MASTER_PORT") or 20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)
-    local_rank = int(os.environ.get("SLURM_LOCALID", 0))
     return rank, size, local_rank, lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout)
 
 

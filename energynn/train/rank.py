@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.launchers import WITHOUT_PERUN
+from energynn import launchers
 from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, has_begun
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
@@ -27,12 +27,11 @@ def run(folder: str | Path) -> None:
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
     status, reason, stop_sampler = "finished", "", lambda: None
-    names = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "RANK")
-    rank = int(next((os.environ[name] for name in names if name in os.environ), 0))
+    rank = launchers.rank()
     try:
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
-        if intent.get("launcher") in WITHOUT_PERUN:  # without perun there is no sampler yet
+        if intent.get("launcher") in launchers.WITHOUT_PERUN:  # without perun there is no sampler yet
             stop_sampler = start_sampler(folder, config.devices, [])
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import cli, records
+from energynn import cli, launchers, records
 from energynn.launch import command, watch
 from energynn.measure import comparison, energy, samples
 from tests.processes import processes_of, wait_until
@@ -405,9 +405,9 @@ def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert command.world() == (0, 1, False)
+    assert launchers.rank_and_size() is None
     monkeypatch.setenv("SLURM_STEP_ID", "3")
-    assert command.world() == (0, 8, True)
+    assert launchers.rank_and_size() == (0, 8)
 
 
 def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):

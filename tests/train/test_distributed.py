@@ -5,10 +5,12 @@ import pytest
 import torch
 from torch import nn
 
+from energynn import launchers
 from energynn.train import distributed
 
 VARIABLES = (
-    *distributed.MPI_VARIABLES, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+    *(variables.rank for variables in launchers.OF_MPI),
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_ID",
 )  # fmt: skip
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
