@@ -159,3 +159,30 @@ def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
     assert any("cut off while it wrote" in flag for flag in record["flags"])
     assert "perun's HDF5 is missing or cannot be read" in record["invalid_reasons"]
     assert records.check(run_dir.parent.parent) == []
+
+
+def test_the_window_of_a_host_lasts_from_its_first_rank_to_its_last(two_gpus):
+    def late(line):
+        if line["event"] == "training_start":
+            line["t_mono_ns"] += 10**9
+        if line["event"] == "training_end":
+            line["t_mono_ns"] -= 10**9
+
+    rewrite(two_gpus / "events-rank1.jsonl", late)
+    account = accounting.account(two_gpus)
+    assert account["training_time_s"] == pytest.approx(10) and account["energy_gpu_J"] == pytest.approx(5000, rel=1e-3)
+
+
+def test_causes_of_the_difference_to_perun_have_their_sign(two_gpus):
+    """perun read the CPU's counter from 1 s after our first sample to 1 s after the last mark, at the same instants."""
+    path = two_gpus / "samples-h.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    notes = [{"t": line["t"], "w": line["w"], "perun": {"cpu_0": line["v"][0]}} for line in lines[11:]]
+    write_lines(path, lines + notes)
+    (cpu,) = comparison.against_perun(two_gpus)
+    assert cpu["ours_J"] == pytest.approx(1000, rel=1e-3) and sum(cpu["causes"].values()) == pytest.approx(
+        cpu["perun_J"] - cpu["ours_J"]
+    )
+    assert cpu["causes"][comparison.START_LAG] == pytest.approx(-HOST_W / 2 * 1.0, rel=1e-2)
+    assert cpu["causes"][comparison.AROUND_TRAINING] == pytest.approx(HOST_W / 2 * (3 + 2.2), rel=2e-2)
+    assert cpu["causes"][comparison.END] == pytest.approx(HOST_W / 2 * 0.7, rel=2e-2)

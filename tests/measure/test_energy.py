@@ -202,3 +202,29 @@ def test_traces_of_two_hosts_lie_on_one_clock(tmp_path):
         path.write_text("\n".join(line for line in path.read_text().splitlines() if '"clock"' not in line) + "\n")
     t_s, power_W = energy.power_trace(tmp_path)["b:power"]
     assert power_W[t_s > 7.5] == pytest.approx(300.0)
+
+
+def test_a_wrap_around_while_the_load_changes_loses_nothing(tmp_path):
+    """A false step is replaced at the median rate, which hides a wrong wrap-around where the power is constant."""
+    t = np.arange(0, 10.05, 0.1)
+    true_J = np.where(t < 5, 100 * t, 500 + 400 * (t - 5))
+    counter = [[int(joules_ * 1e6 + 262.0e9) % 262_143_328_850] for joules_ in true_J]
+    samples = read_samples(write(tmp_path / "s", [sensor("energy", to_SI=1e-6, wraps_at=262143328850.0)], t, counter))
+    assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(2500.0, rel=1e-6)
+    assert joules(samples, 1.0, 1.9)[0]["energy_J"] == pytest.approx(90.0, rel=1e-3)
+
+
+def test_one_failed_read_is_a_gap(tmp_path):
+    t = np.arange(0, 20.05, 0.1)
+    power = [[None if i == 100 else 200.0] for i in range(len(t))]
+    (entry,) = joules(read_samples(write(tmp_path / "s", [sensor("power")], t, power)), 0, 20)
+    assert entry["failed_reads"] == 1 and entry["coverage"] == pytest.approx(1 - 0.2 / 20)
+
+
+def test_a_late_sample_is_no_gap_and_a_missing_one_is(tmp_path):
+    """At most two periods or 0.2 s, whichever is longer, may lie between two readings."""
+    for period_s, apart_s, covered in ((0.02, 0.15, 1.0), (0.02, 0.25, 0.0), (1.0, 1.9, 1.0), (1.0, 2.1, 0.0)):
+        t = np.arange(0, 20, apart_s)
+        path = write(tmp_path / "s", [sensor("power")], t, [[200.0]] * len(t), period_s=period_s)
+        (entry,) = joules(read_samples(path), 0, t[-1])
+        assert entry["coverage"] == pytest.approx(covered), (period_s, apart_s)

@@ -1,0 +1,60 @@
+"""Where the line between evidence and no evidence runs exactly."""
+
+import json
+
+import pytest
+
+from energynn import records
+
+
+def change_events(run_dir, change):
+    for path in run_dir.glob("events-rank*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            change(line)
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("samples, is_enough", [(60, True), (59, False)])
+def test_sixty_samples_are_enough(run_dir, samples, is_enough):
+    change_events(run_dir, lambda line: line["event"] == "training_end" and line.update(t_mono_ns=line["t_mono_ns"]))
+    path = run_dir / "samples-host.jsonl"
+    header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
+    header["period_s"] = 0.5
+    inside = [line for line in lines if 0 <= line["w"] <= 20e9]
+    kept = inside[:: len(inside) // samples][: samples - 1] + inside[-1:]
+    around = [line for line in lines if not 0 <= line["w"] <= 20e9]
+    both = sorted(kept + around, key=lambda line: line["t"])
+    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *both]))
+    record = records.build(run_dir, "finished", "")
+    assert record["samples_in_training"] == samples
+    assert any("power samples" in reason for reason in record["invalid_reasons"]) != is_enough
+
+
+def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
+    def change(line):
+        if "metrics" in line:
+            line["metrics"] = {"top1_error": None}
+
+    change_events(run_dir, change)
+    record = records.build(run_dir, "finished", "")
+    assert "metric top1_error is not a number" in record["invalid_reasons"]
+
+
+@pytest.mark.parametrize("samples_trained", [319, 321])
+def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
+    change_events(run_dir, lambda line: "samples_trained" in line and line.update(samples_trained=samples_trained))
+    record = records.build(run_dir, "finished", "")
+    assert any("samples_trained is not" in reason for reason in record["invalid_reasons"])
+
+
+def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
+    path = run_dir / "events-rank0.jsonl"
+    lines = path.read_text().splitlines()
+    (epoch,) = [json.loads(line) for line in lines if '"epoch"' in line and '"training_loss"' in line]
+    later = run_dir / "segment-2"
+    later.mkdir()
+    again = json.dumps(epoch | {"training_loss": 1.0, "t_wall_ns": epoch["t_wall_ns"] + 1})
+    (later / "events-rank0.jsonl").write_text(again + "\n")
+    record = records.build(run_dir, "interrupted", "stopped")
+    assert [entry["training_loss"] for entry in record["history"]] == [1.0]
