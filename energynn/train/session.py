@@ -78,19 +78,19 @@ class Session:
         first = max(self.optimizer_steps - 1, 0) // self.steps_per_epoch
         return range(first, self.config.epochs)
 
-    def steps(self, epoch: int) -> Iterator[Iterator[tuple]]:
-        """For each step still to be done in the epoch its local batches, whose gradients add up.
+    def steps(self, epoch: int) -> Iterator[tuple[int, Iterator[tuple]]]:
+        """Each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
 
-        Each comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global batch at
-        the end of the epoch is left out.
+        A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global
+        batch at the end of the epoch is left out.
         """
         local_batches = self.config.accumulation_steps
         done = self.optimizer_steps - epoch * self.steps_per_epoch
         self.loader.sampler.set_epoch(epoch)
         self.loader.sampler.first = done * local_batches * self.config.local_batch_size
         batches = self.phase.loading(self.loader)
-        for _ in range(done, self.steps_per_epoch):
-            yield _last_marked(batches, local_batches)
+        for step in range(done, self.steps_per_epoch):
+            yield step, _last_marked(batches, local_batches)
         next(batches, None)  # the loader comes to its end, too
 
     def step_done(self, loss: torch.Tensor) -> None:
