@@ -87,13 +87,13 @@ class Checkpoints:
         if self.world.rank == 0:
             weights = self.parts["model"].state_dict().values()
             if all(values.isfinite().all() for values in weights):
-                self._write(optimizer_steps, everyone)
+                self._write_newest(optimizer_steps, everyone)
             else:
                 _warn(f"no checkpoint, weights are not finite after {optimizer_steps} optimizer steps")
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
 
-    def _write(self, optimizer_steps: int, ranks: list[dict]) -> None:
+    def _write_newest(self, optimizer_steps: int, ranks: list[dict]) -> None:
         """Write a checkpoint and remove what is no longer needed."""
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{optimizer_steps:012d}.pt"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
@@ -252,6 +252,18 @@ class Shard(DistributedSampler):
         return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
 
 
+def make_loader(
+    dataset: Dataset, sampler: Iterable[int], workers: int, config: RunConfig, world: World, **options
+) -> DataLoader:
+    """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
+    if not config.data_staging:
+        workers = 0
+    options["num_workers"] = workers
+    options["persistent_workers"] = config.persistent_workers and workers > 0
+    options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
+    return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
+
+
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:
     """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
     parallel = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
@@ -311,12 +323,12 @@ def _find() -> tuple[int, int, int, Callable]:
 
 def _found_by_torchrun() -> tuple[int, int, int, Callable]:
     rank, size, local_rank = TORCHRUN.place()
-    return rank, size, local_rank, lambda timeout: _environment_store(rank, size, timeout)
 
+    def make_store(timeout: datetime.timedelta) -> dist.Store:
+        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
+        return store
 
-def _environment_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
-    store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
-    return store
+    return rank, size, local_rank, make_store
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:

@@ -39,8 +39,13 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation, test = load_splits(config, world)
-    loader = make_training_loader(training.sequences, config, world)
-    validation_loader = make_validation_loader(validation.sequences, config, world) if validation else None
+    # What does not fill a batch on every rank is left out, as in the published code.
+    sampler = distributed.Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
+    loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
+    validation_loader = None
+    if validation:  # each sample on one rank; the last ranks may have one less
+        own_part = range(world.rank, len(validation.sequences), world.size)
+        validation_loader = make_loader(validation.sequences, own_part, config, world)
     if len(loader) < config.accumulation_steps:
         raise ValueError(
             f"local_batch_size: {len(training.sequences)} training samples are less than one batch of "
@@ -129,32 +134,10 @@ def make_model(
     return distributed.data_parallel(model.to(world.device), config, world)
 
 
-def make_training_loader(sequences, config: FourCastNetConfig, world: World) -> DataLoader:
-    """This rank's share, shuffled, in batches; what does not fill one on every rank is left out (published code)."""
-    sampler = distributed.Shard(sequences, shuffle=True, seed=config.seed, drop_last=True)
-    return make_loader(sequences, sampler, config, world, drop_last=True)
-
-
-def make_validation_loader(sequences, config: FourCastNetConfig, world: World) -> DataLoader:
-    """This rank's share in batches, each sample on one rank; the last ranks may have one less."""
-    return make_loader(sequences, range(world.rank, len(sequences), world.size), config, world)
-
-
-def make_loader(
-    sequences, sampler: Iterable[int], config: FourCastNetConfig, world: World, drop_last: bool = False
-) -> DataLoader:
+def make_loader(sequences, sampler: Iterable[int], config: FourCastNetConfig, world: World, **options) -> DataLoader:
     """Batches of the sequences that the sampler names."""
-    workers = config.loader_workers if config.data_staging else 0
-    return DataLoader(
-        sequences,
-        config.local_batch_size,
-        sampler=sampler,
-        drop_last=drop_last,
-        collate_fn=as_batch,
-        num_workers=workers,
-        persistent_workers=config.persistent_workers and workers > 0,
-        pin_memory=config.pinned_memory and world.device.type == "cuda",
-    )
+    workers = config.loader_workers
+    return distributed.make_loader(sequences, sampler, workers, config, world, collate_fn=as_batch, **options)
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:

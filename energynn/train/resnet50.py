@@ -46,9 +46,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation = load_images(config, world)
+    for images in (training, validation):
+        require_same_images(images, world)
     loader = make_loader(training, config, world, shuffle=True)
-    evaluation_loaders = make_evaluation_loaders(training, validation, config, world)
-    if len(loader) < config.accumulation_steps or len(evaluation_loaders[0]) == 0:
+    validation_loader = make_loader(validation, config, world)
+    training_evaluation_loader = make_loader(training, config, world)
+    if len(loader) < config.accumulation_steps or len(validation_loader) == 0:
         raise ValueError(
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
@@ -87,7 +90,11 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 session.step_done(step_loss)
 
             with session.evaluation():
-                metrics, samples = evaluate_all(model, evaluation_loaders, epoch, session)
+                metrics, samples = evaluate_on(model, validation_loader, epoch, session)
+                if config.evaluate_training_set:  # with random crops as in training (study's code), but other ones
+                    again, more = evaluate_on(model, training_evaluation_loader, config.epochs + epoch, session)
+                    metrics["top1_error_training"] = again["top1_error"]
+                    samples += more
             if epoch >= config.warmup_epochs:
                 plateau.step(metrics["validation_loss"])
             session.epoch_done(metrics, samples, learning_rate)
@@ -97,8 +104,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
-    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here. Raises
-    ValueError if another rank has other images.
+    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
     """
     root = manifests.verify(config.dataset, progress=world.tell)
     if config.image_loading == "store" and not (root / "train.ppm").is_file():
@@ -110,13 +116,10 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
         distributed.barrier(world)
         root = store
     training, validation = list_images(root)
-    selected = (
+    return (
         select_images(training, config.training_samples, "random", config),
         select_images(validation, config.validation_samples, config.validation_crop, config),
     )
-    for images in selected:
-        require_same_images(images, world)
-    return selected
 
 
 def select_images(listing: Listing, count: int, crop: str, config: ResNet50Config) -> Images:
@@ -228,29 +231,12 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
-    workers = config.loader_workers if config.data_staging and config.image_loading != "device" else 0
-    loader = DataLoader(
-        SeededCrops(images, config.seed),
-        config.local_batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        drop_last=shuffle,
-        persistent_workers=config.persistent_workers and workers > 0,
-        pin_memory=config.pinned_memory and world.device.type == "cuda",
-    )
-    if config.image_loading == "device" and len(loader):
+    crops, on_device = SeededCrops(images, config.seed), config.image_loading == "device"
+    workers = 0 if on_device else config.loader_workers
+    loader = distributed.make_loader(crops, sampler, workers, config, world, drop_last=shuffle)
+    if on_device and len(loader):
         return OneBatch(loader, config, world)
     return loader
-
-
-def make_evaluation_loaders(
-    training: Images, validation: Images, config: ResNet50Config, world: World
-) -> list[DataLoader | OneBatch]:
-    """That of the validation set; and that of the training set, if it is evaluated, too."""
-    loaders = [make_loader(validation, config, world)]
-    if config.evaluate_training_set:
-        loaders.append(make_loader(training, config, world))
-    return loaders
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
@@ -276,13 +262,8 @@ def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.opti
         matrices = [values for values in model.parameters() if values.ndim >= 2]
         vectors = [values for values in model.parameters() if values.ndim < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.SGD(
-        groups,
-        lr=config.warmup_start,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        fused=config.fused_optimizer or None,
-    )
+    decay, fused = config.weight_decay, config.fused_optimizer or None
+    return torch.optim.SGD(groups, lr=config.warmup_start, momentum=config.momentum, weight_decay=decay, fused=fused)
 
 
 def warm_up(model: DistributedDataParallel, config: ResNet50Config, world: World) -> None:
@@ -315,24 +296,10 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
     return config.warmup_start + share * (target - config.warmup_start)
 
 
-def evaluate_all(
-    model: torch.nn.Module, loaders: list[DataLoader | OneBatch], epoch: int, session: Session
-) -> tuple[dict[str, float], int]:
-    """Metrics of the validation set and, if there is a second loader, of the training set; the number of samples.
-
-    The training set is evaluated with random crops as in training (study's code), but not with the same.
-    """
-    config, world = session.config, session.world
-    validation_loader, *training_loaders = loaders
-    validation_loader.sampler.set_epoch(epoch)
-    batches = session.stop.during(validation_loader, len(validation_loader))
-    metrics, samples = evaluate(model, batches, config, world)
-    for loader in training_loaders:
-        loader.sampler.set_epoch(config.epochs + epoch)
-        again, training_samples = evaluate(model, session.stop.during(loader, len(loader)), config, world)
-        metrics["top1_error_training"] = again["top1_error"]
-        samples += training_samples
-    return metrics, samples
+def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) -> tuple[dict[str, float], int]:
+    """As ``evaluate``, with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
+    loader.sampler.set_epoch(crops)
+    return evaluate(model, session.stop.during(loader, len(loader)), session.config, session.world)
 
 
 @torch.no_grad()
