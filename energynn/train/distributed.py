@@ -83,10 +83,7 @@ def join(config: RunConfig) -> World:
     else:
         device = torch.device("cpu")
     torch.set_num_threads(config.threads_per_device)
-    be_deterministic(config.seed)
-    if not config.deterministic:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
+    be_deterministic(config.seed, algorithms=config.deterministic)
     backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, local_rank, device, socket.gethostname())
@@ -100,13 +97,13 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def be_deterministic(seed: int) -> None:
-    """Seed every generator and choose deterministic algorithms where there are any, as the study did for cuDNN."""
+def be_deterministic(seed: int, algorithms: bool = True) -> None:
+    """Seed every generator; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
     random.seed(seed)
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = algorithms, not algorithms
+    torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging that costs time
 
 
@@ -252,14 +249,10 @@ class Shard(DistributedSampler):
         return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
 
 
-def make_loader(
-    dataset: Dataset, sampler: Iterable[int], workers: int, config: RunConfig, world: World, **options
-) -> DataLoader:
+def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
     """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
-    if not config.data_staging:
-        workers = 0
-    options["num_workers"] = workers
-    options["persistent_workers"] = config.persistent_workers and workers > 0
+    options["num_workers"] = config.loader_workers if config.data_staging else 0
+    options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
     options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
     return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
 

@@ -20,7 +20,7 @@ from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_store, manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
-from energynn.train.distributed import World
+from energynn.train.distributed import World, make_loader
 from energynn.train.session import Session
 
 STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (section 3.3.1)
@@ -41,11 +41,11 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     training, validation, test = load_splits(config, world)
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = distributed.Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(training.sequences, sampler, config, world, drop_last=True)
+    loader = make_loader(training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch)
     validation_loader = None
     if validation:  # each sample on one rank; the last ranks may have one less
         own_part = range(world.rank, len(validation.sequences), world.size)
-        validation_loader = make_loader(validation.sequences, own_part, config, world)
+        validation_loader = make_loader(validation.sequences, own_part, config, world, collate_fn=as_batch)
     if len(loader) < config.accumulation_steps:
         raise ValueError(
             f"local_batch_size: {len(training.sequences)} training samples are less than one batch of "
@@ -132,12 +132,6 @@ def make_model(
     if initial_weights:
         checkpoint.load_weights(initial_weights, model, sizes)
     return distributed.data_parallel(model.to(world.device), config, world)
-
-
-def make_loader(sequences, sampler: Iterable[int], config: FourCastNetConfig, world: World, **options) -> DataLoader:
-    """Batches of the sequences that the sampler names."""
-    workers = config.loader_workers
-    return distributed.make_loader(sequences, sampler, workers, config, world, collate_fn=as_batch, **options)
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:

@@ -7,6 +7,7 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -231,12 +232,12 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
-    crops, on_device = SeededCrops(images, config.seed), config.image_loading == "device"
-    workers = 0 if on_device else config.loader_workers
-    loader = distributed.make_loader(crops, sampler, workers, config, world, drop_last=shuffle)
-    if on_device and len(loader):
-        return OneBatch(loader, config, world)
-    return loader
+    crops = SeededCrops(images, config.seed)
+    if config.image_loading != "device":
+        return distributed.make_loader(crops, sampler, config, world, drop_last=shuffle)
+    without_workers = dataclasses.replace(config, loader_workers=0)
+    loader = distributed.make_loader(crops, sampler, without_workers, world, drop_last=shuffle)
+    return OneBatch(loader, config, world) if len(loader) else loader
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
