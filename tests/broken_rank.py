@@ -3,9 +3,10 @@
 import os
 import sys
 
-from energynn.train import fourcastnet, rank
+from energynn.train import rank
+from energynn.train.phases import Progress
 
-original, how = fourcastnet.Progress.step, os.environ["HOW_IT_ENDS"]
+original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 
 
 def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os):
@@ -16,5 +17,5 @@ def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os):
     original(self, epoch, index, loss)
 
 
-fourcastnet.Progress.step = step
+Progress.step = step
 rank.run(sys.argv[1])

@@ -1,7 +1,7 @@
 """A workload of one's own, as a person adds it: `PYTHONPATH=tests`, `-p workload thumbnails`; nothing else to change.
 
-A two-layer network tells the photographs apart by thumbnails of 8 x 8 pixels. It does what a record needs: it joins the
-other ranks, marks the events, counts the samples, and times the phases.
+A two-layer network tells the photographs apart by thumbnails of 8 x 8 pixels. The session does what a record needs: it
+joins the other ranks, marks the events, counts the samples, times the phases, and goes on from checkpoints.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.measure.samples import Events
 from energynn.train import distributed
-from energynn.train.phases import PhaseTimer, Progress, require_finite
+from energynn.train.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +42,8 @@ def load(config: Config, split: str) -> TensorDataset:
 
 @distributed.lost_ranks_named()
 def main(config: Config, run_dir: Path, folder: Path | None = None) -> list[float]:
-    folder = Path(folder or run_dir)
-    world = distributed.join(config)
-    events = Events(folder, world.rank)
-    events.mark("rank_start", **world.describe())
+    session = Session(config, run_dir, folder)
+    world = session.world
     training, validation = load(config, "train"), load(config, "val")
     sampler = distributed.Shard(training, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(training, config.local_batch_size, sampler=sampler, drop_last=True)
@@ -55,40 +51,28 @@ def main(config: Config, run_dir: Path, folder: Path | None = None) -> list[floa
     network = torch.nn.Sequential(
         torch.nn.Linear(192, config.hidden), torch.nn.ReLU(), torch.nn.Linear(config.hidden, classes)
     )
-    model = DistributedDataParallel(network.to(world.device))
+    model = distributed.data_parallel(network.to(world.device), config, world)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    phases = PhaseTimer(world.device, folder, world.rank)
-    progress = Progress(config, len(loader), 0, events if world.rank == 0 else None)
-    losses: list[float] = []
 
-    distributed.barrier(world)
-    events.mark("training_start", dataset_samples=len(training), samples_done=0)
-    for epoch in range(config.epochs):
-        sampler.set_epoch(epoch)
-        for step, (images, labels) in enumerate(phases.loading(loader)):
-            with phases("forward"):
-                loss = F.cross_entropy(model(images.to(world.device)), labels.to(world.device))
-            with phases("backward"):
+    session.resume(loader, model=network, optimizer=optimizer)
+    with session.measured(dataset_samples=len(training)):
+        for epoch in session.epochs():
+            for _step, local_batches in session.steps(epoch):
                 optimizer.zero_grad()
-                loss.backward()
-            with phases("optimizer"):
-                optimizer.step()
-            losses.append(loss.item())
-            require_finite(losses[-1:], epoch, step)
-            progress.step(epoch, step, loss)
-        with phases("evaluation"), torch.no_grad():
-            images, labels = (tensor[world.rank :: world.size].to(world.device) for tensor in validation.tensors)
-            wrong = (network(images).argmax(dim=1) != labels).sum().item()
-            metrics = {"top1_error": distributed.total([wrong], world)[0] / len(validation)}
-        counts = {
-            "samples_trained": (epoch + 1) * len(loader) * config.global_batch_size,
-            "samples_evaluated": (epoch + 1) * len(validation), "optimizer_steps": (epoch + 1) * len(loader),
-        }  # fmt: skip
-        if world.rank == 0:
-            events.mark("epoch", epoch=epoch + 1, epochs=config.epochs, **counts, **metrics)
-    distributed.barrier(world)
-    events.mark("training_end", **counts, forward_backward_passes=counts["optimizer_steps"], metrics=metrics)
-    phases.write()
-    progress.end(metrics)
-    distributed.leave()
-    return losses
+                step_loss = 0.0
+                for (images, labels), _is_last in local_batches:
+                    with session.phase("forward"):
+                        loss = F.cross_entropy(model(images.to(world.device)), labels.to(world.device))
+                        loss = loss / config.accumulation_steps
+                    with session.phase("backward"):
+                        loss.backward()
+                    step_loss += loss.detach()
+                with session.phase("optimizer"):
+                    optimizer.step()
+                session.step_done(step_loss)
+            with session.evaluation(), torch.no_grad():
+                images, labels = (tensor[world.rank :: world.size].to(world.device) for tensor in validation.tensors)
+                wrong = (network(images).argmax(dim=1) != labels).sum().item()
+                metrics = {"top1_error": distributed.total([wrong], world)[0] / len(validation)}
+            session.epoch_done(metrics, len(validation), config.learning_rate)
+    return session.finish({"hidden": config.hidden})

@@ -54,10 +54,13 @@ class AFNO(nn.Module):
         self.patches = (height // patch_height, width // patch_width)
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, self.patch_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
-        self.blocks = nn.ModuleList(
-            Block(embed_dim, mlp_ratio, num_blocks, sparsity_threshold, hard_thresholding_fraction, filter_modes)
-            for _ in range(depth)
-        )
+        filter_options = {
+            "num_blocks": num_blocks,
+            "sparsity_threshold": sparsity_threshold,
+            "hard_thresholding_fraction": hard_thresholding_fraction,
+            "filter_modes": filter_modes,
+        }
+        self.blocks = nn.ModuleList(Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth))
         self.head = nn.Linear(embed_dim, out_chans * patch_height * patch_width, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         for module in self.modules():
@@ -102,14 +105,10 @@ class PatchEmbedding(nn.Module):
 class Block(nn.Module):
     """Filter between patches, then a two-layer network within each, both with a skip connection ("double skip")."""
 
-    def __init__(
-        self, embed_dim: int, mlp_ratio: float, num_blocks: int,
-        sparsity_threshold: float, hard_thresholding_fraction: float, filter_modes: str = "published",
-    ):  # fmt: skip
+    def __init__(self, embed_dim: int, mlp_ratio: float, **filter_options):
         super().__init__()
         self.norm1 = nn.LayerNorm(embed_dim, eps=1e-6)
-        thresholds = (sparsity_threshold, hard_thresholding_fraction)
-        self.filter = FourierFilter(embed_dim, num_blocks, *thresholds, filter_modes)
+        self.filter = FourierFilter(embed_dim, **filter_options)
         self.norm2 = nn.LayerNorm(embed_dim, eps=1e-6)
         self.mlp = MLP(embed_dim, int(embed_dim * mlp_ratio))
 
@@ -141,9 +140,13 @@ class FourierFilter(nn.Module):
     """
 
     def __init__(
-        self, embed_dim: int, num_blocks: int, sparsity_threshold: float, hard_thresholding_fraction: float,
+        self,
+        embed_dim: int,
+        num_blocks: int,
+        sparsity_threshold: float,
+        hard_thresholding_fraction: float,
         filter_modes: str = "published",
-    ):  # fmt: skip
+    ):
         super().__init__()
         if filter_modes not in ("published", "zonal"):
             raise ValueError(f"filter_modes: must be published or zonal, got {filter_modes!r}")

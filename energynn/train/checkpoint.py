@@ -1,4 +1,4 @@
-"""Weights and checkpoints on disk: written whole or not at all, and read only into what they were made for."""
+"""Weights and checkpoints on disk: written whole or not at all, and loaded only into the same architecture."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
-    """Put saved weights into the model, ours, or those of a checkpoint of the published FourCastNet.
+    """Put saved weights into the model: our own, or a checkpoint of the published FourCastNet.
 
-    Raises ValueError if there are none, or those of another architecture.
+    Raises ValueError if there are none, or if they are of another architecture.
     """
     if not path.is_file():
         raise ValueError(f"initial_run: no weights in {path}; make that run first, with save_weights=True")
@@ -32,18 +32,19 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if "model_state" in saved:  # published code: what DistributedDataParallel calls the parameters, and no sizes
             state_dict = {name.removeprefix("module."): values for name, values in saved["model_state"].items()}
-            theirs = architecture
+            saved_architecture = architecture
         else:
-            theirs, state_dict = saved["architecture"], saved["state_dict"]
+            saved_architecture, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         raise ValueError(f"initial_run: {path} is damaged ({type(error).__name__}); make that run again") from error
-    if theirs != architecture:
-        other = ", ".join(
-            f"{name} {theirs.get(name)} there, {architecture.get(name)} here"
-            for name in sorted(theirs.keys() | architecture.keys())
-            if theirs.get(name) != architecture.get(name)
-        )
-        raise ValueError(f"initial_run: {path} holds another architecture ({other}); choose the same sizes")
+    differences = []
+    for name in sorted(saved_architecture.keys() | architecture.keys()):
+        there, here = saved_architecture.get(name), architecture.get(name)
+        if there != here:
+            differences.append(f"{name} {there} there, {here} here")
+    if differences:
+        what = ", ".join(differences)
+        raise ValueError(f"initial_run: {path} holds another architecture ({what}); choose the same sizes")
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:
@@ -51,7 +52,7 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 
 
 def _in_short(error: Exception) -> str:
-    """The first thing that torch found wrong; the whole is a line for each parameter."""
+    """The first thing that torch says is wrong; the whole message has a line for each parameter."""
     lines = [line.strip() for line in str(error).splitlines()]
     return lines[min(1, len(lines) - 1)]
 
@@ -62,19 +63,19 @@ def _in_short(error: Exception) -> str:
 class Checkpoints:
     """The checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
 
-    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. Each checkpoint is a file
-    and its SHA-256, in this order, so that a file without one is unfinished. Rank 0 writes for all: the parts are the
-    same everywhere, batch norm's statistics are those of rank 0 for DistributedDataParallel too; what each rank has of
-    its own, its random generators too, is gathered.
+    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. First the file of a
+    checkpoint is written, then that of its SHA-256: without the second the first is unfinished. Rank 0 writes for all
+    ranks. The parts are the same on all; DistributedDataParallel, too, takes batch norm's statistics from rank 0. What
+    each rank has of its own, as its random generators, rank 0 gathers.
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
         self.folder, self.world, self.period_s, self.parts = Path(run_dir) / "checkpoint", world, period_s, parts
-        self.last = time.monotonic()
+        self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
         """Whether rank 0's clock says that it is time; the same answer on every rank only through ``StopVote``."""
-        return self.period_s > 0 and time.monotonic() - self.last > self.period_s
+        return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
         """Write the parts, and what each rank has of its own; returns once it is on disk.
@@ -83,24 +84,28 @@ class Checkpoints:
         """
         everyone: list = [None] * self.world.size
         dist.all_gather_object(everyone, own | {"random": distributed.random_state()})
-        weights = self.parts["model"].state_dict().values() if self.world.rank == 0 else ()
-        if not all(value.isfinite().all() for value in weights):
-            print(f"energynn: warning: no checkpoint, weights are not finite after {optimizer_steps} optimizer steps",
-                  file=sys.stderr, flush=True)  # fmt: skip
-        elif self.world.rank == 0:
-            self.folder.mkdir(exist_ok=True)
-            path = self.folder / f"{optimizer_steps:012d}.pt"
-            state = {name: part.state_dict() for name, part in self.parts.items()}
-            digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": state, "ranks": everyone})
-            with whole(path.with_suffix(".sha256")) as file:
-                file.write(digest.encode() + b"\n")
-            # A later one is damaged, as it was not gone on from; of a killed write there may be parts.
-            good = sorted(mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem)[-GENERATIONS:]
-            for old in self.folder.iterdir():
-                if old.name.split(".")[0] not in good:
-                    old.unlink()
-        self.last = time.monotonic()
+        if self.world.rank == 0:
+            weights = self.parts["model"].state_dict().values()
+            if all(values.isfinite().all() for values in weights):
+                self._write_newest(optimizer_steps, everyone)
+            else:
+                _warn(f"no checkpoint, weights are not finite after {optimizer_steps} optimizer steps")
+        self.last_s = time.monotonic()
         distributed.barrier(self.world)
+
+    def _write_newest(self, optimizer_steps: int, ranks: list[dict]) -> None:
+        """Write a checkpoint and remove what is no longer needed."""
+        self.folder.mkdir(exist_ok=True)
+        path = self.folder / f"{optimizer_steps:012d}.pt"
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks})
+        with whole(path.with_suffix(".sha256")) as file:
+            file.write(digest.encode() + b"\n")
+        # The run went on from an earlier checkpoint if there is a later one, so the later one is damaged.
+        usable = sorted(mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem)
+        for old in self.folder.iterdir():
+            if old.name.split(".")[0] not in usable[-GENERATIONS:]:
+                old.unlink()
 
     def load(self) -> tuple[int, dict] | None:
         """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
@@ -108,28 +113,27 @@ class Checkpoints:
         Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint. Raises
         ValueError on every rank if they do not all see the same one, or one of other sizes.
         """
-        path, found = self._newest()
+        path, saved = self._newest()
         everyone: list = [None] * self.world.size
         dist.all_gather_object(everyone, path and path.name)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
             raise ValueError(f"{self.folder}: ranks see different checkpoints ({everyone}); start again")
-        if found is None:
+        if saved is None:
             return None
-        if len(found["ranks"]) != self.world.size:
-            raise ValueError(f"{path}: of {len(found['ranks'])} devices, not {self.world.size}; go on with as many")
+        if len(saved["ranks"]) != self.world.size:
+            raise ValueError(f"{path}: of {len(saved['ranks'])} devices, not {self.world.size}; go on with as many")
         try:
             for name, part in self.parts.items():
-                part.load_state_dict(found["parts"][name])
+                part.load_state_dict(saved["parts"][name])
         except (KeyError, ValueError, RuntimeError) as error:
             raise ValueError(
                 f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
                 f"it was made with, or delete {self.folder}"
             ) from error
-        own = found["ranks"][self.world.rank]
+        own = saved["ranks"][self.world.rank]
         distributed.restore_random_state(own.pop("random"))
-        if self.world.rank == 0:
-            print(f"energynn: goes on after {found['optimizer_steps']} optimizer steps", flush=True)
-        return found["optimizer_steps"], own
+        self.world.tell(f"energynn: goes on after {saved['optimizer_steps']} optimizer steps")
+        return saved["optimizer_steps"], own
 
     def _newest(self) -> tuple[Path | None, dict | None]:
         """The newest whole checkpoint that this rank sees, and what it holds."""
@@ -141,8 +145,7 @@ class Checkpoints:
                 return path, torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
                 if self.world.rank == 0:
-                    print(f"energynn: warning: checkpoint {path.name} is damaged ({error}); taking the one before",
-                          file=sys.stderr, flush=True)  # fmt: skip
+                    _warn(f"checkpoint {path.name} is damaged ({error}); taking the one before")
         return None, None
 
     def remove(self) -> None:
@@ -151,6 +154,10 @@ class Checkpoints:
             for path in self.folder.iterdir():
                 path.unlink()
             self.folder.rmdir()
+
+
+def _warn(text: str) -> None:
+    print(f"energynn: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, value) -> str:

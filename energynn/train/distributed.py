@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import enum
 import hashlib
 import itertools
 import os
@@ -19,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.data import DistributedSampler
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
@@ -46,6 +48,11 @@ class World:
             properties = torch.cuda.get_device_properties(self.device)
             facts |= {"device": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}
         return facts
+
+    def tell(self, line: str) -> None:
+        """Print a line once for all ranks."""
+        if self.rank == 0:
+            print(line, flush=True)
 
 
 def join(config: RunConfig) -> World:
@@ -76,14 +83,9 @@ def join(config: RunConfig) -> World:
     else:
         device = torch.device("cpu")
     torch.set_num_threads(config.threads_per_device)
-    be_deterministic(config.seed)
-    if not config.deterministic:
-        torch.use_deterministic_algorithms(False)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=make_store(timeout), rank=rank, world_size=size, timeout=timeout,
-    )  # fmt: skip
+    be_deterministic(config.seed, algorithms=config.deterministic)
+    backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cpu":
         _pin(world, config)
@@ -95,13 +97,13 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def be_deterministic(seed: int) -> None:
-    """Seed every generator and choose deterministic algorithms where there are any, as the study did for cuDNN."""
+def be_deterministic(seed: int, algorithms: bool = True) -> None:
+    """Seed every generator; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
     random.seed(seed)
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = algorithms, not algorithms
+    torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging that costs time
 
 
@@ -157,13 +159,14 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
     digest = hashlib.sha256()
     for array in loaded:
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    found: list = [None] * world.size
-    dist.all_gather_object(found, (digest.hexdigest(), world.host, str(place)))
-    for rank, (other, host, folder) in enumerate(found):
-        if other != found[0][0]:
+    everyone: list = [None] * world.size
+    dist.all_gather_object(everyone, (digest.hexdigest(), world.host, str(place)))
+    first_digest, first_host, first_place = everyone[0]
+    for rank, (other_digest, host, folder) in enumerate(everyone):
+        if other_digest != first_digest:
             raise ValueError(
-                f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {found[0][1]} from "
-                f"{found[0][2]}; copy them again, and `energynn manifest verify` on each host"
+                f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {first_host} from "
+                f"{first_place}; copy them again, and `energynn manifest verify` on each host"
             )
 
 
@@ -171,15 +174,21 @@ class Interrupted(Exception):
     """The training was asked to stop, and can go on from its checkpoint."""
 
 
+class Request(enum.IntEnum):
+    """What a rank wants of all ranks; the greatest of all requests counts."""
+
+    NOTHING = 0
+    CHECKPOINT = 1
+    STOP = 2  # after a checkpoint
+
+
 class StopVote:
     """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
 
     A rank is asked by SIGTERM or SIGUSR1, all of them by a file ``stop`` in the folder, and rank 0's clock asks for
-    the regular checkpoints. Each step starts a sum over all ranks beside the training, and reads that of the step
+    the regular checkpoints. Each step starts a vote of all ranks beside the training, and reads the result of the step
     before, so that nobody waits.
     """
-
-    NOTHING, CHECKPOINT, STOP = 0, 1, 1000
 
     def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
         self.world, self.file = world, Path(folder) / "stop"
@@ -192,20 +201,22 @@ class StopVote:
     def _ask(self, _number: int, _frame) -> None:
         self.asked = True
 
-    def __call__(self, checkpoint_is_due: bool) -> int:
+    def __call__(self, checkpoint_is_due: bool) -> Request:
         """Call once per step on every rank."""
         if self.world.rank == 0 and time.monotonic() - self.looked > 0.2:
             self.looked = time.monotonic()
             self.asked = self.asked or self.file.exists()
-        answer = self.NOTHING
+        answer, vote = Request.NOTHING, Request.NOTHING
         if self.pending:
-            tensor, work = self.pending
+            greatest, work = self.pending
             work.wait()
-            votes = int(tensor.item())
-            answer = self.STOP if votes >= self.STOP else self.CHECKPOINT if votes else self.NOTHING
-        vote = self.STOP if self.asked else int(self.world.rank == 0 and checkpoint_is_due and not answer)
-        tensor = torch.tensor([vote], dtype=torch.int64)
-        self.pending = tensor, dist.all_reduce(tensor, group=self.group, async_op=True)
+            answer = Request(greatest.item())
+        if self.asked:
+            vote = Request.STOP
+        elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
+            vote = Request.CHECKPOINT
+        greatest = torch.tensor([vote], dtype=torch.int64)
+        self.pending = greatest, dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return answer
 
     def during(self, batches: Iterable, votes: int) -> Iterator:
@@ -215,11 +226,11 @@ class StopVote:
         """
         for number, batch in enumerate(batches):
             yield batch
-            if number < votes and self(False) == self.STOP:
+            if number < votes and self(checkpoint_is_due=False) == Request.STOP:
                 raise Interrupted("during an evaluation")
 
     def close(self) -> None:
-        """Take in the last sum, so that none is under way when the ranks part."""
+        """Wait for the last vote, so that none is under way when the ranks part."""
         if self.pending:
             self.pending[1].wait()
 
@@ -236,6 +247,27 @@ class Shard(DistributedSampler):
     def __iter__(self):
         offset = self.epoch * len(self.dataset) if self.numbered else 0
         return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
+
+
+def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
+    """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
+    options["num_workers"] = config.loader_workers if config.data_staging else 0
+    options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
+    options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
+    return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
+
+
+def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:
+    """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
+    parallel = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    if config.compile:
+        parallel.compile()
+    return parallel
+
+
+def gradients_shared(model: DistributedDataParallel, shared: bool) -> contextlib.AbstractContextManager:
+    """Around forward and backward: average the added gradients over all ranks; if not ``shared``, only add them up."""
+    return contextlib.nullcontext() if shared else model.no_sync()
 
 
 def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:
@@ -256,10 +288,8 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
 def random_state() -> dict:
     """The state of every generator that a trainer may draw from."""
     version, internal, gauss = random.getstate()
-    return {
-        "python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }  # fmt: skip
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return {"python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(), "cuda": cuda}
 
 
 def restore_random_state(state: dict) -> None:
@@ -286,12 +316,12 @@ def _find() -> tuple[int, int, int, Callable]:
 
 def _found_by_torchrun() -> tuple[int, int, int, Callable]:
     rank, size, local_rank = TORCHRUN.place()
-    return rank, size, local_rank, lambda timeout: _environment_store(rank, size, timeout)
 
+    def make_store(timeout: datetime.timedelta) -> dist.Store:
+        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
+        return store
 
-def _environment_store(rank: int, size: int, timeout: datetime.timedelta) -> dist.Store:
-    store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
-    return store
+    return rank, size, local_rank, make_store
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:

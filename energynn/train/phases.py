@@ -1,4 +1,4 @@
-"""What a trainer tells while it runs: events for the record, time per phase, and lines for the person who waits."""
+"""What a trainer tells while it runs: the time of each phase, and lines for the person who waits."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ class PhaseTimer:
     """When each phase began and ended, for the energy of each; phases do not nest.
 
     Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
-    On a GPU the phases after data loading are timed by events in its queue, which cost no waiting; they are read, and
-    tied to the clock of the samples, in ``write``. Data loading is the CPU's time until a batch is in its memory; where
-    the GPU still works on the batch before, the time is that batch's: phases stand in the order of the program, and
-    none begins before the one before it has ended. Together with host_to_device it is the study's
-    data loading with data staging: from the start of the iteration until its data is on the GPU, for which
-    ``synchronous`` waits for the GPU before and after each phase.
+
+    On a GPU all phases but data loading are timed by events in its queue, which cost no waiting. ``write`` reads them
+    and puts them on the clock of the samples. Data loading is the CPU's time until a batch is in its memory. The GPU
+    may still work on the batch before. That time belongs to the batch before: phases keep the order of the program, and
+    each begins only when the one before it has ended.
+
+    With ``synchronous`` the CPU waits for the GPU before and after each phase. Then data loading and host_to_device
+    together are the study's "data loading with data staging": from the start of the iteration until its data are on
+    the GPU.
     """
 
     LINE = 4096  # phases kept in memory on a CPU before they are written
@@ -47,7 +50,7 @@ class PhaseTimer:
         begin = now()
         try:
             yield
-        finally:  # a phase that is broken off is one, too
+        finally:  # a phase that is broken off counts, too
             self.pending.append((phase, begin, now()))
         if not self.on_gpu and len(self.pending) == self.LINE:
             self.write()
@@ -124,10 +127,9 @@ class Progress:
         self.last, elapsed_s = now, now - self.begun
         done, total = epoch * self.steps + step + 1, self.epochs * self.steps
         rate = (done - self.first) / elapsed_s  # of this segment of the run
-        print(
-            f"{self.name}: epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}, "
-            f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left", flush=True,
-        )  # fmt: skip
+        place = f"epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}"
+        speed = f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
+        print(f"{self.name}: {place}, {speed}", flush=True)
         if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
             self.told_s = elapsed_s
             self.events.mark("progress", samples_trained=done * self.batch, samples_to_train=total * self.batch)
@@ -138,8 +140,8 @@ class Progress:
             values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
             samples = (self.epochs * self.steps - self.first) * self.batch
             elapsed_s = time.monotonic() - self.begun
-            print(f"{self.name}: {self.epochs} epochs, {samples} samples in {elapsed_s:.1f} s "
-                  f"({samples / elapsed_s:.1f} samples/s): {values}", flush=True)  # fmt: skip
+            speed = f"{samples} samples in {elapsed_s:.1f} s ({samples / elapsed_s:.1f} samples/s)"
+            print(f"{self.name}: {self.epochs} epochs, {speed}: {values}", flush=True)
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:

@@ -19,14 +19,14 @@ from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 
 def run(folder: str | Path) -> None:
-    """Train as run.json asks, with raw files in a folder: the run's own, or that of a later segment.
+    """Train as run.json says; write raw files to a folder, that of the run or of a later segment.
 
-    Ends the whole MPI world if this rank cannot go on, so that none waits for ever.
+    Ends all ranks if this one cannot go on, so that none waits for ever.
     """
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason, stop_sampler = "finished", "", lambda: None
+    status, reason, stop_sampler = "finished", "", None
     rank = launchers.rank()
     try:
         intent = json.loads((run_dir / "run.json").read_text())
@@ -36,12 +36,14 @@ def run(folder: str | Path) -> None:
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         _be_idle(folder, rank, "before", config.idle_baseline_s)
-        importlib.import_module(configuration.trainer(config.workload)).main(config, run_dir, folder)
+        trainer = importlib.import_module(configuration.trainer(config.workload))
+        trainer.main(config, run_dir, folder)
         _be_idle(folder, rank, "after", config.idle_baseline_s)
-        stop_sampler()
-    except Interrupted as stop:  # every rank at the same step: no reason to end the world
+        if stop_sampler:
+            stop_sampler()
+    except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
         status, reason = "interrupted", str(stop)
-    except BaseException as error:  # SystemExit too: perun would wait a minute for it and lose its data
+    except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
             traceback.print_exc()
@@ -56,7 +58,7 @@ def run(folder: str | Path) -> None:
 
 
 def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
-    """Do nothing for a while, so that idle power is measured; at the end it is also the samples' tail."""
+    """Do nothing for a while, so that idle power is measured; after the training there are samples beyond its end."""
     if seconds > 0:
         events = Events(folder, rank)
         events.mark("idle_start", when=when)

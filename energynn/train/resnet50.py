@@ -7,7 +7,8 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,19 +22,17 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import list_images, prepare, stratified_prefix
+from energynn.data.imagenet import Listing, list_images, prepare, stratified_prefix
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.files import REPOSITORY
-from energynn.measure.samples import Events
-from energynn.train import checkpoint, distributed
-from energynn.train.distributed import World
-from energynn.train.phases import PhaseTimer, Progress, require_finite
+from energynn.train import distributed
+from energynn.train.distributed import Interrupted, World
+from energynn.train.session import Session
 
 # Of ImageNet's training images; the usual constants of torchvision's reference training.
 CHANNEL_MEAN = (0.485, 0.456, 0.406)
 CHANNEL_STD = (0.229, 0.224, 0.225)
 REFERENCE_BATCH_SIZE = 256  # config.learning_rate is for this global batch size (Goyal et al. 2017)
-CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
 @distributed.lost_ranks_named()
@@ -45,168 +44,70 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
     Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
-    run_dir = Path(run_dir)
-    folder = Path(folder or run_dir)
-    world = distributed.join(config)
-    events = Events(folder, world.rank)
-    events.mark("rank_start", **world.describe())
-
+    session = Session(config, run_dir, folder)
+    world = session.world
     training, validation = load_images(config, world)
     for images in (training, validation):
-        listing = images.listing
-        places = [] if listing.offsets is None else [listing.offsets, listing.sizes]  # within an archive or a store
-        some = [np.frombuffer(listing.read(images.indices[at]), np.uint8) for at in (0, -1)[: len(images)]]
-        chosen = [listing.names, listing.labels, images.indices]
-        distributed.require_same_data(world, listing.place, *chosen, *places, *some)
-    training_loader = make_loader(training, config, world, shuffle=True)
-    training_evaluation_loader = make_loader(training, config, world)
+        require_same_images(images, world)
+    loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
-    steps = len(training_loader) // config.accumulation_steps
-    if steps == 0 or len(validation_loader) == 0:
+    training_evaluation_loader = make_loader(training, config, world)
+    if len(loader) < config.accumulation_steps or len(validation_loader) == 0:
         raise ValueError(
             f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
             f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
         )
-    model = make_model(len(training.listing.classes), config, world)
-    vectors = [] if config.weight_decay_on_all else [one for one in model.parameters() if one.ndim < 2]
-    matrices = [one for one in model.parameters() if config.weight_decay_on_all or one.ndim >= 2]
-    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}][: 1 + bool(vectors)]
-    optimizer = torch.optim.SGD(
-        groups, lr=config.warmup_start, momentum=config.momentum, weight_decay=config.weight_decay,
-        fused=config.fused_optimizer or None,
-    )  # fmt: skip
+    classes = len(training.listing.classes)
+    model = make_model(classes, config, world)
+    optimizer = make_optimizer(model, config)
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
+    warm_up(model, config, world)
 
-    example = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
-    images, labels = to_device((example, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
-    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
-    if config.compile:  # for evaluation once more
-        evaluate(model, [(images, labels)], config, world)
+    session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
+    phase = session.phase
+    with bad_images_told(session, training, validation), session.measured(dataset_samples=len(training)):
+        for epoch in session.epochs():
+            if epoch <= config.warmup_epochs:
+                set_learning_rate(optimizer, warmup_learning_rate(epoch, config))
+            learning_rate = optimizer.param_groups[0]["lr"]
+            model.train()
+            for step, local_batches in session.steps(epoch):
+                if epoch < config.warmup_epochs and not config.warmup_per_epoch:
+                    epochs_done = epoch + step / session.steps_per_epoch
+                    set_learning_rate(optimizer, warmup_learning_rate(epochs_done, config))
+                optimizer.zero_grad()
+                step_loss = 0.0
+                for batch, is_last in local_batches:
+                    with phase("host_to_device"):
+                        images, labels = to_device(batch, config, world)
+                    with distributed.gradients_shared(model, is_last):
+                        with phase("forward"):
+                            loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
+                        with phase("backward"):
+                            loss.backward()
+                    step_loss += loss.detach()
+                with phase("optimizer"):
+                    optimizer.step()
+                session.step_done(step_loss)
 
-    phases = PhaseTimer(world.device, folder, world.rank, config.synchronous_phases)
-    parts = {"model": model.module, "optimizer": optimizer, "plateau": plateau}
-    checkpoints = checkpoint.Checkpoints(run_dir, world, config.checkpoint_period_s, parts)
-    first_step, own = checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
-    # Steps of the epoch that a checkpoint broke off; after its last step the evaluation is still to be made.
-    first_epoch, done_steps = divmod(first_step - 1, steps) if first_step else (0, -1)
-    done_steps += 1
-    losses, samples_evaluated = own["losses"], own["samples_evaluated"]  # of all epochs
-    stop = distributed.StopVote(world, folder, config.collective_timeout_s)
-    progress = Progress(config, steps, first_step, events if world.rank == 0 else None)
-    metrics: dict[str, float] = {}
-    asked = stop.NOTHING
-
-    def mark_bad_images() -> None:
-        if config.on_bad_image == "skip":
-            skipped = training.skipped() + validation.skipped()
-            events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
-
-    def save(optimizer_steps: int) -> None:
-        with phases("checkpoint"):
-            checkpoints.save(optimizer_steps, losses=losses, samples_evaluated=samples_evaluated)
-        phases.write()
-        if asked == stop.STOP:
-            mark_bad_images()
-            raise distributed.Interrupted(f"checkpoint after {optimizer_steps} of {config.epochs * steps} steps")
-
-    distributed.barrier(world)
-    samples_done = first_step * config.global_batch_size
-    events.mark("training_start", dataset_samples=len(training), samples_done=samples_done)
-    for epoch in range(first_epoch, config.epochs):
-        if epoch <= config.warmup_epochs:
-            set_learning_rate(optimizer, warmup_learning_rate(epoch, config))
-        learning_rate = optimizer.param_groups[0]["lr"]
-
-        model.train()
-        for loader in (training_loader, validation_loader):
-            loader.sampler.set_epoch(epoch)
-        training_evaluation_loader.sampler.set_epoch(config.epochs + epoch)  # other crops than those of the training
-        training_loader.sampler.first = done_steps * config.accumulation_steps * config.local_batch_size
-        unread: list[torch.Tensor] = []
-        accumulated = 0.0
-        first_pass = done_steps * config.accumulation_steps
-        for passes, batch in enumerate(phases.loading(training_loader), start=first_pass):
-            step, part = divmod(passes, config.accumulation_steps)
-            if step == steps:  # what does not fill a global batch is left out
-                break
-            is_last_part = part == config.accumulation_steps - 1
-            if epoch < config.warmup_epochs and not config.warmup_per_epoch:
-                set_learning_rate(optimizer, warmup_learning_rate(epoch + step / steps, config))
-            with phases("host_to_device"):
-                images, labels = to_device(batch, config, world)
-            with contextlib.nullcontext() if is_last_part else model.no_sync():
-                with phases("forward"):
-                    loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
-                with phases("backward"):
-                    if part == 0:
-                        optimizer.zero_grad()
-                    loss.backward()
-            accumulated = (accumulated if part else 0.0) + loss.detach()
-            if not is_last_part:
-                continue
-            with phases("optimizer"):
-                optimizer.step()
-            unread.append(accumulated)
-            progress.step(epoch, step, unread[-1])
-            asked = stop(checkpoints.is_due())
-            if len(unread) == CHECK_STEPS or step == steps - 1 or asked:
-                read = torch.stack(unread).tolist()
-                require_finite(read, epoch, first_step=step + 1 - len(read))
-                losses += read
-                unread.clear()
-            if asked:
-                save(epoch * steps + step + 1)
-        done_steps = 0
-        samples_trained = (epoch + 1) * steps * config.global_batch_size
-
-        try:
-            with phases("evaluation"):
-                batches = stop.during(validation_loader, len(validation_loader))
-                metrics, evaluated = evaluate(model, batches, config, world)
-                if config.evaluate_training_set:  # with random crops as in training (study's code)
-                    batches = stop.during(training_evaluation_loader, len(training_evaluation_loader))
-                    again, more = evaluate(model, batches, config, world)
-                    metrics["top1_error_training"], evaluated = again["top1_error"], evaluated + more
-        except distributed.Interrupted:
-            asked = stop.STOP
-            save((epoch + 1) * steps)
-        samples_evaluated += evaluated
-        if epoch >= config.warmup_epochs:
-            plateau.step(metrics["validation_loss"])
-        training_loss = distributed.total([sum(losses[-steps:]) / steps / world.size], world)[0]
-        if world.rank == 0:
-            events.mark(
-                "epoch", epoch=epoch + 1, epochs=config.epochs, training_loss=training_loss,
-                learning_rate=learning_rate, samples_trained=samples_trained, samples_evaluated=samples_evaluated,
-                optimizer_steps=(epoch + 1) * steps, **metrics,
-            )  # fmt: skip
-        phases.write()  # reads the GPU's events of this epoch, so that they do not pile up
-    stop.close()
-    distributed.barrier(world)
-    events.mark(
-        "training_end", samples_trained=samples_trained, samples_evaluated=samples_evaluated,
-        optimizer_steps=config.epochs * steps,
-        forward_backward_passes=config.epochs * steps * config.accumulation_steps, metrics=metrics,
-    )  # fmt: skip
-    phases.write()
-    mark_bad_images()
-    progress.end(metrics)
-    if config.save_weights and world.rank == 0:
-        classes = {"classes": len(training.listing.classes)}
-        digest = checkpoint.save_weights(run_dir / "weights.pt", model.module, classes)
-        events.mark("weights_saved", file="weights.pt", sha256=digest)
-    checkpoints.remove()
-    distributed.leave()
-    return losses
+            with session.evaluation():
+                metrics, samples = evaluate_on(model, validation_loader, epoch, session)
+                if config.evaluate_training_set:  # with random crops as in training (study's code), but other ones
+                    again, more = evaluate_on(model, training_evaluation_loader, config.epochs + epoch, session)
+                    metrics["top1_error_training"] = again["top1_error"]
+                    samples += more
+            if epoch >= config.warmup_epochs:
+                plateau.step(metrics["validation_loss"])
+            session.epoch_done(metrics, samples, learning_rate)
+    return session.finish({"classes": classes})
 
 
 def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     """Training and validation images as the configuration selects and transforms them, from the verified folder.
 
-    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here; with
-    "device" there are as many as asked for: their number makes the steps of an epoch, but one batch of them is read.
+    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
     """
-    root = manifests.verify(config.dataset, progress=(lambda line: None) if world.rank else print)
+    root = manifests.verify(config.dataset, progress=world.tell)
     if config.image_loading == "store" and not (root / "train.ppm").is_file():
         store = REPOSITORY / "build" / "store" / config.dataset
         if config.dataset in manifests.VARIABLES:
@@ -215,14 +116,51 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
             prepare(root, store)
         distributed.barrier(world)
         root = store
-    found = []
-    wanted = ((config.training_samples, "random"), (config.validation_samples, config.validation_crop))
-    for listing, (count, crop) in zip(list_images(root), wanted, strict=True):
-        on_device = config.image_loading == "device"
-        indices = stratified_prefix(listing.names, listing.labels, min(count, len(listing)) if on_device else count)
-        indices = np.resize(indices, count or len(indices))  # each of them once, or in turn where "device" wants more
-        found.append(Images(listing, indices, make_transform(config, crop), config.on_bad_image))
-    return tuple(found)
+    training, validation = list_images(root)
+    return (
+        select_images(training, config.training_samples, "random", config),
+        select_images(validation, config.validation_samples, config.validation_crop, config),
+    )
+
+
+def select_images(listing: Listing, count: int, crop: str, config: ResNet50Config) -> Images:
+    """So many images of a listing, all of them with 0.
+
+    With ``image_loading="device"`` there are as many as asked for, in turn where there are fewer: their number makes
+    the steps of an epoch, but one batch of them is read.
+    """
+    available = min(count, len(listing)) if config.image_loading == "device" else count
+    indices = stratified_prefix(listing.names, listing.labels, available)
+    indices = np.resize(indices, count or len(indices))
+    return Images(listing, indices, make_transform(config, crop), config.on_bad_image)
+
+
+def require_same_images(images: Images, world: World) -> None:
+    """Raise ValueError if a rank has another list of images, or another first or last image."""
+    listing = images.listing
+    content = [listing.names, listing.labels, images.indices]
+    if listing.offsets is not None:  # within an archive or a store
+        content += [listing.offsets, listing.sizes]
+    for index in (*images.indices[:1], *images.indices[-1:]):
+        content.append(np.frombuffer(listing.read(index), np.uint8))
+    distributed.require_same_data(world, listing.place, *content)
+
+
+@contextlib.contextmanager
+def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
+    """Around the training: at its end, or where it is stopped, an event tells which images were skipped."""
+
+    def tell() -> None:
+        if session.config.on_bad_image == "skip":
+            skipped = [place for images in selected for place in images.skipped()]
+            session.events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
+
+    try:
+        yield
+    except Interrupted:
+        tell()
+        raise
+    tell()
 
 
 def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
@@ -231,16 +169,22 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
     Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
     validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
     """
-    size, scale, is_random = config.image_size, (config.crop_scale_min, 1.0), crop == "random"
+    size, scale_min = config.image_size, config.crop_scale_min
     if config.image_loading in ("fast", "store"):
-        crops = [partial(random_crop, size=size, scale_min=scale[0]) if is_random else partial(centre_crop, size=size)]
-        pixels, floats = [], [_normalized_alone]
+        cropped = partial(centre_crop, size=size)
+        if crop == "random":
+            cropped = partial(random_crop, size=size, scale_min=scale_min)
+        steps = [cropped] if config.uint8_to_device else [cropped, _normalized_alone]
+        return transforms.Compose(steps)
+    if crop == "random":
+        crops = [transforms.RandomResizedCrop(size, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip()]
     else:
-        random_steps = [transforms.RandomResizedCrop(size, scale=scale), transforms.RandomHorizontalFlip()]
-        centre_steps = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
-        crops = [load_pillow, *(random_steps if is_random else centre_steps)]
-        pixels, floats = [_pixels], [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
-    return transforms.Compose(crops + (pixels if config.uint8_to_device else floats))
+        crops = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
+    if config.uint8_to_device:
+        values = [_pixels]
+    else:
+        values = [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
+    return transforms.Compose([load_pillow, *crops, *values])
 
 
 def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
@@ -288,13 +232,12 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
     sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
-    workers = config.loader_workers if config.data_staging and config.image_loading != "device" else 0
-    loader = DataLoader(
-        SeededCrops(images, config.seed), config.local_batch_size, sampler=sampler, num_workers=workers,
-        drop_last=shuffle, persistent_workers=config.persistent_workers and workers > 0,
-        pin_memory=config.pinned_memory and world.device.type == "cuda",
-    )  # fmt: skip
-    return OneBatch(loader, config, world) if config.image_loading == "device" and len(loader) else loader
+    crops = SeededCrops(images, config.seed)
+    if config.image_loading != "device":
+        return distributed.make_loader(crops, sampler, config, world, drop_last=shuffle)
+    without_workers = dataclasses.replace(config, loader_workers=0)
+    loader = distributed.make_loader(crops, sampler, without_workers, world, drop_last=shuffle)
+    return OneBatch(loader, config, world) if len(loader) else loader
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
@@ -310,10 +253,27 @@ def make_model(classes: int, config: ResNet50Config, world: World) -> Distribute
     """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
-    model = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    return distributed.data_parallel(model, config, world)
+
+
+def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.optim.SGD:
+    """SGD with weight decay on all parameters, or on those of at least two dimensions only: no biases, no norms."""
+    groups = [{"params": list(model.parameters())}]
+    if not config.weight_decay_on_all:
+        matrices = [values for values in model.parameters() if values.ndim >= 2]
+        vectors = [values for values in model.parameters() if values.ndim < 2]
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    decay, fused = config.weight_decay, config.fused_optimizer or None
+    return torch.optim.SGD(groups, lr=config.warmup_start, momentum=config.momentum, weight_decay=decay, fused=fused)
+
+
+def warm_up(model: DistributedDataParallel, config: ResNet50Config, world: World) -> None:
+    """Let everything be set up before the measured region: forward, backward, and compiled code for evaluation."""
+    pixels = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
+    images, labels = to_device((pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
+    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
     if config.compile:
-        model.compile()
-    return model
+        evaluate(model, [(images, labels)], config, world)
 
 
 def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config) -> torch.Tensor:
@@ -337,25 +297,32 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
     return config.warmup_start + share * (target - config.warmup_start)
 
 
+def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) -> tuple[dict[str, float], int]:
+    """As ``evaluate``, with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
+    loader.sampler.set_epoch(crops)
+    return evaluate(model, session.stop.during(loader, len(loader)), session.config, session.world)
+
+
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
     """Mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
-    loss_sum, wrong, wrong5 = (torch.zeros((), dtype=torch.float64, device=world.device) for _ in range(3))
+    loss_sum, wrong, wrong5 = torch.zeros(3, dtype=torch.float64, device=world.device).unbind()
     count = 0
     for batch in loader:
         images, labels = to_device(batch, config, world)
-        found = scores(model, images, config)
-        loss_sum += F.cross_entropy(found, labels, reduction="sum")
-        wrong += (found.argmax(dim=1) != labels).sum()
-        best = min(5, found.shape[1])
+        logits = scores(model, images, config)
+        loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+        wrong += (logits.argmax(dim=1) != labels).sum()
+        best = min(5, logits.shape[1])
         if config.top5_per_sample:
-            wrong5 += sum(label not in row.topk(best).indices for row, label in zip(found, labels, strict=True))
+            missed = [label not in row.topk(best).indices for row, label in zip(logits, labels, strict=True)]
+            wrong5 += sum(missed)
         else:
-            wrong5 += (found.topk(best).indices != labels[:, None]).all(dim=1).sum()
+            wrong5 += (logits.topk(best).indices != labels[:, None]).all(dim=1).sum()
         count += len(labels)
-    *sums, count = distributed.total([wrong.item(), wrong5.item(), loss_sum.item(), count], world)
-    top1, top5, loss = (one / count for one in sums)
-    return {"top1_error": top1, "top5_error": top5, "validation_loss": loss}, int(count)
+    *sums, samples = distributed.total([wrong.item(), wrong5.item(), loss_sum.item(), count], world)
+    top1_error, top5_error, loss = (value / samples for value in sums)
+    return {"top1_error": top1_error, "top5_error": top5_error, "validation_loss": loss}, int(samples)

@@ -1,0 +1,165 @@
+"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the vote to stop.
+
+The trainer calls the session; the session never calls the trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader
+
+from energynn.config import RunConfig
+from energynn.measure.samples import Events
+from energynn.train import distributed
+from energynn.train.checkpoint import Checkpoints, save_weights
+from energynn.train.distributed import Interrupted, Request, StopVote
+from energynn.train.phases import PhaseTimer, Progress, require_finite
+
+CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
+
+
+class Session:
+    """The training of one rank, from joining the other ranks to leaving them.
+
+    A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within ``measured`` come the
+    ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and ``epoch_done``. At
+    the end comes ``finish``. ``world`` tells of the ranks, ``phase(name)`` times what is done within it.
+    """
+
+    def __init__(self, config: RunConfig, run_dir: Path, folder: Path | None = None):
+        """Join the other ranks; ``folder`` is a segment of the run in ``run_dir``, by default the whole."""
+        self.config, self.run_dir = config, Path(run_dir)
+        self.folder = Path(folder or run_dir)
+        self.world = distributed.join(config)
+        self.events = Events(self.folder, self.world.rank)
+        self.events.mark("rank_start", **self.world.describe())
+
+    def resume(self, loader: DataLoader, **parts) -> None:
+        """Go back to the newest checkpoint of the run, if there is one.
+
+        ``loader`` gives the local batches of an epoch, and its sampler is a ``Shard``. ``parts`` are what a checkpoint
+        holds, as ``model`` (without the DistributedDataParallel around it), optimizer and schedule.
+        """
+        config, world = self.config, self.world
+        self.loader, self.parts = loader, parts
+        self.steps_per_epoch = len(loader) // config.accumulation_steps
+        self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
+        self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
+        self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+        self.losses: list[float] = own["losses"]  # of this rank, one for each step
+        self.samples_evaluated: int = own["samples_evaluated"]
+        self.metrics: dict[str, float] = {}
+        self.stop = StopVote(world, self.folder, config.collective_timeout_s)
+        teller = self.events if world.rank == 0 else None
+        self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
+        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
+
+    @contextlib.contextmanager
+    def measured(self, dataset_samples: int) -> Iterator[None]:
+        """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
+        distributed.barrier(self.world)
+        samples_done = self.optimizer_steps * self.config.global_batch_size
+        self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
+        yield
+        self.stop.close()
+        distributed.barrier(self.world)
+        passes = self.optimizer_steps * self.config.accumulation_steps
+        self.events.mark("training_end", **self._counts(), forward_backward_passes=passes, metrics=self.metrics)
+        self.phase.write()
+        self.progress.end(self.metrics)
+
+    def epochs(self) -> range:
+        """The epochs that are not complete, from 0; after the last step of an epoch its evaluation still is to come."""
+        first = max(self.optimizer_steps - 1, 0) // self.steps_per_epoch
+        return range(first, self.config.epochs)
+
+    def steps(self, epoch: int) -> Iterator[tuple[int, Iterator[tuple]]]:
+        """Each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
+
+        A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global
+        batch at the end of the epoch is left out.
+        """
+        local_batches = self.config.accumulation_steps
+        done = self.optimizer_steps - epoch * self.steps_per_epoch
+        self.loader.sampler.set_epoch(epoch)
+        self.loader.sampler.first = done * local_batches * self.config.local_batch_size
+        batches = self.phase.loading(self.loader)
+        for step in range(done, self.steps_per_epoch):
+            yield step, _last_marked(batches, local_batches)
+        next(batches, None)  # the loader comes to its end, too
+
+    def step_done(self, loss: torch.Tensor) -> None:
+        """After the step of the optimizer: count it, write a checkpoint if one is due, stop if the ranks shall.
+
+        loss: that of this rank, on its device. Raises ValueError for one that is not finite, some steps later, and
+        Interrupted after the checkpoint of a stop.
+        """
+        epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
+        self.optimizer_steps += 1
+        self._unread.append(loss)
+        self.progress.step(epoch, step, loss)
+        request = self.stop(self.checkpoints.is_due())
+        if request or len(self._unread) == CHECK_STEPS or step == self.steps_per_epoch - 1:
+            losses = torch.stack(self._unread).tolist()
+            require_finite(losses, epoch, first_step=step + 1 - len(losses))
+            self.losses += losses
+            self._unread.clear()
+        if request:
+            self._save(request)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The evaluation after an epoch. ``stop.during`` lets a stop be heard in it; it is made anew afterwards."""
+        try:
+            with self.phase("evaluation"):
+                yield
+        except Interrupted:
+            self._save(Request.STOP)
+
+    def epoch_done(self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float) -> None:
+        """Tell of the epoch; ``samples_evaluated`` are those of this epoch, on all ranks."""
+        self.metrics = metrics
+        self.samples_evaluated += samples_evaluated
+        steps = self.steps_per_epoch
+        local_loss = sum(self.losses[-steps:]) / steps
+        (training_loss,) = distributed.total([local_loss / self.world.size], self.world)
+        if self.world.rank == 0:
+            epoch = {"epoch": self.optimizer_steps // steps, "epochs": self.config.epochs}
+            means = {"training_loss": training_loss, "learning_rate": learning_rate}
+            self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
+        self.phase.write()  # reads the GPU's events of this epoch, so that they do not pile up
+
+    def finish(self, architecture: dict) -> list[float]:
+        """Save the weights with their ``architecture`` if asked for, leave the other ranks, return all losses."""
+        if self.config.save_weights and self.world.rank == 0:
+            digest = save_weights(self.run_dir / "weights.pt", self.parts["model"], architecture)
+            self.events.mark("weights_saved", file="weights.pt", sha256=digest)
+        self.checkpoints.remove()
+        distributed.leave()
+        return self.losses
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "samples_trained": self.optimizer_steps * self.config.global_batch_size,
+            "samples_evaluated": self.samples_evaluated,
+            "optimizer_steps": self.optimizer_steps,
+        }
+
+    def _save(self, request: Request) -> None:
+        with self.phase("checkpoint"):
+            self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
+        self.phase.write()
+        if request == Request.STOP:
+            all_steps = self.config.epochs * self.steps_per_epoch
+            raise Interrupted(f"checkpoint after {self.optimizer_steps} of {all_steps} steps")
+
+
+def _last_marked(batches: Iterator, count: int) -> Iterator[tuple]:
+    """The next ``count`` batches, each with whether it is the last of them."""
+    for number, batch in enumerate(itertools.islice(batches, count), start=1):
+        yield batch, number == count
