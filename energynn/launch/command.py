@@ -8,7 +8,6 @@ sampler process of our own, and rank 0 writes the record.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 
 from energynn import records
-from energynn.files import is_locked, utc_now, write_json
+from energynn.files import is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
 from energynn.measure import machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
@@ -119,26 +118,31 @@ def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     folder = run_dir if first else run_dir / f"segment-{len(segments(run_dir)) + 1}"
     made = run_dir if first else run_dir / f".{folder.name}"
     made.mkdir(exist_ok=True)
-    lock = open(made / ALIVE, "w")
-    with contextlib.suppress(OSError):  # file systems without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    held = lock(made / ALIVE, wait=True)
     made.rename(folder)
-    return folder, [alive, lock]
+    return folder, [alive, held]
 
 
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> dict:
     described = machine.describe_machine()
+    gpus = described["gpus"]
     model = machine.CPU_MODEL
     if (Path("runs") / "local" / "system.toml").exists():
-        model = machine.load(Path("runs"), "local")["cpu_model"]
+        model = machine.load(Path("runs"), "local", described)["cpu_model"]
     return {
-        "run_id": run_dir.name, "workload": "command", "system": "measured", "started_at": utc_now(),
-        "boot_id": described["boot_id"], "config": {"command": shlex.join(command), "sampling_period_s": period_s},
-        "device_kind": "gpu" if described["gpus"] else "cpu core",
-        "device_name": described["gpus"][0]["name"] if described["gpus"] else described["cpu"],
-        "devices": size if size > 1 else max(1, len(described["gpus"])),
-        "cpu_model": model, "versions": machine.versions(), "machine": described,
-    }  # fmt: skip
+        "run_id": run_dir.name,
+        "workload": "command",
+        "system": "measured",
+        "started_at": utc_now(),
+        "boot_id": described["boot_id"],
+        "config": {"command": shlex.join(command), "sampling_period_s": period_s},
+        "device_kind": "gpu" if gpus else "cpu core",
+        "device_name": gpus[0]["name"] if gpus else described["cpu"],
+        "devices": size if size > 1 else max(1, len(gpus)),
+        "cpu_model": model,
+        "versions": machine.versions(),
+        "machine": described,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- the command

@@ -91,8 +91,8 @@ def git_state() -> tuple[str, bool]:
     return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
 
 
-def load(runs_dir: Path, system: str) -> dict:
-    """The description of a system; written for this machine if there is none yet.
+def load(runs_dir: Path, system: str, described: dict) -> dict:
+    """The description of a system; if there is none yet, this machine's own, as ``describe_machine`` gives it.
 
     Raises ValueError where the file cannot be read or the folder cannot be written.
     """
@@ -100,7 +100,7 @@ def load(runs_dir: Path, system: str) -> dict:
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_toml(system, describe_machine()))
+            path.write_text(_toml(system, described))
         except OSError as error:
             raise ValueError(f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own") from error
     try:
