@@ -23,7 +23,7 @@ import energynn
 from energynn import records
 from energynn.files import lock
 from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
-from energynn.measure import perun_adapter
+from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
@@ -181,14 +181,15 @@ def summary(record: dict) -> str:
     """The run in one or two lines."""
     if record["status"] != "finished":
         return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
-    energies = ", ".join(
-        f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})"
-        for part in ("gpu", "cpu", "ram") if f"energy_{part}_J" in record
-    )  # fmt: skip
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+    energies = []
+    for part in energy.COMPONENTS:
+        if f"energy_{part}_J" in record:
+            energies.append(f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})")
+    parts = [f"{record['training_time_s']:.1f} s", *(energies or ["no energy"])]
+    parts.append(f"{record.get('samples_in_training', 0)} power samples")
+    parts.append(", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items()))
     doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
-    return (f"energynn: {record['run_id']}: {record['training_time_s']:.1f} s, {energies or 'no energy'}, "
-            f"{record.get('samples_in_training', 0)} power samples, {metrics}{doubts}")  # fmt: skip
+    return f"energynn: {record['run_id']}: {', '.join(parts)}{doubts}"
 
 
 def _relay(lines, log_path: Path, last_words: list[str]) -> None:
