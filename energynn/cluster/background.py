@@ -24,15 +24,9 @@ def submit(script: Path, tasks: int, _after: str) -> str:
         old.unlink()
     (script.parent / "current.json").unlink(missing_ok=True)
     earlier = [str(worker) for worker in _workers()]
-    worker = subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(script), str(tasks), *earlier],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd=REPOSITORY,
-        start_new_session=True,
-    )
-    return str(worker.pid)
+    command = [sys.executable, "-m", MODULE, str(script), str(tasks), *earlier]
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return str(subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **silent).pid)
 
 
 def queue() -> dict[str, tuple[str, str]]:

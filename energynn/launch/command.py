@@ -25,7 +25,7 @@ from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
 from energynn.measure.sampler_process import READY_S, start_sampler, until
-from energynn.measure.samples import Events, Silence, has_begun, read_events, segments
+from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, read_events, segments
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -134,14 +134,10 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> di
         "workload": "command",
         "system": "measured",
         "started_at": utc_now(),
-        "boot_id": described["boot_id"],
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
-        "device_kind": "gpu" if gpus else "cpu core",
-        "device_name": gpus[0]["name"] if gpus else described["cpu"],
         "devices": size if size > 1 else max(1, len(gpus)),
         "cpu_model": model,
-        "versions": machine.versions(),
-        "machine": described,
+        **machine.facts_of_run(described, on_gpu=bool(gpus)),
     }
 
 
@@ -241,8 +237,8 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
 def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int]:
     """Status, reason and exit status of one rank's command."""
     events = [event for event in read_events(folder) if event["rank"] == rank]
-    ends = [event for event in events if event["event"] == "training_end"]
-    if not any(event["event"] == "training_start" for event in events):
+    ends = events_of_kind(events, "training_end")
+    if not events_of_kind(events, "training_start"):
         if stopped:
             return "interrupted", f"stopped by {_name(stopped[0])} before the command was started", 128 + stopped[0]
         return "failed", "the sampler did not start, so the command was not", 2
@@ -270,7 +266,7 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
     while True:
         none_left = not any(map(is_locked, folder.glob(".ranks-*")))
         events = read_events(folder)
-        ended = {event["rank"]: event for event in events if event["event"] == "rank_end"}
+        ended = {event["rank"]: event for event in events_of_kind(events, "rank_end")}
         if len(ended) == size:
             break
         if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > patience):

@@ -20,7 +20,7 @@ from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import host_lock
+from energynn.launch.supervise import APART, host_lock
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.samples import segments
@@ -63,15 +63,7 @@ def _supervised(intent: Intent) -> None:
     terminal = _papermills_terminal()
     view_ended = watch.in_notebook(intent.run_dir)
     words = [str(intent.run_dir), str(os.getpid()), intent.launcher.mpirun, intent.launcher.flavour]
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "energynn.launch.supervise", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,  # a Ctrl-C for the notebook must not reach the ranks before their supervisor
-    )
+    supervisor = subprocess.Popen([sys.executable, "-m", "energynn.launch.supervise", *words], **APART)
     try:
         for line in supervisor.stdout:
             print(line, end="", flush=True)
@@ -113,8 +105,7 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
     described = machine.describe_machine()
     system = machine.load(runs_dir, config.system, described)
     launcher = find_launcher(config.devices)
-    on_gpu = config.device == "gpu" or (config.device == "auto" and described["gpus"])
-    device_name = described["gpus"][0]["name"] if on_gpu and described["gpus"] else described["cpu"]
+    on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
     data_root = manifests.root(config.dataset).absolute()
     commit, dirty = machine.git_state()
     run_json = {
@@ -122,20 +113,16 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
         "workload": config.workload,
         "system": config.system,
         "started_at": utc_now(),
-        "boot_id": described["boot_id"],
         "config": configuration.to_dict(config),
         "config_digest": configuration.digest(configuration.to_dict(config)),
         "data_digest": configuration.manifest_digest(config.dataset),
         "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
         "launcher": launcher.name,
-        "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": device_name,
         "devices": config.devices,
         "cpu_model": system["cpu_model"],
-        "versions": machine.versions(),
-        "machine": described,
         "git_commit": commit,
         "git_dirty": dirty,
+        **machine.facts_of_run(described, on_gpu),
     }
     return Intent(run_dir, config, launcher, run_json)
 

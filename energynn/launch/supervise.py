@@ -24,11 +24,14 @@ from energynn import records
 from energynn.files import lock
 from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
 from energynn.measure import energy, perun_adapter
-from energynn.measure.samples import Silence, read_events, segments
+from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
+# How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
+APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+APART |= {"text": True, "errors": "replace", "start_new_session": True}
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 
@@ -71,17 +74,8 @@ def _run_ranks(
     folder: Path, command: list[str], intent: dict, parent: int, stop_reasons: list[str], last_words: list[str]
 ) -> int:
     """Run the ranks until all have ended, or have to; returns the exit status of what started them."""
-    ranks = subprocess.Popen(
-        command,
-        env=rank_environment(folder, intent),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=perun_adapter.die_with_parent,
-    )
+    environment = rank_environment(folder, intent)
+    ranks = subprocess.Popen(command, env=environment, preexec_fn=perun_adapter.die_with_parent, **APART)
     relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
     relay.start()
     silence = Silence()
@@ -101,7 +95,7 @@ def _run_ranks(
 
 def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
     """Ask the ranks for a checkpoint, through a file that every launcher's ranks can see, and let them end."""
-    if any(event["event"] == "training_start" for event in read_events(folder)):
+    if events_of_kind(read_events(folder), "training_start"):
         (folder / "stop").touch()
         deadline = time.monotonic() + CHECKPOINT_S
         while ranks.poll() is None and time.monotonic() < deadline:
@@ -152,26 +146,30 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
 
 
 def verdict(
-    run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
+    folder: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
 ) -> tuple[str, str]:
-    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM).
+    """Status and reason of a run, from the last event of each rank.
 
-    ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
+    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM. ``last_words`` are what ranks printed as
+    their end. They count only where no rank could write why it failed, as on a full disk.
     """
-    events = read_events(run_dir)
-    ends = [event for event in events if event["event"] == "rank_end"]
+    events = read_events(folder)
+    ends = events_of_kind(events, "rank_end")
     failures = [event for event in ends if event["status"] != "finished"]
-    silent = [str(rank) for rank in range(intent["devices"]) if rank not in {event["rank"] for event in ends}]
+    silent = set(range(intent["devices"])) - {event["rank"] for event in ends}
     if not failures and not silent:
         return "finished", ""
     if not silent and all(event["status"] == "interrupted" for event in failures):
-        return "interrupted", f"{(stop_reasons or ['asked to stop'])[0]}; {failures[0]['reason']}; it can go on"
+        asked = stop_reasons[0] if stop_reasons else "asked to stop"
+        return "interrupted", f"{asked}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
-    without_a_word = f"rank {', '.join(silent)} ended without a word, {intent['launcher']} with status {exit_status}"
+    ranks = ", ".join(str(rank) for rank in sorted(silent))
+    without_a_word = f"rank {ranks} ended without a word, {intent['launcher']} with status {exit_status}"
     if failures:
         first = min(failures, key=lambda event: event["t_wall_ns"])
-        return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
+        reason = f"rank {first['rank']}: {first['reason']}"
+        return "failed", f"{reason}; {without_a_word}" if silent else reason
     if last_words:
         return "failed", last_words[-1]
     return "killed", f"{without_a_word}; {records.how_far(events)}"

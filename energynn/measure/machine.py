@@ -42,6 +42,18 @@ def describe_machine() -> dict:
     }
 
 
+def facts_of_run(described: dict, on_gpu: bool) -> dict:
+    """What run.json tells of the machine and its software; ``described`` as ``describe_machine`` gives it."""
+    gpus = described["gpus"]
+    return {
+        "boot_id": described["boot_id"],
+        "device_kind": "gpu" if on_gpu else "cpu core",
+        "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
+        "versions": versions(),
+        "machine": described,
+    }
+
+
 def usable_cores() -> int:
     """Cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
