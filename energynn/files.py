@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DATA_MANIFESTS = REPOSITORY / "data_manifests"
@@ -45,13 +45,30 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
+    """A file that this process holds locked until it is closed; None where another process holds it.
+
+    ``shared``: several processes may hold it. ``wait``: until the others have let go. Raises ValueError where the
+    file system has no locks.
+    """
+    file = open(path, "a+")  # over NFS only what may be written can be locked
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError as error:
+        file.close()
+        raise ValueError(f"{path}: cannot be locked ({error.strerror}); choose a file system with locks") from error
+    return file
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process that lives holds a file locked."""
-    try:
-        with open(path, "r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if not path.exists():
         return False
-    except FileNotFoundError:
-        return False
-    except OSError:  # held, or on a file system without locks
-        return True
+    held = lock(path)
+    if held:
+        held.close()
+    return held is None

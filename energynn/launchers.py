@@ -13,6 +13,8 @@ from pathlib import Path
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
 WITHOUT_PERUN = ("alone", "torchrun")  # launchers whose ranks are measured by our own sampler only
+CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
+LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
 
 
 # --------------------------------------------------------------------------------------------- what a rank is told
@@ -76,23 +78,30 @@ def ranks_of_this_host() -> int:
 # ------------------------------------------------------------------------------------------- how ranks are started
 
 
-def launcher(devices: int) -> str:
+@dataclass(frozen=True)
+class Launcher:
+    """What starts the ranks of a run: ``srun``, ``mpirun``, ``torchrun``, or ``alone`` for a process by itself."""
+
+    name: str
+    mpirun: str = ""  # its path
+    flavour: str = ""  # of MPI: mpich or openmpi
+
+
+def find_launcher(devices: int) -> Launcher:
     """``srun`` in a batch job, else ``mpirun``; where perun or MPI is missing ``torchrun``, or one device ``alone``.
 
-    Ranks of srun and mpirun run under perun. Else only our own sampler measures, on this host; so in a batch job
-    several devices need them: ValueError with the remedy.
+    Ranks of srun and mpirun run under perun. Of the others only our own sampler measures, on this host. Therefore
+    several devices in a batch job need perun: ValueError with the remedy.
     """
+    in_batch_job = SRUN_VARIABLE in os.environ
     try:
         if importlib.util.find_spec("perun") is None:
             raise ValueError("no perun found; `make train-env` installs it")
-        if SRUN_VARIABLE in os.environ:
-            return "srun"
-        find_mpi()
+        return Launcher("srun") if in_batch_job else Launcher("mpirun", *find_mpi())
     except ValueError:
-        if devices > 1 and SRUN_VARIABLE in os.environ:
+        if devices > 1 and in_batch_job:
             raise
-        return "torchrun" if devices > 1 else "alone"
-    return "mpirun"
+    return Launcher("torchrun" if devices > 1 else "alone")
 
 
 def find_mpi() -> tuple[str, str]:
@@ -107,8 +116,8 @@ def find_mpi() -> tuple[str, str]:
         raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
     probe = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True)
     if probe.returncode:
-        last = (probe.stderr.strip().splitlines() or ["unknown error"])[-1]
-        raise ValueError(f"no MPI library found by mpi4py ({last}); {remedy}")
+        lines = probe.stderr.strip().splitlines() or ["unknown error"]
+        raise ValueError(f"no MPI library found by mpi4py ({lines[-1]}); {remedy}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
     return mpirun, "openmpi" if "Open MPI" in version else "mpich"
 
@@ -120,5 +129,5 @@ def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
 
 
 def mpi_environment() -> dict[str, str]:
-    """This environment, with Open MPI content to be run by root, as containers do."""
+    """This environment; Open MPI may be run by root, as containers do."""
     return os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import REPOSITORY, sha256, utc_now, write_json
+from energynn.files import REPOSITORY, lock, sha256, utc_now, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
@@ -186,13 +186,10 @@ def hold(run_dir: Path):
 
     Raises ValueError where another process has said so.
     """
-    file = open(run_dir / "run.json", "r+")  # over NFS only what may be written can be locked
     for _ in range(20):  # somebody may just be asking whether the run goes on
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if file := lock(run_dir / "run.json"):
             return file
-        except BlockingIOError:
-            time.sleep(0.05)
+        time.sleep(0.05)
     raise ValueError(f"{run_dir.name}: this run goes on already; watch it with `energynn watch {run_dir}`")
 
 

@@ -135,9 +135,11 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
         supervise.TRAIN_SCRIPT = pathlib.Path({str(REPOSITORY / "tests" / "broken_rank.py")!r})
         made = config.make(**{ENDLESS!r})
         run_dir = pathlib.Path({str(runs_dir)!r}) / "local" / config.run_id(made)
-        start.preflight(made, run_dir.parent.parent)
-        start.begin(made, run_dir)
-        raise SystemExit(supervise.supervise(run_dir, os.getppid()))
+        intent = start.intend(made, run_dir)
+        start.preflight(intent)
+        start.begin(intent)
+        launcher = intent.launcher
+        raise SystemExit(supervise.supervise(run_dir, os.getppid(), launcher.mpirun, launcher.flavour))
     """)
     started = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"HOW_IT_ENDS": how}, cwd=REPOSITORY,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
@@ -272,20 +274,21 @@ def test_a_study_that_cannot_start_says_so_once(tmp_path, capsys):
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     made = config.make("fourcastnet")
     (tmp_path / "file").write_text("")
+    run_dir = tmp_path / "local" / "run"
     with pytest.raises(ValueError, match="cannot write"):
-        start.preflight(made, tmp_path / "file" / "runs")
+        start.intend(made, tmp_path / "file" / "runs" / "local" / "run")
     with pytest.raises(ValueError, match="make that run first"):
-        start.preflight(config.make("fourcastnet", stage="finetune", initial_run="none"), tmp_path)
+        start.preflight(start.intend(config.make("fourcastnet", stage="finetune", initial_run="none"), run_dir))
     with pytest.raises(ValueError, match="no manifest"):
-        start.preflight(config.make("fourcastnet", dataset="era6"), tmp_path)
-    start.begin(made, tmp_path / "local" / "run")  # where the data lay is known, and no part of the run's identity
-    intent = json.loads((tmp_path / "local" / "run" / "run.json").read_text())
+        start.intend(config.make("fourcastnet", dataset="era6"), run_dir)
+    start.begin(start.intend(made, run_dir))  # where the data lay is known, and no part of the run's identity
+    intent = json.loads((run_dir / "run.json").read_text())
     assert intent["data_root"] == "data_manifests/era5_ensemble" and "data_root" not in intent["config"]
-    many = start.preflight(config.make("fourcastnet", devices=64), tmp_path)
+    many = start.preflight(start.intend(config.make("fourcastnet", devices=64), run_dir))
     assert "64 devices" in many[0]
     monkeypatch.setattr(start, "LEAST_FREE_B", 2**60)
     with pytest.raises(ValueError, match="MiB free"):
-        start.preflight(made, tmp_path)
+        start.intend(made, run_dir)
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
@@ -295,9 +298,9 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
 
     def environment(**parameters):
         run_dir = tmp_path / "local" / f"run{len(list(tmp_path.glob('local/run*')))}"
-        start.begin(config.make("fourcastnet", **parameters), run_dir)
+        start.begin(start.intend(config.make("fourcastnet", **parameters), run_dir))
         intent = json.loads((run_dir / "run.json").read_text())
-        supervise.ranks_command(run_dir, intent)
+        supervise.ranks_command(run_dir, intent, "mpirun", "mpich")
         return intent, supervise.rank_environment(run_dir, intent), (run_dir / "perun.ini").read_text()
 
     intent, variables, perun = environment(devices=2)
@@ -310,10 +313,10 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-c,GPU-d,GPU-a")
     assert environment(devices=2)[1]["CUDA_VISIBLE_DEVICES"] == "GPU-c,GPU-d"
     with pytest.raises(ValueError, match="this machine or job has 4; ask for fewer"):
-        start.preflight(config.make("fourcastnet", devices=5), tmp_path)
+        start.preflight(start.intend(config.make("fourcastnet", devices=5), tmp_path / "local" / "run"))
     monkeypatch.setattr(start.machine, "gpus", lambda: [])
     with pytest.raises(ValueError, match="this machine or job has 0"):
-        start.preflight(config.make("fourcastnet", device="gpu"), tmp_path)
+        start.preflight(start.intend(config.make("fourcastnet", device="gpu"), tmp_path / "local" / "run"))
 
 
 @pytest.mark.slow
@@ -368,7 +371,7 @@ def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
 
 def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "execute", lambda *more: (0, ""))
-    monkeypatch.setattr(local, "preflight", lambda *more: [])
+    monkeypatch.setattr(start, "preflight", lambda *more: [])
     runs = [config.make("fourcastnet", seed=seed) for seed in range(3)]
     assert local.run_study(runs, tmp_path, minutes=-1) == [
         f"{config.run_id(run)}: left out for lack of time" for run in runs
@@ -391,12 +394,12 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
 def test_one_measured_run_at_a_time(tmp_path):
     import fcntl
 
-    made = config.make("fourcastnet")
-    start.preflight(made, tmp_path)
+    intent = start.intend(config.make("fourcastnet"), tmp_path / "local" / "run")
+    start.preflight(intent)
     with open(tmp_path / "local" / f".lock-{os.uname().nodename}", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="one at a time"):
-            start.preflight(made, tmp_path)
+            start.preflight(intent)
 
 
 @pytest.mark.slow

@@ -10,7 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from energynn.files import REPOSITORY
+import psutil
+
+from energynn.files import REPOSITORY, write_json
+from energynn.launchers import CAN_GO_ON
+
+MODULE = "energynn.cluster.background"
 
 
 def submit(script: Path, tasks: int, _after: str) -> str:
@@ -18,27 +23,31 @@ def submit(script: Path, tasks: int, _after: str) -> str:
     for old in script.parent.glob("cancelled-*"):
         old.unlink()
     (script.parent / "current.json").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "energynn.cluster.background", str(script), str(tasks), *map(str, _workers())]
-    return str(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=REPOSITORY,
-                                stderr=subprocess.DEVNULL, start_new_session=True).pid)  # fmt: skip
+    earlier = [str(worker) for worker in _workers()]
+    command = [sys.executable, "-m", MODULE, str(script), str(tasks), *earlier]
+    silent = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return str(subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **silent).pid)
 
 
 def queue() -> dict[str, tuple[str, str]]:
     """State and reason of each run that waits or goes on, by PROCESS_TASK."""
-    found = {}
+    states = {}
     for worker, (script, tasks) in _workers().items():
         now = _current(script)["task"]
         for task in range(max(now, 0), tasks):
-            if not (script.parent / f"cancelled-{task}").exists() or task == now:
-                found[f"{worker}_{task}"] = ("RUNNING", "") if task == now else ("PENDING", "one run at a time")
-    return found
+            if task == now:
+                states[f"{worker}_{task}"] = ("RUNNING", "")
+            elif not (script.parent / f"cancelled-{task}").exists():
+                states[f"{worker}_{task}"] = ("PENDING", "one run at a time")
+    return states
 
 
 def cancel(jobs: list[str]) -> None:
     """Let runs stop with a checkpoint, or not begin."""
     workers = _workers()
-    for worker, task in (map(int, job.split("_")) for job in jobs):
-        script = workers[worker][0]
+    for job in jobs:
+        worker, task = map(int, job.split("_"))
+        script, _ = workers[worker]
         (script.parent / f"cancelled-{task}").touch()
         if _current(script)["task"] == task:
             os.kill(_current(script)["pid"], signal.SIGTERM)
@@ -53,30 +62,25 @@ def _current(script: Path) -> dict:
 
 def _workers() -> dict[int, tuple[Path, int]]:
     """Script and number of runs of every process that ``submit`` has started and that is alive."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_text().split("\0")
-        except OSError:  # ended while we looked
-            continue
-        if words[1:3] == ["-m", "energynn.cluster.background"]:
-            found[int(path.parent.name)] = (Path(words[3]), int(words[4]))
-    return found
+    workers = {}
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []  # none of a zombie
+        if words[1:3] == ["-m", MODULE]:
+            workers[process.pid] = (Path(words[3]), int(words[4]))
+    return workers
 
 
 def work(script: Path, tasks: int, earlier: list[int]) -> None:
     """What that process does: wait for those before it, then make one run after the other."""
-    from energynn.files import write_json
-
-    while any(Path(f"/proc/{worker}").exists() for worker in earlier):
+    while any(psutil.pid_exists(worker) for worker in earlier):
         time.sleep(0.5)
     for task in range(tasks):
-        while not (script.parent / f"cancelled-{task}").exists():
+        exit_status = CAN_GO_ON
+        while exit_status == CAN_GO_ON and not (script.parent / f"cancelled-{task}").exists():
             job = subprocess.Popen(["bash", str(script), str(task)])
             write_json(script.parent / "current.json", {"task": task, "pid": job.pid})
-            if job.wait() != os.EX_TEMPFAIL:  # launch.supervise.CAN_GO_ON
-                break
+            exit_status = job.wait()
 
 
 if __name__ == "__main__":
-    work(Path(sys.argv[1]), int(sys.argv[2]), list(map(int, sys.argv[3:])))
+    work(Path(sys.argv[1]), int(sys.argv[2]), [int(worker) for worker in sys.argv[3:]])

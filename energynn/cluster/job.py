@@ -16,16 +16,15 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import files, records
 from energynn.cluster import local, slurm, status
-from energynn.launch.supervise import CAN_GO_ON
+from energynn.config import RunConfig
+from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between; to meet the time limit so soon is one too
 CANCELLED = 128 + signal.SIGTERM
 # What is kept of the job's environment. It may hold secrets: names that are not here are not written anywhere.
-FACTS = (
-    "JOB_ID", "ARRAY_JOB_ID", "ARRAY_TASK_ID", "RESTART_COUNT", "JOB_NODELIST", "JOB_PARTITION", "NNODES", "NTASKS",
-    "JOB_CPUS_PER_NODE", "CLUSTER_NAME", "JOB_QOS", "JOB_ACCOUNT", "JOB_START_TIME", "JOB_END_TIME",
-)  # fmt: skip
+FACTS = """JOB_ID ARRAY_JOB_ID ARRAY_TASK_ID RESTART_COUNT JOB_NODELIST JOB_PARTITION NNODES NTASKS JOB_CPUS_PER_NODE
+CLUSTER_NAME JOB_QOS JOB_ACCOUNT JOB_START_TIME JOB_END_TIME""".split()
 
 
 def main(run_dir: Path) -> int:
@@ -33,41 +32,32 @@ def main(run_dir: Path) -> int:
     config = configuration.from_dict(json.loads((run_dir / "job" / "parameters.json").read_text()))
     starts = _read_starts(run_dir)
     checkpoint = max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
-    ours = [start for start in starts if start["submission"] == _submission(run_dir)]
-    failures = 0
-    for start in reversed(ours):
-        if start["checkpoint"] != checkpoint or start.get("exit_status") == CANCELLED:
-            break
-        failures += 1  # one without an outcome died with its node
+    failures = _failures_in_a_row(starts, _submission(run_dir), checkpoint)
     now = {
-        "started_at": files.utc_now(), "submission": _submission(run_dir), "checkpoint": checkpoint,
-        "host": os.uname().nodename, "pid": os.getpid(), "failures_before": failures,
+        "started_at": files.utc_now(),
+        "submission": _submission(run_dir),
+        "checkpoint": checkpoint,
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "failures_before": failures,
         **{name.lower(): os.environ[f"SLURM_{name}"] for name in FACTS if f"SLURM_{name}" in os.environ},
-    }  # fmt: skip
+    }
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
     files.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
-        return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; "
-                                     "`energynn resubmit --failed` tries again")  # fmt: skip
-    asked: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, _frame: asked.append(number))
-    ended = threading.Event()
-    threading.Thread(target=_pass_on, args=(run_dir, asked, ended), daemon=True).start()
-    exit_status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
-    while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
-        time.sleep(0.1)
-    ended.set()
+        remedy = "`energynn resubmit --failed` tries again"
+        return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; {remedy}")
+    exit_status, last_line, signals = _execute(config, run_dir)
     record = records.read(run_dir) or {}
     if record.get("valid"):
         return _end(run_dir, now, 0, "finished")
     reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", [])) or last_line
-    for number in asked:
+    for number in signals:
         print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)
-    if signal.SIGUSR1 in asked:
+    if signal.SIGUSR1 in signals:
         _end(run_dir, now, CAN_GO_ON, "asked to stop")
         return _go_on(run_dir)
-    if signal.SIGTERM in asked:  # cancelled or preempted; of these two Slurm knows whether it is to be queued again
+    if signal.SIGTERM in signals:  # cancelled or preempted; Slurm knows which, and whether to queue it again
         return _end(run_dir, now, CANCELLED, "asked to stop")
     if record.get("status") == "finished":  # but not valid; the same would happen again
         return _end(run_dir, now, 1, f"failed: not valid: {reason}")
@@ -77,10 +67,34 @@ def main(run_dir: Path) -> int:
     return _go_on(run_dir)
 
 
-def _pass_on(run_dir: Path, asked: list[int], ended: threading.Event) -> None:
+def _failures_in_a_row(starts: list[dict], submission: str, checkpoint: str) -> int:
+    """How many of the last starts of a submission failed at the same checkpoint; one without an outcome has failed."""
+    failures = 0
+    for start in reversed([start for start in starts if start["submission"] == submission]):
+        if start["checkpoint"] != checkpoint or start.get("exit_status") == CANCELLED:
+            break
+        failures += 1
+    return failures
+
+
+def _execute(config: RunConfig, run_dir: Path) -> tuple[int, str, list[int]]:
+    """Execute the run's notebook; returns its exit status, its last line, and the signals that came meanwhile."""
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, _frame: signals.append(number))
+    ended = threading.Event()
+    threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
+    exit_status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
+    while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
+        time.sleep(0.1)
+    ended.set()
+    return exit_status, last_line, signals
+
+
+def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
     """Once asked to stop, tell the ranks by the file that they look for; the segment may only just be beginning."""
     while not ended.wait(0.2):
-        if asked and (run_dir / "run.json").exists():
+        if signals and (run_dir / "run.json").exists():
             (segments(run_dir)[-1] / "stop").touch()
 
 
@@ -97,8 +111,8 @@ def _read_starts(run_dir: Path) -> list[dict]:
 def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
     """Write how a start of the job has ended; returns its exit status."""
     number = len(list(run_dir.glob("job/start-*.json")))
-    files.write_json(run_dir / "job" / f"start-{number}.json", start | {
-        "ended_at": files.utc_now(), "exit_status": status, "outcome": outcome})  # fmt: skip
+    end = {"ended_at": files.utc_now(), "exit_status": status, "outcome": outcome}
+    files.write_json(run_dir / "job" / f"start-{number}.json", start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
     return status
 

@@ -14,7 +14,7 @@ from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
 from energynn.files import REPOSITORY
-from energynn.launch.start import preflight
+from energynn.launch import start
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -30,14 +30,14 @@ def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
-    for config in missing[:1]:
-        preflight(config, runs_dir)
+    if missing:
+        start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
     failed, begun, longest = [], time.monotonic(), 0.0
     for index, config in enumerate(missing):
-        run_dir = runs_dir / config.system / configuration.run_id(config)
+        run_dir = _folder(config, runs_dir)
         elapsed = time.monotonic() - begun
         if elapsed + longest > 60 * minutes:
-            failed += [f"{configuration.run_id(one)}: left out for lack of time" for one in missing[index:]]
+            failed += [f"{configuration.run_id(run)}: left out for lack of time" for run in missing[index:]]
             break
         left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
         done = f"{elapsed / 60:.1f} min so far{left}"
@@ -56,14 +56,15 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
     Returns papermill's exit status and the last line that it wrote.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    parameters = {**configuration.to_dict(config), "runs_dir": str(runs_dir)}
-    command = [
-        sys.executable, "-m", "papermill", str(NOTEBOOK), str(run_dir / "notebook.ipynb"), "--no-progress-bar",
-        "--log-level", "WARNING", "--cwd", str(REPOSITORY), "--parameters_yaml", json.dumps(parameters),
-    ]  # fmt: skip
-    if importlib.util.find_spec("papermill") is None:  # a machine with a torch of its own and little else
-        given = [word for name, value in parameters.items() if name != "runs_dir" for word in ("-p", name, str(value))]
-        command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *given]
+    parameters = configuration.to_dict(config)
+    if importlib.util.find_spec("papermill"):
+        options = ["--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY), "--parameters_yaml"]
+        options.append(json.dumps(parameters | {"runs_dir": str(runs_dir)}))
+        command = [sys.executable, "-m", "papermill", str(NOTEBOOK), str(run_dir / "notebook.ipynb"), *options]
+    else:  # a machine with a torch of its own and little else
+        command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir)]
+        for name, value in parameters.items():
+            command += ["-p", name, str(value)]
     papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     last_line, in_traceback = "", False
     try:
@@ -86,14 +87,18 @@ def archive(runs: list[RunConfig], runs_dir: Path, path: Path) -> None:
     """Pack the runs that were made, raw samples and all, to take them home from a machine that is given back."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w:gz") as file:
-        for folder in [runs_dir / config.system / configuration.run_id(config) for config in runs]:
+        for folder in [_folder(config, runs_dir) for config in runs]:
             if (folder / "record.json").exists():
                 file.add(folder, f"{folder.parent.name}/{folder.name}")
     print(f"packed into {path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 
+def _folder(config: RunConfig, runs_dir: Path) -> Path:
+    return runs_dir / config.system / configuration.run_id(config)
+
+
 def _is_done(config: RunConfig, runs_dir: Path) -> bool:
-    record = records.read(runs_dir / config.system / configuration.run_id(config))
+    record = records.read(_folder(config, runs_dir))
     return bool(record and record["valid"])
 
 

@@ -26,8 +26,12 @@ def submit(script: Path, tasks: int, after: str) -> str:
 def queue() -> dict[str, tuple[str, str]]:
     """State and reason of the user's jobs that are queued or run, by JOB_TASK; raises ValueError without an answer."""
     lines = call("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
-    found = {number: (state, reason) for number, state, reason in (line.split("|", 2) for line in lines)}
-    return {number: value for number, value in found.items() if value[0] not in OVER}
+    states = {}
+    for line in lines:
+        job, state, reason = line.split("|", 2)
+        if state not in OVER:
+            states[job] = (state, reason)
+    return states
 
 
 def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
@@ -35,9 +39,9 @@ def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
     for path in system_dir.glob("*/job/submission.json"):
         waiting = json.loads(path.read_text())
         if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
+            dependency = f"Dependency=afterok:{new_jobs[waiting['after']]}"
             with contextlib.suppress(ValueError):  # it has left the queue
-                call("scontrol", "update", f"JobId={waiting['job_id']}",
-                       f"Dependency=afterok:{new_jobs[waiting['after']]}")  # fmt: skip
+                call("scontrol", "update", f"JobId={waiting['job_id']}", dependency)
 
 
 def cancel(jobs: list[str]) -> None:
@@ -47,15 +51,16 @@ def cancel(jobs: list[str]) -> None:
 
 def last_words(jobs: list[str]) -> dict[str, str]:
     """What Slurm still knows of jobs that have left the queue: accounting, where there is one, or its controller."""
-    arrays, found = ",".join(sorted({job.split("_")[0] for job in jobs})), []
+    arrays = ",".join(sorted({job.split("_")[0] for job in jobs}))
+    told = []
     with contextlib.suppress(ValueError):
-        found = re.findall(r"(\d+)_(\S+?)\|(.*)", call("sacct", "-nXP", "-o", "JobID,State", "-j", arrays))
-    if not found:
+        told = re.findall(r"(\d+)_(\S+?)\|(.*)", call("sacct", "-nXP", "-o", "JobID,State", "-j", arrays))
+    if not told:
         with contextlib.suppress(ValueError):
-            told = call("scontrol", "show", "job", "-o")
-            found = re.findall(r"ArrayJobId=(\d+) ArrayTaskId=(\S+) .*JobState=(\S+)", told)
+            lines = call("scontrol", "show", "job", "-o")
+            told = re.findall(r"ArrayJobId=(\d+) ArrayTaskId=(\S+) .*JobState=(\S+)", lines)
     states = {}
-    for job, tasks, state in found:  # tasks that never began are told together, as [0-1,5]
+    for job, tasks, state in told:  # tasks that never began are told together, as [0-1,5]
         for first, last in re.findall(r"(\d+)(?:-(\d+))?", tasks.partition("%")[0]):
             states |= {f"{job}_{task}": state for task in range(int(first), int(last or first) + 1)}
     return states

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
+from energynn import records
 from energynn.cluster import background, slurm
+from energynn.launchers import CAN_GO_ON
+from energynn.measure.energy import JOULE_PER_KWH
 
 EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
@@ -19,21 +21,22 @@ GONE = "its job is gone; nothing was recorded"
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """One entry for each run, and what is to be said beside them."""
     submissions = {folder: submission(folder) for folder in folders}
-    states, notes = {}, []
-    for scheduler in sorted({given["scheduler"] for given in submissions.values() if given}):
+    queue, notes = {}, []
+    for scheduler in sorted({submitted["scheduler"] for submitted in submissions.values() if submitted}):
         try:
-            states |= EXECUTORS[scheduler].queue()
+            queue |= EXECUTORS[scheduler].queue()
         except ValueError as error:
             notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
-            states = None
+            queue = None
             break
-    found = [_row(folder, submissions[folder], states) for folder in folders]
-    lost = {row["job"]: row for row in found if row.get("reason") == GONE}
+    rows = [_row(folder, submissions[folder], queue) for folder in folders]
+    lost = {row["job"]: row for row in rows if row.get("reason") == GONE}
     if lost:  # asked once for all of them
-        said = slurm.last_words(list(lost))
+        last_words = slurm.last_words(list(lost))
         for job, row in lost.items():
-            row["reason"] = f"its job {job} is gone ({said.get(job, 'nobody remembers it')}); nothing was recorded"
-    return found, notes
+            state = last_words.get(job, "nobody remembers it")
+            row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
+    return rows, notes
 
 
 def main(options) -> int:
@@ -41,7 +44,9 @@ def main(options) -> int:
     while True:
         found, notes = rows(folders(options.runs_dir.absolute(), options.studies))
         shown = json.dumps({"runs": found, "notes": notes}, indent=1) if options.json else text(found, notes)
-        print(("\x1b[H\x1b[J" if options.watch and sys.stdout.isatty() else "") + shown, flush=True)
+        if options.watch and sys.stdout.isatty():
+            print("\x1b[H\x1b[J", end="")  # clear the screen
+        print(shown, flush=True)
         if not options.watch or all(row["state"] not in ("queued", "running") for row in found):
             return 0
         time.sleep(options.watch)
@@ -49,71 +54,82 @@ def main(options) -> int:
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """Folders of the runs of studies, or of single runs, that were submitted or started; without names all."""
-    found = [
-        path for path in sorted(runs_dir.glob("*/*")) if path.parent.name != "superseded" and path.is_dir()
-        and ((path / "run.json").exists() or (path / "job").exists())
-    ]  # fmt: skip
+    known = [path for path in sorted(runs_dir.glob("*/*")) if _is_run(path)]
     if not names:
-        return found
-    single = {path.name: path for path in found if path.name in names}
+        return known
+    single = {path.name: path for path in known if path.name in names}
     wanted = []
     if studies_named := [name for name in names if name not in single]:
         from energynn import config, studies
 
-        for system in sorted({path.parent.name for path in found} or {"local"}):
-            runs = [run for study in studies.find(studies_named, system).values() for run in study]
-            wanted += [runs_dir / system / config.run_id(run) for run in runs]
-    known = set(found)
-    return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in known)]
+        for system in sorted({path.parent.name for path in known} or {"local"}):
+            for study in studies.find(studies_named, system).values():
+                wanted += [runs_dir / system / config.run_id(run) for run in study]
+    made = set(known)
+    return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in made)]
 
 
-def _row(folder: Path, submission: dict, states: dict | None) -> dict:
+def _is_run(path: Path) -> bool:
+    if path.parent.name == "superseded" or not path.is_dir():
+        return False
+    return (path / "run.json").exists() or (path / "job").exists()
+
+
+def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
+    """The entry of one run; ``queue`` is None where the scheduler does not answer."""
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
     if submission:
-        row |= {"job": submission.get("job_id", ""), "studies": submission["studies"],
-                "system_file": submission["system_file"]}  # fmt: skip
-    record, job = _read(folder / "record.json"), (states or {}).get(row.get("job"))
+        row["job"] = submission.get("job_id", "")
+        row |= {name: submission[name] for name in ("studies", "system_file")}
+    record = _read(folder / "record.json")
     if record.get("valid"):
+        row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
-        row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"]),
-                "energy_kWh": joules and joules / 3.6e6}  # fmt: skip
-        return row
+        return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
     live = _read(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
     if "energy_J" in live:
-        row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / 3.6e6
-    starts = sorted(folder.glob("job/start-*.json"), key=lambda path: int(path.stem[6:]))
-    row["starts"], last = len(starts), _read(starts[-1]) if starts else {}
-    last = last if last.get("submission") == submission.get("submitted_at") else {}
-    if job and job[0] in ("RUNNING", "COMPLETING", "CONFIGURING"):
-        row["state"] = "running"
-    elif job:
-        goes_on = f", goes on: {last['outcome']}" if last.get("outcome") else ""
-        waits_for = f" on {submission['after']}" if job[1].startswith("Dependency") and submission["after"] else ""
-        row |= {"state": "queued", "reason": f"{job[1]}{waits_for}{goes_on}"}
-    elif (submission and states is None and "ended_at" not in last) or (not submission and _holds(folder)):
-        row["state"] = "running" if last or not submission else "queued"
-    elif last.get("exit_status") == os.EX_TEMPFAIL and states is None:
-        row["state"] = "queued"
-    elif (folder / "job" / "cancelled").exists():
-        row |= {"state": "cancelled", "reason": last.get("outcome", "before it began")}
-    elif record or submission:
-        said = last.get("outcome", "").removeprefix("failed: ") or _why(record)
-        stopped = record.get("status") == "interrupted" or last.get("outcome") == "asked to stop"
-        row |= {"state": "stopped" if stopped else "failed", "reason": said, "log": _log_line(folder)}
-    elif (folder / "run.json").exists():
-        row |= {"state": "failed", "reason": "its launcher died; `energynn check --recover` says more"}
-    return row
+        row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / JOULE_PER_KWH
+    starts = sorted(folder.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
+    row["starts"] = len(starts)
+    last_start = _read(starts[-1]) if starts else {}
+    if last_start.get("submission") != submission.get("submitted_at"):
+        last_start = {}
+    return row | _state(folder, submission, record, last_start, queue)
+
+
+def _state(folder: Path, submission: dict, record: dict, last_start: dict, queue: dict | None) -> dict:
+    """State and reason of a run without a valid record."""
+    scheduler_is_silent = queue is None
+    job_state, job_reason = (queue or {}).get(submission.get("job_id"), ("", ""))
+    outcome = last_start.get("outcome", "")
+    if job_state in ("RUNNING", "COMPLETING", "CONFIGURING"):
+        return {"state": "running"}
+    if job_state:
+        waits_for = f" on {submission['after']}" if job_reason.startswith("Dependency") and submission["after"] else ""
+        goes_on = f", goes on: {outcome}" if outcome else ""
+        return {"state": "queued", "reason": f"{job_reason}{waits_for}{goes_on}"}
+    if not submission and records.is_running(folder):
+        return {"state": "running"}
+    if submission and scheduler_is_silent and "ended_at" not in last_start:
+        return {"state": "running" if last_start else "queued"}
+    if scheduler_is_silent and last_start.get("exit_status") == CAN_GO_ON:
+        return {"state": "queued"}
+    if (folder / "job" / "cancelled").exists():
+        return {"state": "cancelled", "reason": outcome or "before it began"}
+    if record or submission:
+        stopped = record.get("status") == "interrupted" or outcome == "asked to stop"
+        reason = outcome.removeprefix("failed: ") or _why(record)
+        return {"state": "stopped" if stopped else "failed", "reason": reason, "log": _log_line(folder)}
+    if (folder / "run.json").exists():
+        return {"state": "failed", "reason": "its launcher died; `energynn check --recover` says more"}
+    return {}
 
 
 def _why(record: dict) -> str:
-    return record.get("status_reason") or "not valid: " + "; ".join(record["invalid_reasons"]) if record else GONE
-
-
-def _holds(folder: Path) -> bool:
-    from energynn import records
-
-    return records.is_running(folder)
+    if not record:
+        return GONE
+    return record.get("status_reason") or "not valid: " + "; ".join(record["invalid_reasons"])
 
 
 def _log_line(folder: Path) -> str:
@@ -138,24 +154,30 @@ def _read(path: Path) -> dict:
         return {}
 
 
-def text(found: list[dict], notes: list[str]) -> str:
+def text(rows: list[dict], notes: list[str]) -> str:
     """The table for a person."""
     lines = [f"{'run':64} {'state':13} {'epoch':>8} {'rate/s':>8} {'W':>8} {'kWh':>9} {'left':>8}  job and reason"]
-    for row in found:
+    for row in rows:
         epoch = f"{row['epoch']}/{row['epochs']}" if "epoch" in row else ""
-        left = duration(row["time_left_s"]) if row["state"] == "running" and "time_left_s" in row else ""
-        if row["state"] == "finished" and row["time_s"]:
+        rate, watts = _number(row, "samples_per_s", ".1f"), _number(row, "power_W", ".0f")
+        kWh = _number(row, "energy_kWh", ".4g")
+        left = ""
+        if row["state"] == "running" and "time_left_s" in row:
+            left = duration(row["time_left_s"])
+        elif row["state"] == "finished" and row["time_s"]:
             left = f"in {duration(row['time_s'])}"
-        number = lambda name, form: format(row[name], form) if row.get(name) is not None else ""  # noqa: B023, E731
-        said = "; ".join(str(row[name]) for name in ("job", "reason", "log") if row.get(name))
-        rate, watts, kWh = number("samples_per_s", ".1f"), number("power_W", ".0f"), number("energy_kWh", ".4g")
-        line = f"{row['run_id']:64} {row['state']:13} {epoch:>8} {rate:>8} {watts:>8} {kWh:>9} {left:>8}  {said}"
+        words = "; ".join(str(row[name]) for name in ("job", "reason", "log") if row.get(name))
+        line = f"{row['run_id']:64} {row['state']:13} {epoch:>8} {rate:>8} {watts:>8} {kWh:>9} {left:>8}  {words}"
         lines.append(line.rstrip())
-    counts = Counter(row["state"] for row in found)
-    total = sum(row.get("energy_kWh") or 0.0 for row in found)
+    counts = Counter(row["state"] for row in rows)
+    total = sum(row.get("energy_kWh") or 0.0 for row in rows)
     states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-    lines.append(f"{len(found)} runs: {states}; {total:.4g} kWh")
+    lines.append(f"{len(rows)} runs: {states}; {total:.4g} kWh")
     return "\n".join(lines + [f"energynn: {note}" for note in notes])
+
+
+def _number(row: dict, name: str, form: str) -> str:
+    return "" if row.get(name) is None else format(row[name], form)
 
 
 def duration(seconds: float) -> str:

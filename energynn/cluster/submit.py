@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -48,13 +49,15 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
     """
     if minutes is not None and minutes < 1:
         raise ValueError(f"minutes: must be at least 1, got {minutes}")
-    is_made = lambda name: (records.read(runs_dir / site.name / name) or {}).get("valid")  # noqa: E731
-    missing = {name: run for run in runs if (name := configuration.run_id(run)) not in queued and not is_made(name)}
+    names = {configuration.run_id(run): run for run in runs}
+    missing = {
+        name: run for name, run in names.items() if name not in queued and not _is_made(runs_dir / site.name / name)
+    }
     groups: dict[tuple, list[RunConfig]] = {}
     for run in missing.values():
         before = getattr(run, "initial_run", "")
         if before and before not in missing and before not in queued:
-            if not is_made(before):
+            if not _is_made(runs_dir / site.name / before):
                 raise ValueError(f"initial_run: {before} is not made yet; submit its study as well, or first")
             before = ""
         cost = costs.expect(run, site.gpu)
@@ -66,37 +69,63 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
     return sorted(jobs, key=lambda job: job.after != "")
 
 
+def _is_made(run_dir: Path) -> bool:
+    record = records.read(run_dir)
+    return bool(record and record.get("valid"))
+
+
 def queued_runs(runs_dir: Path, site: Site) -> set[str]:
     """Names of the runs of a system whose jobs are queued or run."""
-    states = status.EXECUTORS[site.scheduler].queue()
-    return {path.parents[1].name for path in (runs_dir / site.name).glob("*/job/submission.json")
-            if job_of(path.parents[1]) in states}  # fmt: skip
+    queue = status.EXECUTORS[site.scheduler].queue()
+    folders = [path.parent.parent for path in (runs_dir / site.name).glob("*/job/submission.json")]
+    return {folder.name for folder in folders if job_of(folder) in queue}
 
 
 def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
-    folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
-    title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
-    options = [f"--job-name=energynn-{title}", f"--nodes={job.nodes}", f"--ntasks={job.devices}",
-               f"--ntasks-per-node={min(job.devices, site.devices_per_node)}", f"--time={job.minutes}",
-               f"--array=0-{len(job.runs) - 1}", "--requeue", "--open-mode=append",
-               f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}", f"--export={','.join(KEPT)}",
-               f'--output="{folders[0] / "job" / "slurm-%A_%a.txt"}"', *site.sbatch]  # fmt: skip
-    if "--no-requeue" in site.sbatch:
-        options.remove("--requeue")
+    folders = _folders(job, site, runs_dir)
     given = {"PYTHONPATH": str(REPOSITORY), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
     if site.srun is not None:
         given["ENERGYNN_SRUN"] = shlex.join(site.srun)
-    setup = [f"source /etc/profile\nmodule load {' '.join(site.modules)}"] if site.modules else []
-    setup += [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
-    text = (Path(__file__).parent / "job.sh").read_text()
+    setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
+    if site.modules:
+        setup.insert(0, f"source /etc/profile\nmodule load {' '.join(site.modules)}")
+    options = _options(job, site, folders[0], names) if site.scheduler == "slurm" else []
     values = {
-        "options": "\n".join(f"#SBATCH {option}" for option in options) if site.scheduler == "slurm" else "",
-        "runs": "\n".join(f"  {quote(folder)}" for folder in folders), "setup": "\n".join(setup),
-        "repository": quote(REPOSITORY), "python": quote(sys.executable),
+        "options": "\n".join(f"#SBATCH {option}" for option in options),
+        "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
+        "setup": "\n".join(setup),
+        "repository": quote(REPOSITORY),
+        "python": quote(sys.executable),
         "stage_in": _stage_in(job, site, given),
-    }  # fmt: skip
+    }
+    text = (Path(__file__).parent / "job.sh").read_text()
     return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
+
+
+def _folders(job: Job, site: Site, runs_dir: Path) -> list[Path]:
+    return [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
+
+
+def _options(job: Job, site: Site, folder: Path, names: list[str]) -> list[str]:
+    """The options of sbatch for a job array whose log lies in the first run's folder."""
+    title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
+    options = [
+        f"--job-name=energynn-{title}",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.devices}",
+        f"--ntasks-per-node={min(job.devices, site.devices_per_node)}",
+        f"--time={job.minutes}",
+        f"--array=0-{len(job.runs) - 1}",
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}",
+        f"--export={','.join(KEPT)}",
+        f'--output="{folder / "job" / "slurm-%A_%a.txt"}"',
+    ]
+    if "--no-requeue" in site.sbatch:
+        options.remove("--requeue")
+    return [*options, *site.sbatch]
 
 
 def _stage_in(job: Job, site: Site, given: dict[str, str]) -> str:
@@ -128,23 +157,33 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> lis
         raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
     for job in jobs:
         configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-    lines, ids, texts = [], {}, [script(job, site, runs_dir, names) for job in jobs]
+    lines, ids = [], {}
+    texts = [script(job, site, runs_dir, names) for job in jobs]
     for job, text in zip(jobs, texts, strict=True):
-        folders = [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
-        facts = {"studies": names, "system_file": site.file, "scheduler": site.scheduler, "after": job.after,
-                 "submitted_at": files.utc_now(), "minutes": job.minutes}  # fmt: skip
+        folders = _folders(job, site, runs_dir)
+        facts = {
+            "studies": names,
+            "system_file": site.file,
+            "scheduler": site.scheduler,
+            "after": job.after,
+            "submitted_at": files.utc_now(),
+            "minutes": job.minutes,
+        }
         for run, folder in zip(job.runs, folders, strict=True):
             (folder / "job").mkdir(parents=True, exist_ok=True)
             (folder / "job" / "cancelled").unlink(missing_ok=True)
             (folder / "job" / "job.sh").write_text(text)
             files.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
             files.write_json(folder / "job" / "submission.json", facts)
-        after = ids.get(job.after) or job_of(runs_dir / site.name / job.after) if job.after else ""
+        after = ""
+        if job.after:
+            after = ids.get(job.after) or job_of(runs_dir / site.name / job.after)
         number = status.EXECUTORS[site.scheduler].submit(folders[0] / "job" / "job.sh", len(job.runs), after)
         for index, folder in enumerate(folders):
             ids[folder.name] = f"{number}_{index}"
             files.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
-        lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{f', after job {after}' if after else ''}")
+        waits = f", after job {after}" if after else ""
+        lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{waits}")
     if site.scheduler == "slurm":
         slurm.wait_instead(runs_dir / site.name, ids)
     return lines
@@ -173,23 +212,26 @@ def cancel(folders: list[Path]) -> int:
 def main(options) -> int:
     """`energynn submit`: show what it will cost, ask if that is much, and hand it over."""
     site = systems.site(options.system)
-    found = studies.find(options.studies, site.name)
-    runs = list(dict.fromkeys(run for study in found.values() for run in study))
-    for name, study in found.items():
+    studies_of_runs = studies.find(options.studies, site.name)
+    for name, study in studies_of_runs.items():
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
         print(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
-    return _hand_over(runs, list(found), site, options, options.limit, options.yes, options.dry_run)
+    runs = list(dict.fromkeys(itertools.chain(*studies_of_runs.values())))
+    return _hand_over(runs, list(studies_of_runs), site, options, options.limit, options.yes, options.dry_run)
 
 
 def again(options) -> int:
     """`energynn resubmit --failed`."""
-    found, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
-    failed = [row for row in found if row["state"] in ("failed", "stopped", "cancelled") and "job" in row]
+    rows, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
+    failed = [row for row in rows if row["state"] in ("failed", "stopped", "cancelled") and "job" in row]
+    names = sorted({name for row in failed for name in row["studies"]})
     for system in sorted({row["system_file"] for row in failed}):
-        runs = [configuration.from_dict(json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text()))
-                for row in failed if row["system_file"] == system]  # fmt: skip
-        names = sorted({name for row in failed for name in row["studies"]})
-        _hand_over(runs, names, systems.site(system), options, math.inf, True, False)
+        runs = []
+        for row in failed:
+            if row["system_file"] == system:
+                parameters = Path(row["folder"]) / "job" / "parameters.json"
+                runs.append(configuration.from_dict(json.loads(parameters.read_text())))
+        _hand_over(runs, names, systems.site(system), options, limit=math.inf, yes=True, dry_run=False)
     print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
     return 0
 
@@ -204,22 +246,14 @@ def _hand_over(runs, names: list[str], site: Site, options, limit: float | None,
         queued = set()
         print(f"energynn: what is queued is unknown: {error}")
     jobs = plan(runs, site, runs_dir, queued, options.minutes)
-    missing = [run for job in jobs for run in job.runs]
-    sums = costs.total(costs.expect(run, site.gpu) for run in missing)
-    bound = sum(job.minutes / 60 * job.devices for job in jobs for run in job.runs
-                if costs.expect(run, site.gpu).source == "unknown")  # fmt: skip
-    reserved = sum(job.nodes * site.devices_per_node * costs.expect(run, site.gpu).gpu_hours / job.devices
-                   for job in jobs for run in job.runs)  # fmt: skip
     if dry_run:
         for job in jobs:
             print(f"\n{script(job, site, runs_dir, names)}")
-    print(f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make in {len(jobs)} "
-          f"job arrays, {costs.in_words(sums)}; {reserved:,.0f} GPU hours of whole nodes"
-          f"{f'; at most {bound:,.1f} device hours for each start of the unknown' if bound else ''}")  # fmt: skip
+    hours = _tell_costs(len(runs), jobs, site)
     if dry_run or not jobs:
         return 0
     limit = site.ask_above_gpu_hours if limit is None else limit
-    if not (reserved + bound <= limit or yes):  # so that a limit of nan is none
+    if not (hours <= limit or yes):  # so that a limit of nan is none
         if not sys.stdin.isatty():
             raise ValueError(f"limit: more than {limit:g} GPU hours; give --yes or --limit to spend them")
         if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
@@ -227,6 +261,24 @@ def _hand_over(runs, names: list[str], site: Site, options, limit: float | None,
     print("\n".join(submit(jobs, site, runs_dir, names)))
     print("`energynn status` shows what becomes of them")
     return 0
+
+
+def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
+    """Print what the jobs of so many runs will cost; returns the GPU hours that they reserve at most."""
+    expected, reserved, unknown = [], 0.0, 0.0
+    for job in jobs:
+        for run in job.runs:
+            cost = costs.expect(run, site.gpu)
+            expected.append(cost)
+            reserved += job.nodes * site.devices_per_node * cost.gpu_hours / job.devices
+            if cost.source == "unknown":
+                unknown += job.minutes / 60 * job.devices
+    words = f"; at most {unknown:,.1f} device hours for each start of the unknown" if unknown else ""
+    print(
+        f"{runs - len(expected)} of {runs} runs are made or queued; {len(expected)} to make in {len(jobs)} job arrays, "
+        f"{costs.in_words(costs.total(expected))}; {reserved:,.0f} GPU hours of whole nodes{words}"
+    )
+    return reserved + unknown
 
 
 def check(site: Site) -> int:

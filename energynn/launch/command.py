@@ -8,7 +8,6 @@ sampler process of our own, and rank 0 writes the record.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import json
 import os
@@ -21,12 +20,12 @@ import time
 from pathlib import Path
 
 from energynn import records
-from energynn.files import is_locked, utc_now, write_json
+from energynn.files import is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
-from energynn.measure import machine, perun_adapter
+from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
 from energynn.measure.sampler_process import READY_S, start_sampler, until
-from energynn.measure.samples import Events, Silence, has_begun, read_events, segments
+from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, read_events, segments
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -54,8 +53,8 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         perun = perun_adapter.command(Path(__file__).with_name("under_perun.py"), folder, folder / "perun.ini")
         # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        children.append(subprocess.Popen(perun, env=perun_adapter.environment(folder, dict(os.environ)), stdout=stdout,
-                                         preexec_fn=_prepare_child))  # fmt: skip
+        variables = perun_adapter.environment(folder, dict(os.environ))
+        children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=_prepare_child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for number in stopped:  # before there was a process to pass it on to
             children[0].send_signal(number)
@@ -92,25 +91,25 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
         others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
     except OSError as error:
         raise ValueError(f"out: cannot write to {run_dir} ({error.strerror}); choose a folder you own") from error
-    if rank == 0:
-        if "run.json" not in others:
-            if others:
-                raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
-            write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
-        try:
-            intent = json.loads((run_dir / "run.json").read_text())
-            workload, known = intent["workload"], intent["config"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"out: {run_dir / 'run.json'} is none of ours; choose another folder") from error
-        if workload != "command":
-            raise ValueError(f"out: {run_dir} holds a run of {workload}; choose another folder")
-        if known != {"command": shlex.join(command), "sampling_period_s": period_s}:
-            raise ValueError(f"out: {run_dir} holds another command or period ({known}); choose another folder")
-        alive = records.hold(run_dir)
-        return run_dir, *_open_segment(run_dir, alive)
-    # The folder of this start is the one that rank 0 holds; those of earlier starts are held by nobody.
-    until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), f"rank 0 in {run_dir}; is --out on a shared disk?")
-    return run_dir, segments(run_dir)[-1], []
+    if rank > 0:
+        # The folder of this start is the one that rank 0 holds; those of earlier starts are held by nobody.
+        until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), f"rank 0 in {run_dir}; is --out on a shared disk?")
+        return run_dir, segments(run_dir)[-1], []
+    if "run.json" not in others:
+        if others:
+            raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
+        write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
+    try:
+        intent = json.loads((run_dir / "run.json").read_text())
+        workload, known = intent["workload"], intent["config"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"out: {run_dir / 'run.json'} is none of ours; choose another folder") from error
+    if workload != "command":
+        raise ValueError(f"out: {run_dir} holds a run of {workload}; choose another folder")
+    if known != {"command": shlex.join(command), "sampling_period_s": period_s}:
+        raise ValueError(f"out: {run_dir} holds another command or period ({known}); choose another folder")
+    alive = records.hold(run_dir)
+    return run_dir, *_open_segment(run_dir, alive)
 
 
 def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
@@ -119,26 +118,27 @@ def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     folder = run_dir if first else run_dir / f"segment-{len(segments(run_dir)) + 1}"
     made = run_dir if first else run_dir / f".{folder.name}"
     made.mkdir(exist_ok=True)
-    lock = open(made / ALIVE, "w")
-    with contextlib.suppress(OSError):  # file systems without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    held = lock(made / ALIVE, wait=True)
     made.rename(folder)
-    return folder, [alive, lock]
+    return folder, [alive, held]
 
 
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> dict:
     described = machine.describe_machine()
+    gpus = described["gpus"]
     model = machine.CPU_MODEL
     if (Path("runs") / "local" / "system.toml").exists():
-        model = machine.load(Path("runs"), "local")["cpu_model"]
+        model = machine.load(Path("runs"), "local", described)["cpu_model"]
     return {
-        "run_id": run_dir.name, "workload": "command", "system": "measured", "started_at": utc_now(),
-        "boot_id": described["boot_id"], "config": {"command": shlex.join(command), "sampling_period_s": period_s},
-        "device_kind": "gpu" if described["gpus"] else "cpu core",
-        "device_name": described["gpus"][0]["name"] if described["gpus"] else described["cpu"],
-        "devices": size if size > 1 else max(1, len(described["gpus"])),
-        "cpu_model": model, "versions": machine.versions(), "machine": described,
-    }  # fmt: skip
+        "run_id": run_dir.name,
+        "workload": "command",
+        "system": "measured",
+        "started_at": utc_now(),
+        "config": {"command": shlex.join(command), "sampling_period_s": period_s},
+        "devices": size if size > 1 else max(1, len(gpus)),
+        "cpu_model": model,
+        **machine.facts_of_run(described, on_gpu=bool(gpus)),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- the command
@@ -152,12 +152,11 @@ def run_under_perun(folder: str) -> None:
     stopped: list[int] = []
     _pass_signals_on(children, stopped)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    stop_sampler = lambda: None  # noqa: E731
-    if not has_begun(folder, os.uname().nodename):
-        print("energynn: perun's sampler did not start (see above); ours runs alone", file=sys.stderr, flush=True)
-        stop_sampler = start_sampler(folder, 1, stopped)
-    _run(shlex.split(intent["config"]["command"]), folder, 0, children, stopped, None)
-    stop_sampler()
+    with contextlib.ExitStack() as stack:
+        if not has_begun(folder, os.uname().nodename):
+            print("energynn: perun's sampler did not start (see above); ours runs alone", file=sys.stderr, flush=True)
+            stack.callback(start_sampler(folder, 1, stopped))
+        _run(shlex.split(intent["config"]["command"]), folder, 0, children, stopped, None)
 
 
 def _run(command: list[str], folder: Path, rank: int, children: list, stopped: list[int], stdout) -> None:
@@ -202,8 +201,9 @@ def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> No
 
     def take(number: int, _frame) -> None:
         stopped.append(number)
-        for child in children if number != signal.SIGINT else ():
-            child.send_signal(number)
+        if number != signal.SIGINT:
+            for child in children:
+                child.send_signal(number)
 
     for number in (signal.SIGINT, *PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -226,8 +226,8 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
             events = {event["event"] for event in read_events(folder)}
             goes_on = "training_start" in events and "rank_end" not in events
             if not said:
-                print(f"energynn: {silent}{'; the command goes on without' if goes_on else ''}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+                without = "; the command goes on without" if goes_on else ""
+                print(f"energynn: {silent}{without}", file=sys.stderr, flush=True)
                 said = True
             if not goes_on:
                 perun.kill()
@@ -237,8 +237,8 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
 def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int]:
     """Status, reason and exit status of one rank's command."""
     events = [event for event in read_events(folder) if event["rank"] == rank]
-    ends = [event for event in events if event["event"] == "training_end"]
-    if not any(event["event"] == "training_start" for event in events):
+    ends = events_of_kind(events, "training_end")
+    if not events_of_kind(events, "training_start"):
         if stopped:
             return "interrupted", f"stopped by {_name(stopped[0])} before the command was started", 128 + stopped[0]
         return "failed", "the sampler did not start, so the command was not", 2
@@ -247,9 +247,10 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
     status = ends[0]["exit_status"]
     if status == 0:
         return "finished", "", 0
-    kind = "interrupted" if stopped else "killed" if status < 0 else "failed"
-    how = f"was ended by {_name(-status)}" if status < 0 else f"ended with status {status}"
-    return kind, f"the command {how}", records.shell_status(status)
+    kind, reason = "failed", f"the command ended with status {status}"
+    if status < 0:
+        kind, reason = "killed", f"the command was ended by {_name(-status)}"
+    return "interrupted" if stopped else kind, reason, records.shell_status(status)
 
 
 def _name(number: int) -> str:
@@ -265,7 +266,7 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
     while True:
         none_left = not any(map(is_locked, folder.glob(".ranks-*")))
         events = read_events(folder)
-        ended = {event["rank"]: event for event in events if event["event"] == "rank_end"}
+        ended = {event["rank"]: event for event in events_of_kind(events, "rank_end")}
         if len(ended) == size:
             break
         if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > patience):
@@ -284,31 +285,40 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
 
 def report(record: dict) -> str:
     """The energies of a record, one line per component, with provenance and uncertainty."""
-    lines = [f"energynn: {record['config'].get('command', record['run_id'])}: {record['status']}"
-             f"{', ' + record['status_reason'] if record['status_reason'] else ''}, "
-             f"{record.get('training_time_s', 0.0):.2f} s, {record.get('samples_in_training', 0)} samples"]  # fmt: skip
-    for component in ("gpu", "cpu", "ram", "total"):
-        joules = record.get(f"energy_{component}_J")
-        if joules is None:
-            if component != "total":
-                lines.append(f"  {component.upper():6}{'absent: no sensor':>12}")
-            continue
-        net_J = record.get(f"energy_net_{component}_J")
-        value = {name: record[f"energy_{component}_{name}"] for name in ("statistical_J", "systematic_J", "provenance")}
-        watts = record[f"mean_power_{component}_W"]
-        lines.append(
-            f"  {component.upper():6}{joules:12.2f} J  {value['provenance']:9} +- {value['statistical_J']:.2f} J "
-            f"(statistical, 95 %) +- {value['systematic_J']:.2f} J (sensor), {watts:.1f} W"
-            f"{f', without idle power {net_J:.2f} J' if net_J is not None else ''}"
-        )
+    status = f"{record['status']}, {record['status_reason']}" if record["status_reason"] else record["status"]
+    lines = [
+        f"energynn: {record['config'].get('command', record['run_id'])}: {status}, "
+        f"{record.get('training_time_s', 0.0):.2f} s, {record.get('samples_in_training', 0)} samples"
+    ]
+    for component in (*energy.COMPONENTS, "total"):
+        if record.get(f"energy_{component}_J") is not None:
+            lines.append(_energy_line(record, component))
+        elif component != "total":
+            lines.append(f"  {component.upper():6}{'absent: no sensor':>12}")
     if "energy_perun_total_J" in record:
         lines.append(f"  perun's method: {record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s")
     elif record["workload"] == "command":
         lines.append("  perun's method: no number (perun did not run, ended early, or found no sensor)")
-    for segment, entry in enumerate(record["segments"] if len(record["segments"]) > 1 else [], start=1):
-        joules, gap_s = entry["energy_total_J"], entry["gap_before_s"]
-        lines.append(f"  segment {segment}: {entry['training_time_s']:.2f} s, "
-                     f"{'no energy' if joules is None else f'{joules:.2f} J'}"
-                     f"{'' if gap_s is None else f', {gap_s:.1f} s after the one before'}")  # fmt: skip
+    if len(record["segments"]) > 1:
+        lines += [_segment_line(number, segment) for number, segment in enumerate(record["segments"], start=1)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     return "\n".join(lines)
+
+
+def _energy_line(record: dict, component: str) -> str:
+    joules, watts = record[f"energy_{component}_J"], record[f"mean_power_{component}_W"]
+    provenance = record[f"energy_{component}_provenance"]
+    statistical_J, systematic_J = (record[f"energy_{component}_{kind}_J"] for kind in ("statistical", "systematic"))
+    net_J = record.get(f"energy_net_{component}_J")
+    net = "" if net_J is None else f", without idle power {net_J:.2f} J"
+    return (
+        f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {statistical_J:.2f} J "
+        f"(statistical, 95 %) +- {systematic_J:.2f} J (sensor), {watts:.1f} W{net}"
+    )
+
+
+def _segment_line(number: int, segment: dict) -> str:
+    joules, gap_s = segment["energy_total_J"], segment["gap_before_s"]
+    used = "no energy" if joules is None else f"{joules:.2f} J"
+    gap = "" if gap_s is None else f", {gap_s:.1f} s after the one before"
+    return f"  segment {number}: {segment['training_time_s']:.2f} s, {used}{gap}"

@@ -42,8 +42,8 @@ def examine(devices: int = 2, powercap: Path = sensors.POWERCAP) -> list[Finding
 
 def exit_status(findings: list[Finding]) -> int:
     """0: all is measured; 1: something will be estimated or absent; 2: no run is possible."""
-    states = {finding.state for finding in findings}
-    return 2 if BAD in states else 1 if WEAK in states else 0
+    severity = {GOOD: 0, WEAK: 1, BAD: 2}
+    return max((severity[finding.state] for finding in findings), default=0)
 
 
 def report(findings: list[Finding]) -> str:
@@ -69,8 +69,9 @@ def _sensor_findings(powercap: Path) -> list[Finding]:
     look.join(PATIENCE_S)
     if look.is_alive():
         last = findings[-1].subject if findings else "the search for sensors"
-        findings.append(Finding("sensor", BAD, f"no answer for {PATIENCE_S:.0f} s, after {last}; a run would hang",
-                                "look at nvidia-smi and dmesg; a driver that hangs needs a restart"))  # fmt: skip
+        said = f"no answer for {PATIENCE_S:.0f} s, after {last}; a run would hang"
+        remedy = "look at nvidia-smi and dmesg; a driver that hangs needs a restart"
+        findings.append(Finding("sensor", BAD, said, remedy))
     return findings
 
 
@@ -105,7 +106,8 @@ def _update_rate(sensor: sensors.Sensor) -> str:
     try:
         while time.monotonic() - begun < LOOK_S:
             value = sensor.read()
-            changes += last is not None and value != last
+            if last is not None and value != last:
+                changes += 1
             last, reads = value, reads + 1
     except Exception as error:
         return f"fails after {reads} readings ({error})"
@@ -141,18 +143,17 @@ def _gpu_findings() -> list[Finding]:
 
 def _package_findings() -> list[Finding]:
     findings = []
-    for package, good, wanted in (
-        ("torch", lambda found: _release(found) >= (2, 7), "2.7 or newer"),
-        ("perun", lambda found: found == PERUN_VERSION, PERUN_VERSION),
-    ):
+    for package, wanted in (("torch", "2.7 or newer"), ("perun", PERUN_VERSION)):
         try:
-            found = importlib.metadata.version(package)
+            version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             findings.append(Finding(package, BAD, "is not installed", "make train-env"))
             continue
-        fits = good(found)
-        remedy = "" if fits else f"install {wanted}: make train-env"
-        findings.append(Finding(package, GOOD if fits else BAD, found, remedy))
+        fits = version == PERUN_VERSION if package == "perun" else _release(version) >= (2, 7)
+        if fits:
+            findings.append(Finding(package, GOOD, version))
+        else:
+            findings.append(Finding(package, BAD, version, f"install {wanted}: make train-env"))
     return findings
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +61,8 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """Sensors that perun adds up; utilization, memory, disk and network are not energy, and "other" is not summed."""
-    return [
-        sensor for sensor in run.sensors
-        if sensor.component in energy.COMPONENTS and (sensor.counter is not None or sensor.values.unit == "W")
-    ]  # fmt: skip
+    counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
+    return [sensor for sensor in counted if sensor.counter is not None or sensor.values.unit == "W"]
 
 
 def _as_ours(found: PerunSensor) -> tuple[Sensor, np.ndarray]:
@@ -79,11 +78,18 @@ def _as_ours(found: PerunSensor) -> tuple[Sensor, np.ndarray]:
     if found.counter:
         failed |= readings > series.valid_max
     number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", found.name)
+    wraps = found.counter and series.valid_max < 2**63  # 64 bits never wrap
     sensor = Sensor(
-        found.name, found.component, number[1] if number else found.name, "energy" if found.counter else "power",
-        "measured", read=lambda: None, to_SI=series.to_SI, notes={"source": "perun HDF5"},
-        wraps_at=series.valid_max if found.counter and series.valid_max < 2**63 else None,  # 64 bits never wrap
-    )  # fmt: skip
+        id=found.name,
+        component=found.component,
+        device=number[1] if number else found.name,
+        kind="energy" if found.counter else "power",
+        provenance="measured",
+        read=lambda: None,
+        to_SI=series.to_SI,
+        notes={"source": "perun HDF5"},
+        wraps_at=series.valid_max if wraps else None,
+    )
     return sensor, np.where(failed, np.nan, readings)
 
 
@@ -107,11 +113,9 @@ def _raw_files(path: Path, run: PerunRun):
             for values, (_, readings) in zip(raw, translated, strict=True)
         ]
         start_ns = _start_ns(run) if round_ == rounds[0] else 0  # when later rounds began perun does not say
-        header = {
-            "header": "energynn-samples/1", "host": host,
-            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
-            "sensors": [sensor.describe() for sensor, _ in translated],
-        }  # fmt: skip
+        period_s = float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0
+        header = {"header": "energynn-samples/1", "host": host, "period_s": period_s}
+        header["sensors"] = [sensor.describe() for sensor, _ in translated]
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         folder = "" if round_ == rounds[0] else f"segment-{rounds.index(round_) + 1}/"
         yield (
@@ -133,11 +137,16 @@ def _raw_files(path: Path, run: PerunRun):
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
     counts = _counts(run)
     return {
-        "workload": "perun import", "system": "imported", "started_at": "", **_origin(run),
+        "workload": "perun import",
+        "system": "imported",
+        "started_at": "",
+        **_origin(run),
         "config": {"source": path.name, "source_sha256": digest, "application": run.application, "run": run.name},
-        "perun_run": run.name, "machine": {"sockets": counts["sockets"] // max(1, counts["nodes"])},
-        "devices": counts["devices"], "method": METHOD,
-    }  # fmt: skip
+        "perun_run": run.name,
+        "machine": {"sockets": counts["sockets"] // max(1, counts["nodes"])},
+        "devices": counts["devices"],
+        "method": METHOD,
+    }
 
 
 def _origin(run: PerunRun) -> dict:
@@ -151,9 +160,9 @@ def _origin(run: PerunRun) -> dict:
 
 def _counts(run: PerunRun) -> dict:
     """Devices, nodes and sockets, which every round of a run has."""
-    found = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
-    of = lambda component: sum(own == component for _, _, own in found)  # noqa: E731
-    return {"devices": of("gpu") or 1, "nodes": len(run.hosts), "sockets": of("cpu")}
+    sensors = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
+    number = Counter(component for _, _, component in sensors)
+    return {"devices": number["gpu"] or 1, "nodes": len(run.hosts), "sockets": number["cpu"]}
 
 
 def _start_ns(run: PerunRun) -> int:

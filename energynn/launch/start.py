@@ -7,21 +7,21 @@ starts mpirun, relays its lines and writes the record; and mpirun with the ranks
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, utc_now, write_json
+from energynn.files import REPOSITORY, lock, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import host_lock
-from energynn.launchers import WITHOUT_PERUN, launcher
+from energynn.launch.supervise import APART, host_lock
+from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.samples import segments
 
@@ -43,17 +43,27 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if record and record["valid"]:
         print(f"{run_dir.name}: a valid record exists; not run again", flush=True)
         return run_dir
-    for warning in preflight(config, runs_dir):
+    intent = intend(config, run_dir)
+    for warning in preflight(intent):
         print(f"energynn: warning: {warning}", flush=True)
-    begin(config, run_dir)
+    begin(intent)
+    _supervised(intent)
+    record = records.read(run_dir)
+    if record is None:
+        raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
+    if record["status"] == "interrupted":
+        raise InterruptedError(f"{run_dir.name}: interrupted: {record['status_reason']}")
+    if record["status"] != "finished":
+        raise RuntimeError(f"{run_dir.name}: {record['status']}: {record['status_reason']} (see {run_dir / 'log.txt'})")
+    return run_dir
 
+
+def _supervised(intent: Intent) -> None:
+    """Let a supervisor make the run, and print its lines as they come."""
     terminal = _papermills_terminal()
-    view_ended = watch.in_notebook(run_dir)
-    supervisor = subprocess.Popen(
-        [sys.executable, "-m", "energynn.launch.supervise", str(run_dir), str(os.getpid())],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True,  # a Ctrl-C for the notebook must not reach the ranks before their supervisor
-    )  # fmt: skip
+    view_ended = watch.in_notebook(intent.run_dir)
+    words = [str(intent.run_dir), str(os.getpid()), intent.launcher.mpirun, intent.launcher.flavour]
+    supervisor = subprocess.Popen([sys.executable, "-m", "energynn.launch.supervise", *words], **APART)
     try:
         for line in supervisor.stdout:
             print(line, end="", flush=True)
@@ -68,33 +78,66 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
         supervisor.wait()
         if view_ended:
             view_ended.set()
-    record = records.read(run_dir)
-    if record and record["status"] == "interrupted":
-        raise InterruptedError(f"{run_dir.name}: interrupted: {record['status_reason']}")
-    if record is None:
-        raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
-    if record["status"] != "finished":
-        raise RuntimeError(f"{run_dir.name}: {record['status']}: {record['status_reason']} (see {run_dir / 'log.txt'})")
-    return run_dir
 
 
-def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
-    """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
-    warnings = []
+@dataclass(frozen=True)
+class Intent:
+    """A run before it starts: what was found out for it, once, and what its run.json will hold."""
+
+    run_dir: Path
+    config: RunConfig
+    launcher: Launcher
+    run_json: dict
+
+
+def intend(config: RunConfig, run_dir: Path) -> Intent:
+    """What a run in this folder will be on this machine, with these data and this code.
+
+    Raises ValueError with the remedy if the data are missing or nothing can be written.
+    """
     manifests.verify(config.dataset)  # before anything is written
+    runs_dir = run_dir.parent.parent
     free_B = _free_space(runs_dir)
     if free_B < LEAST_FREE_B:
         raise ValueError(
             f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
         )
-    machine.load(runs_dir, config.system)
-    if launcher(config.devices) in WITHOUT_PERUN:
+    described = machine.describe_machine()
+    system = machine.load(runs_dir, config.system, described)
+    launcher = find_launcher(config.devices)
+    on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
+    data_root = manifests.root(config.dataset).absolute()
+    commit, dirty = machine.git_state()
+    run_json = {
+        "run_id": run_dir.name,
+        "workload": config.workload,
+        "system": config.system,
+        "started_at": utc_now(),
+        "config": configuration.to_dict(config),
+        "config_digest": configuration.digest(configuration.to_dict(config)),
+        "data_digest": configuration.manifest_digest(config.dataset),
+        "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
+        "launcher": launcher.name,
+        "devices": config.devices,
+        "cpu_model": system["cpu_model"],
+        "git_commit": commit,
+        "git_dirty": dirty,
+        **machine.facts_of_run(described, on_gpu),
+    }
+    return Intent(run_dir, config, launcher, run_json)
+
+
+def preflight(intent: Intent) -> list[str]:
+    """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
+    config, system_dir, described = intent.config, intent.run_dir.parent, intent.run_json["machine"]
+    warnings = []
+    if intent.launcher.name in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
-    if config.device != "cpu" and not machine.gpus() and list(Path("/dev").glob("nvidia[0-9]*")):
+    if config.device != "cpu" and not described["gpus"] and list(Path("/dev").glob("nvidia[0-9]*")):
         warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
     nodes = int(os.environ.get("SLURM_NNODES", 1))
-    gpus, cores = nodes * len(machine.gpus()), nodes * machine.usable_cores()
-    on_gpu = device_kind(config, gpus) == "gpu"
+    gpus, cores = nodes * len(described["gpus"]), nodes * described["cores"]
+    on_gpu = intent.run_json["device_kind"] == "gpu"
     if on_gpu and config.devices > gpus:
         raise ValueError(
             f"devices: {config.devices} GPUs asked for, this machine or job has {gpus}; ask for fewer, or device cpu"
@@ -102,23 +145,13 @@ def preflight(config: RunConfig, runs_dir: Path) -> list[str]:
     if not on_gpu and config.devices * config.threads_per_device > cores:
         warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
     initial_run = getattr(config, "initial_run", "")
-    if initial_run and not (runs_dir / config.system / initial_run / "weights.pt").is_file():
-        raise ValueError(
-            f"initial_run: {runs_dir / config.system / initial_run} has no weights.pt; make that run first"
-        )
-    with open(host_lock(runs_dir / config.system), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"{runs_dir / config.system}: another measured run goes on; one at a time, or both are wrong"
-            ) from None
+    if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
+        raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
+    held = lock(host_lock(system_dir))
+    if held is None:
+        raise ValueError(f"{system_dir}: another measured run goes on; one at a time, or both are wrong")
+    held.close()
     return warnings
-
-
-def device_kind(config: RunConfig, gpus: int) -> str:
-    """What one device of a run is on a machine with so many GPUs: ``gpu`` or ``cpu core``."""
-    return "gpu" if config.device == "gpu" or (config.device == "auto" and gpus > 0) else "cpu core"
 
 
 def _free_space(runs_dir: Path) -> int:
@@ -132,53 +165,39 @@ def _free_space(runs_dir: Path) -> int:
         raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
 
 
-def begin(config: RunConfig, run_dir: Path) -> None:
+def begin(intent: Intent) -> None:
     """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten.
 
     An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one.
     """
+    run_dir = intent.run_dir
     if (run_dir / "run.json").exists():
         if records.is_running(run_dir):
             raise ValueError(f"{run_dir.name}: this run goes on already")
         if list(run_dir.glob("checkpoint/*.sha256")):
-            number = len(segments(run_dir))
-            if (run_dir / "record.json").exists():
-                (run_dir / "record.json").rename(run_dir / f"record-after-segment-{number}.json")
-            (run_dir / f"segment-{number + 1}").mkdir()
+            _begin_segment(run_dir)
             return
-        aside = run_dir.parent / "superseded"
-        aside.mkdir(exist_ok=True)
-        attempt = 1 + sum(1 for _ in aside.glob(f"{run_dir.name}.*"))
-        # The folder stays where it is: papermill may be writing its notebook there.
-        (aside / f"{run_dir.name}.{attempt}").mkdir()
-        for path in run_dir.iterdir():
-            if path.name not in ("notebook.ipynb", "job"):
-                path.rename(aside / f"{run_dir.name}.{attempt}" / path.name)
+        _move_aside(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    described = machine.describe_machine()
-    kind = device_kind(config, len(described["gpus"]))
-    commit, dirty = machine.git_state()
-    data_root = manifests.root(config.dataset).absolute()
-    write_json(run_dir / "run.json", {
-        "run_id": run_dir.name,
-        "workload": config.workload,
-        "system": config.system,
-        "started_at": utc_now(),
-        "boot_id": described["boot_id"],
-        "config": configuration.to_dict(config),
-        "config_digest": configuration.digest(configuration.to_dict(config)),
-        "data_digest": configuration.manifest_digest(config.dataset),
-        "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
-        "launcher": launcher(config.devices),
-        "device_kind": kind,
-        "device_name": described["gpus"][0]["name"] if kind == "gpu" else described["cpu"],
-        "devices": config.devices,
-        "cpu_model": machine.load(run_dir.parent.parent, config.system)["cpu_model"],
-        "versions": machine.versions(),
-        "machine": described,
-        "git_commit": commit,
-        "git_dirty": dirty,
-    })  # fmt: skip
+    write_json(run_dir / "run.json", intent.run_json)
+
+
+def _begin_segment(run_dir: Path) -> None:
+    number = len(segments(run_dir))
+    if (run_dir / "record.json").exists():
+        (run_dir / "record.json").rename(run_dir / f"record-after-segment-{number}.json")
+    (run_dir / f"segment-{number + 1}").mkdir()
+
+
+def _move_aside(run_dir: Path) -> None:
+    """Move an earlier attempt, but not its folder: papermill may be writing its notebook there."""
+    superseded = run_dir.parent / "superseded"
+    attempts = list(superseded.glob(f"{run_dir.name}.*"))
+    aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
+    aside.mkdir(parents=True)
+    for path in run_dir.iterdir():
+        if path.name not in ("notebook.ipynb", "job"):
+            path.rename(aside / path.name)
 
 
 def show_errors_in_one_line() -> None:

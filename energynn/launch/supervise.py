@@ -1,13 +1,13 @@
 """Watch over the ranks of one run, and see that it ends in a record, however it ends.
 
-``python -m energynn.launch.supervise RUN_DIR PARENT`` starts the ranks, relays their lines and writes the record.
+``python -m energynn.launch.supervise RUN_DIR PARENT MPIRUN FLAVOUR`` starts the ranks, relays their lines and writes
+the record. MPIRUN and FLAVOUR are empty where no mpirun starts the ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import shlex
@@ -21,39 +21,61 @@ from pathlib import Path
 
 import energynn
 from energynn import records
-from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN, find_mpi, mpi_environment, mpi_start
-from energynn.measure import perun_adapter
-from energynn.measure.samples import Silence, read_events, segments
+from energynn.files import lock
+from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
+from energynn.measure import energy, perun_adapter
+from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-CAN_GO_ON = 75  # exit status of a run that was interrupted and can go on (EX_TEMPFAIL)
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
-LAST_WORDS = "energynn: rank "  # how train/rank.py begins the line that says why a rank ends
+# How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
+APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+APART |= {"text": True, "errors": "replace", "start_new_session": True}
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 
-def supervise(run_dir: Path, parent: int) -> int:
+def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
     """Start the ranks, relay their lines, and write the record; ends them if the parent process ends or asks to."""
     stop_reasons: list[str] = []
+
+    def stop(number: int, _frame) -> None:
+        stop_reasons.append(f"stopped by {signal.Signals(number).name}")
+
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: Slurm's warning
-        signal.signal(number, lambda n, _frame: stop_reasons.append(f"stopped by {signal.Signals(n).name}"))
+        signal.signal(number, stop)
     # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
     _held = records.hold(run_dir)
-    alone = open(host_lock(run_dir.parent), "w")
-    fcntl.flock(alone, fcntl.LOCK_EX)
+    _alone = lock(host_lock(run_dir.parent), wait=True)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
 
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    ranks = subprocess.Popen(
-        ranks_command(folder, intent), env=rank_environment(folder, intent),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        start_new_session=True, preexec_fn=perun_adapter.die_with_parent,
-    )  # fmt: skip
     last_words: list[str] = []
+    exit_status = _run_ranks(
+        folder, ranks_command(folder, intent, mpirun, flavour), intent, parent, stop_reasons, last_words
+    )
+    reserve.unlink()
+    status, reason = verdict(folder, intent, exit_status, stop_reasons, last_words)
+    try:
+        record = records.build(run_dir, status, reason)
+    except OSError as error:
+        remedy = f"free some space, then `energynn check --recover {run_dir.parent.parent}`"
+        print(f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}", flush=True)
+        return 1
+    with contextlib.suppress(BrokenPipeError):  # who started us may be dead
+        print(summary(record), flush=True)
+    return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
+
+
+def _run_ranks(
+    folder: Path, command: list[str], intent: dict, parent: int, stop_reasons: list[str], last_words: list[str]
+) -> int:
+    """Run the ranks until all have ended, or have to; returns the exit status of what started them."""
+    environment = rank_environment(folder, intent)
+    ranks = subprocess.Popen(command, env=environment, preexec_fn=perun_adapter.die_with_parent, **APART)
     relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
     relay.start()
     silence = Silence()
@@ -68,43 +90,37 @@ def supervise(run_dir: Path, parent: int) -> int:
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
-
-    reserve.unlink()
-    status, reason = verdict(folder, intent, ranks.returncode, stop_reasons, last_words)
-    try:
-        record = records.build(run_dir, status, reason)
-    except OSError as error:
-        print(f"energynn: {run_dir.name}: no record written ({error.strerror}); free some space, then "
-              f"`energynn check --recover {run_dir.parent.parent}`", flush=True)  # fmt: skip
-        return 1
-    with contextlib.suppress(BrokenPipeError):  # who started us may be dead
-        print(summary(record), flush=True)
-    return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
+    return ranks.returncode
 
 
 def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
     """Ask the ranks for a checkpoint, through a file that every launcher's ranks can see, and let them end."""
-    if any(event["event"] == "training_start" for event in read_events(folder)):
+    if events_of_kind(read_events(folder), "training_start"):
         (folder / "stop").touch()
         deadline = time.monotonic() + CHECKPOINT_S
         while ranks.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
-def ranks_command(run_dir: Path, intent: dict) -> list[str]:
+def ranks_command(run_dir: Path, intent: dict, mpirun: str, flavour: str) -> list[str]:
     """mpirun or srun with one rank per device, each under perun; or torchrun, or the one rank alone, without."""
-    if intent["launcher"] in WITHOUT_PERUN:
-        ranks = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={intent['devices']}"]
-        return [sys.executable, *(ranks if intent["launcher"] == "torchrun" else []), str(TRAIN_SCRIPT), str(run_dir)]
-    period_s = intent["config"]["perun_sampling_period_s"]
+    devices = intent["devices"]
+    if intent["launcher"] == "alone":
+        return [sys.executable, str(TRAIN_SCRIPT), str(run_dir)]
+    if intent["launcher"] == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={devices}"]
+        return [*torchrun, str(TRAIN_SCRIPT), str(run_dir)]
     on_gpu = intent["device_kind"] == "gpu"
-    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][: intent["devices"]] if on_gpu else []
+    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
+    period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(run_dir / "perun.ini", period_s, on_gpu, gpus)
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
     if SRUN_VARIABLE in os.environ:
         options = shlex.split(os.environ[SRUN_VARIABLE])
-        return ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={intent['devices']}", *options, *ranks]
-    return [*mpi_start(*find_mpi(), intent["devices"]), *ranks]
+        return ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={devices}", *options, *ranks]
+    if not mpirun:  # a run that mpirun began, and that goes on where it is missing
+        mpirun, flavour = find_mpi()
+    return [*mpi_start(mpirun, flavour, devices), *ranks]
 
 
 def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
@@ -113,36 +129,47 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
     GPUs that the run does not use are hidden from it, so that their energy is not counted either.
     """
     threads = str(intent["config"]["threads_per_device"])
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu["index"]) for gpu in intent["machine"]["gpus"])
-    used = visible.replace(" ", "").split(",")[: intent["devices"]] if intent["device_kind"] == "gpu" else []
+    used = []
+    if intent["device_kind"] == "gpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+        numbers = [str(gpu["index"]) for gpu in intent["machine"]["gpus"]]
+        used = (visible.split(",") if visible else numbers)[: intent["devices"]]
     return perun_adapter.environment(run_dir, mpi_environment()) | {
-        "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
-        "CUDA_VISIBLE_DEVICES": ",".join(used), "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
-        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "CUDA_VISIBLE_DEVICES": ",".join(used),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
 
 
 def verdict(
-    run_dir: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
+    folder: Path, intent: dict, exit_status: int, stop_reasons: list[str], last_words: list[str]
 ) -> tuple[str, str]:
-    """How the run ended, from what the ranks wrote; perun's exit status is no evidence (it is 0 after a SIGTERM).
+    """Status and reason of a run, from the last event of each rank.
 
-    ``last_words`` are what ranks printed as their end; they count where the disk was too full for an event.
+    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM. ``last_words`` are what ranks printed as
+    their end. They count only where no rank could write why it failed, as on a full disk.
     """
-    events = read_events(run_dir)
-    ends = [event for event in events if event["event"] == "rank_end"]
+    events = read_events(folder)
+    ends = events_of_kind(events, "rank_end")
     failures = [event for event in ends if event["status"] != "finished"]
-    silent = [str(rank) for rank in range(intent["devices"]) if rank not in {event["rank"] for event in ends}]
+    silent = set(range(intent["devices"])) - {event["rank"] for event in ends}
     if not failures and not silent:
         return "finished", ""
     if not silent and all(event["status"] == "interrupted" for event in failures):
-        return "interrupted", f"{(stop_reasons or ['asked to stop'])[0]}; {failures[0]['reason']}; it can go on"
+        asked = stop_reasons[0] if stop_reasons else "asked to stop"
+        return "interrupted", f"{asked}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
-    without_a_word = f"rank {', '.join(silent)} ended without a word, {intent['launcher']} with status {exit_status}"
+    ranks = ", ".join(str(rank) for rank in sorted(silent))
+    without_a_word = f"rank {ranks} ended without a word, {intent['launcher']} with status {exit_status}"
     if failures:
         first = min(failures, key=lambda event: event["t_wall_ns"])
-        return "failed", f"rank {first['rank']}: {first['reason']}" + (f"; {without_a_word}" if silent else "")
+        reason = f"rank {first['rank']}: {first['reason']}"
+        return "failed", f"{reason}; {without_a_word}" if silent else reason
     if last_words:
         return "failed", last_words[-1]
     return "killed", f"{without_a_word}; {records.how_far(events)}"
@@ -152,14 +179,15 @@ def summary(record: dict) -> str:
     """The run in one or two lines."""
     if record["status"] != "finished":
         return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
-    energies = ", ".join(
-        f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})"
-        for part in ("gpu", "cpu", "ram") if f"energy_{part}_J" in record
-    )  # fmt: skip
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items())
+    energies = []
+    for part in energy.COMPONENTS:
+        if f"energy_{part}_J" in record:
+            energies.append(f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})")
+    parts = [f"{record['training_time_s']:.1f} s", *(energies or ["no energy"])]
+    parts.append(f"{record.get('samples_in_training', 0)} power samples")
+    parts.append(", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items()))
     doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
-    return (f"energynn: {record['run_id']}: {record['training_time_s']:.1f} s, {energies or 'no energy'}, "
-            f"{record.get('samples_in_training', 0)} power samples, {metrics}{doubts}")  # fmt: skip
+    return f"energynn: {record['run_id']}: {', '.join(parts)}{doubts}"
 
 
 def _relay(lines, log_path: Path, last_words: list[str]) -> None:
@@ -210,7 +238,7 @@ def host_lock(folder: Path) -> Path:
 
 if __name__ == "__main__":
     try:
-        sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2])))
+        sys.exit(supervise(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]))
     except Exception:  # who started us may be dead, and nobody hear what went wrong
         if not (Path(sys.argv[1]) / "record.json").exists():  # which holds the log's SHA-256
             with open(Path(sys.argv[1]) / "log.txt", "a") as log:

@@ -12,7 +12,7 @@ from pathlib import Path
 from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, read_events, segments
+from energynn.measure.samples import Reader, events_of_kind, host_of_rank, read_events, segments
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000
@@ -33,7 +33,9 @@ class Watch:
         self.before_J = 0.0  # of earlier segments, from the last look at them
         with contextlib.suppress(OSError, ValueError, KeyError):
             last = json.loads((self.run_dir / STATE).read_text())
-            self.before_J = last["energy_before_J"] + last["energy_J"] * (last["segment"] < len(segments(self.run_dir)))
+            self.before_J = last["energy_before_J"]
+            if last["segment"] < len(segments(self.run_dir)):
+                self.before_J += last["energy_J"]
         self.readers: dict[Path, Reader] = {}
         self.until_ns: dict[tuple[str, str], int] = {}
         self.joules: dict[tuple[str, str], float] = {}
@@ -41,46 +43,45 @@ class Watch:
     def look(self) -> dict:
         """Power in W and energy so far in J of each primary sensor, and what follows from the trainer's progress."""
         events = read_events(self.folder)
-        host_of_rank = {event["rank"]: event["host"] for event in events if event["event"] == "rank_start"}
-        starts, ends = ({host_of_rank[e["rank"]]: e["t_mono_ns"] for e in events
-                         if e["event"] == kind and e["rank"] in host_of_rank}
-                        for kind in ("training_start", "training_end"))  # fmt: skip
+        hosts = host_of_rank(events)
+        starts = _times_of_hosts(events, "training_start", hosts)
+        ends = _times_of_hosts(events, "training_end", hosts)
         devices = []
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             reader = self.readers.setdefault(path, Reader(path))
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:
                 devices += self._look_at(reader, events, starts, ends)
-        power_W, energy_J = (sum(device[name] for device in devices) for name in ("power_W", "energy_J"))
-        state = {"run_id": self.intent["run_id"], "segment": len(segments(self.run_dir)), "devices": devices,
-                 "power_W": power_W, "energy_J": energy_J, "energy_before_J": self.before_J}  # fmt: skip
-        for event in [event for event in events if event["event"] == "epoch"][-1:]:
+        state = {
+            "run_id": self.intent["run_id"],
+            "segment": len(segments(self.run_dir)),
+            "devices": devices,
+            "power_W": sum(device["power_W"] for device in devices),
+            "energy_J": sum(device["energy_J"] for device in devices),
+            "energy_before_J": self.before_J,
+        }
+        for event in events_of_kind(events, "epoch")[-1:]:
             state |= {name: event[name] for name in ("epoch", "epochs")}
-        progress = [event for event in events if "samples_trained" in event]
-        rank_zero = [event for event in events if event["event"] == "training_start" and event["rank"] == 0]
-        if progress and rank_zero and progress[-1]["samples_trained"] > 0:
-            last, done = progress[-1], progress[-1]["samples_trained"]
-            aim = max(event.get("samples_to_train", done) for event in progress)
-            elapsed_s = (last["t_mono_ns"] - rank_zero[0]["t_mono_ns"]) / 1e9
-            # Joules, seconds and samples of this segment alone; an earlier one may have run elsewhere.
-            here = max(1, done - rank_zero[0].get("samples_done", 0))
-            state |= {"samples_trained": done, "samples_to_train": aim, "samples_per_s": here / elapsed_s,
-                      "energy_per_sample_J": state["energy_J"] / here,
-                      "time_left_s": elapsed_s / here * (aim - done),
-                      "energy_left_J": state["energy_J"] / here * (aim - done)}  # fmt: skip
+        state |= _progress(events, state["energy_J"])
         last_ns = [reader.walls[-1] for reader in self.readers.values() if len(reader.walls)]
         state["age_s"] = time.time() - min(last_ns) / 1e9 if last_ns else None  # by two clocks, if read elsewhere
-        record = self.run_dir / "record.json"
-        state["status"] = json.loads(record.read_text())["status"] if record.exists() else (
-            "training" if starts and not ends else "ending" if ends else "starting")  # fmt: skip
+        state["status"] = self._status(starts, ends)
         return state
+
+    def _status(self, starts: dict[str, int], ends: dict[str, int]) -> str:
+        record = self.run_dir / "record.json"
+        if record.exists():
+            return json.loads(record.read_text())["status"]
+        if ends:
+            return "ending"
+        return "training" if starts else "starting"
 
     def _look_at(self, reader: Reader, events: list[dict], starts: dict, ends: dict) -> list[dict]:
         samples = reader.samples()
         leave_out_unused(events, [samples])
         host, now = samples.host, int(samples.t_ns[-1])
         begun = starts.get(host)
-        found = []
+        devices = []
         for curve in energy.curves(samples):
             if not curve.sensor["primary"]:
                 continue
@@ -92,13 +93,41 @@ class Watch:
                     self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
                     self.until_ns[key] = until
             recent_ns = max(1, min(RECENT_NS, end - int(curve.t_ns[0])))
-            found.append({"host": host, "id": curve.sensor["id"], "component": curve.sensor["component"],
-                          "provenance": curve.sensor["provenance"], "energy_J": self.joules.get(key, 0.0),
-                          "power_W": curve.between(end - recent_ns, end)[0] / recent_ns * 1e9})  # fmt: skip
+            device = {"host": host} | {name: curve.sensor[name] for name in ("id", "component", "provenance")}
+            device["energy_J"] = self.joules.get(key, 0.0)
+            device["power_W"] = curve.between(end - recent_ns, end)[0] / recent_ns * 1e9
+            devices.append(device)
         if begun is not None:
-            counted_ns = min((self.until_ns.get((host, entry["id"]), begun) for entry in found), default=now)
+            counted_ns = min((self.until_ns.get((host, device["id"]), begun) for device in devices), default=now)
             reader.forget(max(counted_ns - KEPT_NS, now - LONGEST_KEPT_NS))
-        return found
+        return devices
+
+
+def _times_of_hosts(events: list[dict], kind: str, hosts: dict[int, str]) -> dict[str, int]:
+    """When an event came last on each host, in ns of its monotonic clock."""
+    known = [event for event in events_of_kind(events, kind) if event["rank"] in hosts]
+    return {hosts[event["rank"]]: event["t_mono_ns"] for event in known}
+
+
+def _progress(events: list[dict], energy_J: float) -> dict:
+    """What was trained, how fast, and what is left, from rank 0's last word; empty before there is one."""
+    told = [event for event in events if "samples_trained" in event]
+    starts = [event for event in events_of_kind(events, "training_start") if event["rank"] == 0]
+    if not told or not starts or told[-1]["samples_trained"] == 0:
+        return {}
+    done = told[-1]["samples_trained"]
+    aim = max(event.get("samples_to_train", done) for event in told)
+    elapsed_s = (told[-1]["t_mono_ns"] - starts[0]["t_mono_ns"]) / 1e9
+    # Joules, seconds and samples of this segment alone; an earlier one may have run elsewhere.
+    here = max(1, done - starts[0].get("samples_done", 0))
+    return {
+        "samples_trained": done,
+        "samples_to_train": aim,
+        "samples_per_s": here / elapsed_s,
+        "energy_per_sample_J": energy_J / here,
+        "time_left_s": elapsed_s / here * (aim - done),
+        "energy_left_J": energy_J / here * (aim - done),
+    }
 
 
 def text(state: dict) -> str:

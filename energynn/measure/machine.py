@@ -42,6 +42,18 @@ def describe_machine() -> dict:
     }
 
 
+def facts_of_run(described: dict, on_gpu: bool) -> dict:
+    """What run.json tells of the machine and its software; ``described`` as ``describe_machine`` gives it."""
+    gpus = described["gpus"]
+    return {
+        "boot_id": described["boot_id"],
+        "device_kind": "gpu" if on_gpu else "cpu core",
+        "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
+        "versions": versions(),
+        "machine": described,
+    }
+
+
 def usable_cores() -> int:
     """Cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -91,8 +103,8 @@ def git_state() -> tuple[str, bool]:
     return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
 
 
-def load(runs_dir: Path, system: str) -> dict:
-    """The description of a system; written for this machine if there is none yet.
+def load(runs_dir: Path, system: str, described: dict) -> dict:
+    """The description of a system; if there is none yet, this machine's own, as ``describe_machine`` gives it.
 
     Raises ValueError where the file cannot be read or the folder cannot be written.
     """
@@ -100,7 +112,7 @@ def load(runs_dir: Path, system: str) -> dict:
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_toml(system, describe_machine()))
+            path.write_text(_toml(system, described))
         except OSError as error:
             raise ValueError(f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own") from error
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -12,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from energynn.files import is_locked
+from energynn.files import is_locked, lock
 from energynn.measure import perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
 from energynn.measure.samples import has_begun, read_events
@@ -26,19 +25,17 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
     The sampler goes on until the last rank of this host has ended.
     """
     host = os.uname().nodename
-    ours = open(folder / f".ranks-{host}", "a+")
-    owner = open(folder / f".sampler-{host}", "w")
-    with contextlib.suppress(OSError):  # file systems without locks
-        fcntl.flock(ours, fcntl.LOCK_SH)
-    try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    ours = lock(folder / f".ranks-{host}", shared=True, wait=True)
+    owner = lock(folder / f".sampler-{host}")
+    if owner is None:
         until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
         return ours.close
     sampler = subprocess.Popen(
         [sys.executable, "-c", f"from energynn.measure.sampler_process import sample; sample({str(folder)!r})"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=die_with_parent,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
     answers, _, _ = select.select([sampler.stdout], [], [], READY_S)
     if not answers or sampler.stdout.readline() != b"ready\n":
         sampler.kill()

@@ -50,10 +50,10 @@ def run(folder: str | Path) -> None:
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)
     except OSError as error:
-        print(f"energynn: rank {rank}: cannot write its end: {error}", file=sys.stderr, flush=True)
+        print(f"{launchers.LAST_WORDS}{rank}: cannot write its end: {error}", file=sys.stderr, flush=True)
         status = "failed"
     if status == "failed":
-        print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
+        print(f"{launchers.LAST_WORDS}{rank}: {reason}", file=sys.stderr, flush=True)
         end_the_world()
 
 

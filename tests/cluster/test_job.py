@@ -8,7 +8,7 @@ import pytest
 
 from energynn import config, files
 from energynn.cluster import job, local, slurm
-from energynn.launch.supervise import CAN_GO_ON
+from energynn.launchers import CAN_GO_ON
 
 
 @pytest.fixture

@@ -31,15 +31,16 @@ def train(tmp_path, monkeypatch, powercap, hosts):
     monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(powercap))
     tiny = config.make("fourcastnet", devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
-    start.begin(tiny, run_dir)
+    intended = start.intend(tiny, run_dir)
+    start.begin(intended)
     intent = json.loads((run_dir / "run.json").read_text())
-    command = supervise.ranks_command(run_dir, intent)
+    command = supervise.ranks_command(run_dir, intent, intended.launcher.mpirun, intended.launcher.flavour)
     if hosts == 2:
-        start, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
+        words, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
             name_it = ["sh", "-c", 'hostname "$0" && exec "$@"', host]
-            start += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
-        command = start[:-1]
+            words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
+        command = words[:-1]
     done = subprocess.run(
         command, env=supervise.rank_environment(run_dir, intent),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
