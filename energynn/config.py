@@ -8,52 +8,112 @@ import hashlib
 import importlib
 import json
 import re
+import textwrap
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from energynn.files import DATA_MANIFESTS
 
+REQUIRED = dataclasses.MISSING
+CODE = "the study's code"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text must look like: a regular expression, and the words that messages say instead."""
+
+    pattern: str
+    words: str
+
+
+FOLDER_NAME = Form("[A-Za-z0-9][A-Za-z0-9_.-]*", "letters, digits, '_', '-' and '.'")
+FOLDER_NAME_OR_NONE = Form("([A-Za-z0-9][A-Za-z0-9_.-]*)?", "letters, digits, '_', '-' and '.'")
+YEARS = Form("[0-9]{4}([-,][0-9]{4})*", "years as 1979-2015 or 2016,2018")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a parameter means, and which values it may have."""
+
+    meaning: str = ""
+    least: float | None = None
+    choices: tuple[str, ...] = ()
+    form: Form | None = None
+    origin: str = ""
+
+    def limits(self) -> str:
+        """The limits in words; empty where there are none."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.form:
+            return self.form.words
+        return "" if self.least is None else f"at least {self.least}"
+
+    def allows(self, value) -> bool:
+        if self.choices:
+            return value in self.choices
+        if self.form:
+            return bool(re.fullmatch(self.form.pattern, value))
+        return self.least is None or value >= self.least  # NaN is not
+
+
+def parameter(default, meaning: str = "", **facts):
+    """A field of a configuration with its default, its meaning and the other Facts."""
+    return dataclasses.field(default=default, metadata={"facts": Facts(meaning, **facts)})
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What every workload needs to know; one device is one GPU, or one CPU core where there is no GPU."""
 
-    workload: str
-    preset: str = "smoke"  # where the values came from that were not given: PRESETS, below
-    dataset: str
-    system: str = "local"
-    device: str = "auto"  # "gpu", "cpu", or a GPU where there is one
-    devices: int = 1
-    local_batch_size: int
-    global_batch_size: int
-    # Local batches whose gradients are added up before a step of the optimizer. Each also moves batch norm's running
-    # statistics, which are for evaluation only; on several devices only those of rank 0 do.
-    accumulation_steps: int = 1
-    epochs: int
-    seed: int = 0
-    repeat: int = 0  # same seed, run again: hardware noise; another seed is another configuration
-    learning_rate: float
-    loader_workers: int = 0
-    data_staging: bool = True  # workers prefetch, as in all of the study's experiments (its code's README); off: none
-    synchronous_phases: bool = False  # wait for the GPU before and after each phase: exact phases, slower training
-    # Of the study's code: float32, no pinned memory, three loader iterators that start anew each epoch, cuDNN
-    # deterministic and its benchmark off. FourCastNet's: published code, or inferred; see PRESETS.
-    # "float32" is torch's: on GPUs since the A100 cuDNN's convolutions then use TF32, the study's, too, which changes
-    # nothing of that. "bfloat16": forward passes in autocast; weights and optimizer stay float32.
-    precision: str = "float32"
-    fused_optimizer: bool = False  # one kernel updates all parameters
-    compile: bool = False  # torch.compile
-    deterministic: bool = True  # off: the fastest algorithms that cuDNN's benchmark finds
-    pinned_memory: bool = False  # of a GPU: batches in page-locked memory, copied while it computes
-    persistent_workers: bool = False  # the loader's workers live on from epoch to epoch
-    threads_per_device: int = 1
-    sampling_period_s: float = 0.04  # our own samples
-    idle_baseline_s: float = 1.0  # nothing is computed for so long before and after, to measure idle power
-    perun_sampling_period_s: float = 0.25  # perun's; the paper used 1 s
-    collective_timeout_s: float = 120.0
-    save_weights: bool = False
-    checkpoint_period_s: float = 600.0  # between two checkpoints; 0: only when asked to stop
+    workload: str = parameter(REQUIRED, "resnet50, fourcastnet, or the name of a module of your own on PYTHONPATH")
+    preset: str = parameter("smoke", "gives every value that is not given", choices=("smoke", "paper", "fast"))
+    dataset: str = parameter(REQUIRED, form=FOLDER_NAME)
+    system: str = parameter("local", "machine or cluster; its records lie in runs/SYSTEM", form=FOLDER_NAME)
+    device: str = parameter("auto", "auto takes a GPU where there is one", choices=("auto", "cpu", "gpu"))
+    devices: int = parameter(1, "number of GPUs, or of CPU cores where there is no GPU", least=1)
+    local_batch_size: int = parameter(REQUIRED, "samples that one device trains on at once", least=1)
+    global_batch_size: int = parameter(REQUIRED, "local batch size x devices x accumulation steps", least=1)
+    accumulation_steps: int = parameter(
+        1,
+        "local batches whose gradients add up before a step of the optimizer; each also moves the running statistics "
+        "of batch norm, which only the evaluation uses (on several devices those of rank 0)",
+        least=1,
+    )
+    epochs: int = parameter(REQUIRED, "passes over the training data", least=1)
+    seed: int = parameter(0, "of weights, order of samples and augmentation; another seed is another run", least=0)
+    repeat: int = parameter(0, "number of a repetition with the same seed, which shows the machine's noise", least=0)
+    learning_rate: float = parameter(REQUIRED, least=0)
+    loader_workers: int = parameter(0, "processes of each rank that load data; 0: the trainer loads by itself", least=0)
+    data_staging: bool = parameter(True, "workers prefetch; False: there are none", origin="README of the study's code")
+    synchronous_phases: bool = parameter(False, "wait for the GPU around each phase: exact phases, slower training")
+    precision: str = parameter(
+        "float32",
+        "float32 is torch's: on GPUs since the A100, convolutions then use TF32, as the study's did; bfloat16 runs "
+        "forward passes in autocast, while weights and optimizer stay float32",
+        choices=("float32", "bfloat16"),
+        origin=CODE,
+    )
+    fused_optimizer: bool = parameter(False, "one kernel updates all parameters", origin=CODE)
+    compile: bool = parameter(False, "use torch.compile", origin=CODE)
+    deterministic: bool = parameter(True, "False: the fastest algorithms that cuDNN's benchmark finds", origin=CODE)
+    pinned_memory: bool = parameter(
+        False, "of a GPU: batches in page-locked memory, copied while it computes", origin=CODE
+    )
+    persistent_workers: bool = parameter(False, "the loader's workers live on from epoch to epoch", origin=CODE)
+    threads_per_device: int = parameter(1, "CPU threads of each rank", least=1)
+    sampling_period_s: float = parameter(0.04, "seconds between two of our own power samples", least=0.01)
+    idle_baseline_s: float = parameter(1.0, "seconds of idling before and after, to measure idle power", least=0)
+    perun_sampling_period_s: float = parameter(0.25, "seconds between two of perun's samples; the study: 1", least=0.1)
+    collective_timeout_s: float = parameter(120.0, "seconds after which a rank that waits for others fails", least=1)
+    save_weights: bool = parameter(False, "keep the weights when the run has ended")
+    checkpoint_period_s: float = parameter(
+        600.0, "seconds between two checkpoints; 0: only when asked to stop", least=0
+    )
+
+
+IMAGE_LOADING = ("pil", "fast", "store", "device")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,28 +121,35 @@ class ResNet50Config(RunConfig):
     """ResNet50 on images; recipe constants as the paper states them (section 3.2.1)."""
 
     workload: str = "resnet50"
-    dataset: str = "photographs"
-    image_size: int
-    training_samples: int = 0  # a nested, class-balanced part of the data set; 0 is all of it
-    validation_samples: int = 0
-    image_loading: str = "pil"  # IMAGE_LOADING, below
-    uint8_to_device: bool = False  # pixels cross as bytes, and the device normalizes them, not the loader
-    channels_last: bool = False  # memory format of images and weights (study's code: torch's default)
-    validation_crop: str = "random"  # study's code: as in training; "center": the usual one, of 0.875
-    on_bad_image: str = "fail"  # or "skip": the next image stands in for a broken one, and the run counts it
-    crop_scale_min: float = 0.5  # the study's crops cover 0.5 to 1 of the image, in validation too
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
-    weight_decay_on_all: bool = True  # on batch norm and biases, too (study's code); off: on matrices only
-    warmup_epochs: int = 5
-    warmup_start: float = 0.1  # learning rate at the beginning, whatever the batch size (study's code)
-    warmup_per_epoch: bool = True  # study's code; off: the learning rate rises with every step
-    learning_rate: float = 0.1  # at GBS 256; scaled linearly with the global batch size
-    plateau_factor: float = 0.5
-    plateau_patience: int = 5
-    evaluate_training_set: bool = True  # the study evaluates it after every epoch
-    top5_per_sample: bool = True  # study's code: a Python loop over the samples; off: a batch at once
-    drop_last: bool = True  # what the ranks cannot share evenly is left out (study's code); off: some count twice
+    dataset: str = parameter("photographs", "photographs (embedded) or imagenet", form=FOLDER_NAME)
+    image_size: int = parameter(REQUIRED, "height and width of a crop in pixels", least=32)
+    training_samples: int = parameter(0, "size of a nested, class-balanced part of the data set; 0: all", least=0)
+    validation_samples: int = parameter(0, "as training_samples, of the validation data", least=0)
+    image_loading: str = parameter(
+        "pil",
+        "pil: as torchvision's ImageFolder; fast: faster, from a prepared store if there is one; store: from a store "
+        "only; device: one batch stays on the device for every step",
+        choices=IMAGE_LOADING,
+    )
+    uint8_to_device: bool = parameter(False, "pixels are copied as bytes, and the device normalizes them")
+    channels_last: bool = parameter(False, "memory format of images and weights", origin=CODE)
+    validation_crop: str = parameter(
+        "random", "center: the usual crop of 0.875", choices=("random", "center"), origin=CODE
+    )
+    on_bad_image: str = parameter("fail", "skip: the next image stands in, and is counted", choices=("fail", "skip"))
+    crop_scale_min: float = parameter(0.5, "least part of an image that a crop covers, in validation too", origin=CODE)
+    momentum: float = parameter(0.9, "momentum of the optimizer (SGD)", least=0, origin="section 3.2.1")
+    weight_decay: float = parameter(1e-4, "weight decay of the optimizer", least=0, origin="section 3.2.1")
+    weight_decay_on_all: bool = parameter(True, "on batch norm and biases, too; False: on matrices only", origin=CODE)
+    warmup_epochs: int = parameter(5, "epochs in which the learning rate rises", least=0, origin="section 3.2.1")
+    warmup_start: float = parameter(0.1, "learning rate at the beginning, for every batch size", least=0, origin=CODE)
+    warmup_per_epoch: bool = parameter(True, "the learning rate rises once an epoch; False: every step", origin=CODE)
+    learning_rate: float = parameter(0.1, "at GBS 256; scaled linearly with the global batch size", least=0)
+    plateau_factor: float = parameter(0.5, "factor of the learning rate when the validation no longer improves")
+    plateau_patience: int = parameter(5, "epochs without improvement before that", least=0)
+    evaluate_training_set: bool = parameter(True, "evaluate the training data after every epoch, too", origin=CODE)
+    top5_per_sample: bool = parameter(True, "top-5 error in a loop over samples; False: a batch at once", origin=CODE)
+    drop_last: bool = parameter(True, "leave out what ranks cannot share; False: some count twice", origin=CODE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,45 +157,50 @@ class FourCastNetConfig(RunConfig):
     """FourCastNet on ERA5 states; pre-training predicts one step, fine-tuning two autoregressive steps."""
 
     workload: str = "fourcastnet"
-    dataset: str = "era5_ensemble"  # or "era5": the store of `energynn era5 prepare`; "synthetic": random, full size
-    training_years: str = "1979-2015"  # these three are of "era5" (section 3.3.1)
-    validation_years: str = "2016-2017"
-    test_years: str = "2019"
-    stage: str = "pretrain"
-    initial_run: str = ""  # fine-tuning: run_id of the pre-training whose weights it starts from
-    learning_rate: float = 5e-4
-    patch_size: int
-    embed_dim: int
-    depth: int
-    num_blocks: int = 8
-    mlp_ratio: float = 4.0
-    sparsity_threshold: float = 0.01
-    hard_thresholding_fraction: float = 1.0
-    filter_modes: str = "published"  # "zonal" corrects which modes pass
-    activation_checkpointing: bool = False  # less memory for one more forward pass
+    dataset: str = parameter(
+        "era5_ensemble",
+        "era5_ensemble (embedded), era5 (the store of `energynn era5 prepare`) or synthetic (random, full size)",
+        form=FOLDER_NAME,
+    )
+    training_years: str = parameter("1979-2015", "years of era5 to train on", form=YEARS, origin="section 3.3.1")
+    validation_years: str = parameter("2016-2017", "years of era5 to validate on", form=YEARS, origin="section 3.3.1")
+    test_years: str = parameter("2019", "years of era5 to test on", form=YEARS, origin="section 3.3.1")
+    stage: str = parameter("pretrain", "finetune trains on two steps", choices=("pretrain", "finetune"))
+    initial_run: str = parameter("", "fine-tuning: run_id of the pre-training it starts from", form=FOLDER_NAME_OR_NONE)
+    learning_rate: float = parameter(5e-4, "5e-4 in pre-training, 1e-4 in fine-tuning", least=0, origin="section 3.3.1")
+    patch_size: int = parameter(REQUIRED, "height and width of a patch in grid points", least=1)
+    embed_dim: int = parameter(REQUIRED, "channels of a patch; a multiple of num_blocks", least=8)
+    depth: int = parameter(REQUIRED, "number of AFNO layers", least=1)
+    num_blocks: int = parameter(8, "blocks of the weights that act on the Fourier modes", least=1)
+    mlp_ratio: float = parameter(4.0, "hidden width of each MLP, as a multiple of embed_dim")
+    sparsity_threshold: float = parameter(0.01, "soft threshold below which Fourier modes become zero")
+    hard_thresholding_fraction: float = parameter(1.0, "part of the Fourier modes that is kept")
+    filter_modes: str = parameter("published", "zonal corrects which modes pass", choices=("published", "zonal"))
+    activation_checkpointing: bool = parameter(False, "less memory for one more forward pass")
 
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
 
-# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code), the object of study: never faster.
-# ResNet50's defaults above belong to it. FourCastNet's float32 and unfused Adam are inferred from the paper's silence;
-# its workers and pinned memory are the published code's (AFNO.yaml, data_loader_multifiles.py), so inferred as well.
-PAPER = {
-    "resnet50": dict(
-        dataset="imagenet", local_batch_size=256, epochs=100, image_size=224, loader_workers=4,
-        perun_sampling_period_s=1.0,
-    ),
-    "fourcastnet": dict(
-        dataset="era5", local_batch_size=1, patch_size=8, embed_dim=768, depth=12, loader_workers=4,
-        pinned_memory=True, perun_sampling_period_s=1.0, save_weights=True,
-    ),
-}  # fmt: skip
-# Changes the cost, hardly what is learned (the error becomes that of a centre crop); each can be set alone.
+# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object of study and is
+# never made faster. ResNet50's defaults above belong to it. FourCastNet's float32 and unfused Adam are inferred from
+# the paper's silence, its workers and pinned memory from the published code (AFNO.yaml, data_loader_multifiles.py).
+LOADING = dict(loader_workers=4, perun_sampling_period_s=1.0)
+IMAGENET = dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224)
+ERA5 = dict(dataset="era5", local_batch_size=1, pinned_memory=True, save_weights=True)
+AFNO = dict(patch_size=8, embed_dim=768, depth=12)
+PAPER = {"resnet50": LOADING | IMAGENET, "fourcastnet": LOADING | ERA5 | AFNO}
+# "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each can be set alone.
 FAST = dict(
     precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
 )
-FAST_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", validation_crop="center",
-                   evaluate_training_set=False, top5_per_sample=False)  # fmt: skip
+FAST_IMAGES = dict(
+    channels_last=True,
+    uint8_to_device=True,
+    image_loading="fast",
+    validation_crop="center",
+    evaluate_training_set=False,
+    top5_per_sample=False,
+)
 # "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
 # no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {
@@ -142,10 +214,12 @@ PRESETS: dict[str, dict[str, dict]] = {
     "paper": PAPER,
     "fast": {"resnet50": PAPER["resnet50"] | FAST | FAST_IMAGES, "fourcastnet": PAPER["fourcastnet"] | FAST},
 }
+# What FourCastNet's stages have beneath every preset (section 3.3.1).
+STAGES = {"pretrain": dict(learning_rate=5e-4, epochs=80), "finetune": dict(learning_rate=1e-4, epochs=50)}
 
 
 def make(workload: str = "resnet50", **parameters) -> RunConfig:
-    """Make the configuration of one run from named parameters; the rest is the preset's, "smoke" if not told.
+    """Make the configuration of one run from named parameters; the preset gives the rest, "smoke" if none is named.
 
     Parameters that are None count as not given. One of ``local_batch_size`` and ``global_batch_size`` is
     enough: global batch size = local batch size x devices (paper, section 3). Where both are given, or one with
@@ -154,56 +228,92 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     Raises ValueError with the remedy for an unknown, ill-typed or impossible parameter.
     """
     config_class = _class(workload)
-    types_by_name = typing.get_type_hints(config_class)
     given = {name: value for name, value in parameters.items() if value is not None}
-    for name, value in given.items():
-        if name not in types_by_name:
-            raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(types_by_name))}")
-        given[name] = _typed(name, value, types_by_name[name])
-    for name, choices in CHOICES.items():
-        if given.get(name, choices[0]) not in choices:
-            raise ValueError(f"{name}: must be one of {', '.join(choices)}, got {given[name]!r}")
-    for name in ("dataset", "system", "initial_run"):  # they name folders
-        form = "[A-Za-z0-9][A-Za-z0-9_.-]*" + "|" * (name == "initial_run")  # which may be empty: none
-        if name in given and not re.fullmatch(form, given[name]):
-            raise ValueError(f"{name}: must be letters, digits, '_', '-' and '.', got {given[name]!r}")
-    for name in [name for name in given if name.endswith("_years")]:
-        if not re.fullmatch(r"[0-9]{4}([-,][0-9]{4})*", given[name]):
-            raise ValueError(f"{name}: must be years as 1979-2015 or 2016,2018, got {given[name]!r}")
-    for name, least in LEAST_VALUES.items():
-        if name in given and not given[name] >= least:
-            raise ValueError(f"{name}: must be at least {least}, got {given[name]}")
-
-    own = {field.name: field.default for field in fields(config_class) if field.default is not dataclasses.MISSING}
-    values = PRESETS[given.get("preset", "smoke")].get(workload, own) | given
-    devices, steps = values.get("devices", 1), given.get("accumulation_steps", 1)
-    if "global_batch_size" in given:
-        whole = given["global_batch_size"]
-        if "local_batch_size" in given and "accumulation_steps" not in given:
-            steps = max(1, whole // (devices * given["local_batch_size"]))
-        if whole % (devices * steps):
-            raise ValueError(
-                f"global_batch_size: {whole} is not divisible by {devices} devices x {steps} accumulation_steps; "
-                f"choose a multiple of {devices * steps}"
-            )
-        local = whole // (devices * steps)
-        if given.get("local_batch_size", local) != local:
-            raise ValueError(
-                f"local_batch_size: {given['local_batch_size']} x {devices} devices x {steps} accumulation_steps is "
-                f"not the global batch size {whole}; give a local batch size that divides it"
-            )
-        values["local_batch_size"] = local
-    values["accumulation_steps"] = steps
-    values["global_batch_size"] = values["local_batch_size"] * devices * steps
-
+    given = _with_types(workload, config_class, given)
+    _check_limits(config_class, given)
+    values = _defaults(config_class)
     if workload == "fourcastnet":
-        if (values.get("stage") == "finetune") != bool(values.get("initial_run")):
-            raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
-        tuning = values.get("stage") == "finetune"
-        values = dict(learning_rate=1e-4 if tuning else 5e-4, epochs=50 if tuning else 80) | values  # section 3.3.1
-        if values["embed_dim"] % values.get("num_blocks", 8):
-            raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
+        values |= STAGES[given.get("stage", "pretrain")]
+    values |= PRESETS[given.get("preset", "smoke")].get(workload, {}) | given
+    values |= _batch_sizes(values, given)
+    if workload == "fourcastnet":
+        _check_fourcastnet(values)
     return config_class(**values)
+
+
+def facts(config_class: type[RunConfig]) -> dict[str, Facts]:
+    """What is known of each parameter; a field that only gets another default in a subclass keeps its facts."""
+    result = {field.name: Facts() for field in fields(config_class)}
+    for base in reversed(config_class.__mro__):
+        if dataclasses.is_dataclass(base):
+            result |= {field.name: field.metadata["facts"] for field in fields(base) if "facts" in field.metadata}
+    return result
+
+
+def _defaults(config_class: type[RunConfig]) -> dict:
+    return {field.name: field.default for field in fields(config_class) if field.default is not REQUIRED}
+
+
+KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def _with_types(workload: str, config_class: type[RunConfig], given: dict) -> dict:
+    """The given values in their fields' types; raises ValueError for an unknown name or another type."""
+    kinds = typing.get_type_hints(config_class)
+    known = facts(config_class)
+    result = {}
+    for name, value in given.items():
+        if name not in kinds:
+            raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(kinds))}")
+        kind = kinds[name]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if known[name].form is YEARS and type(value) is int:  # one year, as papermill or the command line reads it
+            value = str(value)
+        if type(value) is not kind or value != value:  # NaN differs from itself
+            raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
+        result[name] = value
+    return result
+
+
+def _check_limits(config_class: type[RunConfig], given: dict) -> None:
+    known = facts(config_class)
+    for name, value in given.items():
+        if not known[name].allows(value):
+            raise ValueError(f"{name}: must be {known[name].limits()}, got {value!r}")
+
+
+def _batch_sizes(values: dict, given: dict) -> dict:
+    """Local batch size, accumulation steps and global batch size, each from what is given of the others."""
+    devices = values["devices"]
+    steps = given.get("accumulation_steps", 1)
+    if "global_batch_size" not in given:
+        local_size = values["local_batch_size"]
+        global_size = local_size * devices * steps
+        return dict(local_batch_size=local_size, accumulation_steps=steps, global_batch_size=global_size)
+    global_size = given["global_batch_size"]
+    if "local_batch_size" in given and "accumulation_steps" not in given:
+        steps = max(1, global_size // (devices * given["local_batch_size"]))
+    if global_size % (devices * steps):
+        raise ValueError(
+            f"global_batch_size: {global_size} is not divisible by {devices} devices x {steps} accumulation_steps; "
+            f"choose a multiple of {devices * steps}"
+        )
+    local_size = global_size // (devices * steps)
+    if given.get("local_batch_size", local_size) != local_size:
+        raise ValueError(
+            f"local_batch_size: {given['local_batch_size']} x {devices} devices x {steps} accumulation_steps is "
+            f"not the global batch size {global_size}; give a local batch size that divides it"
+        )
+    return dict(local_batch_size=local_size, accumulation_steps=steps, global_batch_size=global_size)
+
+
+def _check_fourcastnet(values: dict) -> None:
+    is_tuning = values["stage"] == "finetune"
+    if is_tuning != bool(values["initial_run"]):
+        raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
+    if values["embed_dim"] % values["num_blocks"]:
+        raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
 
 
 def trainer(workload: str) -> str:
@@ -222,39 +332,6 @@ def _class(workload: str) -> type[RunConfig]:
             f"workload: {workload!r} is not known ({error}); choose one of {', '.join(CONFIGS)}, or a module on "
             "PYTHONPATH with a Config, a dataclass made from RunConfig, and a main"
         ) from error
-
-
-# How an image file becomes a crop: as torchvision's ImageFolder does it; faster, and from a prepared store if that is
-# what the folder holds; so, but from a store only; or not at all: one batch stays on the device, for every step.
-IMAGE_LOADING = ("pil", "fast", "store", "device")
-CHOICES = {
-    "preset": tuple(PRESETS), "precision": ("float32", "bfloat16"), "image_loading": IMAGE_LOADING,
-    "validation_crop": ("random", "center"),
-    "device": ("auto", "cpu", "gpu"), "on_bad_image": ("fail", "skip"), "stage": ("pretrain", "finetune"),
-    "filter_modes": ("published", "zonal"),
-}  # fmt: skip
-LEAST_VALUES = {
-    "devices": 1, "local_batch_size": 1, "global_batch_size": 1, "accumulation_steps": 1, "epochs": 1, "seed": 0,
-    "repeat": 0, "loader_workers": 0, "threads_per_device": 1, "sampling_period_s": 0.01,
-    "perun_sampling_period_s": 0.1, "idle_baseline_s": 0, "collective_timeout_s": 1, "checkpoint_period_s": 0,
-    "image_size": 32, "patch_size": 1, "embed_dim": 8, "depth": 1, "num_blocks": 1, "warmup_epochs": 0,
-    "warmup_start": 0, "plateau_patience": 0, "training_samples": 0, "validation_samples": 0, "learning_rate": 0,
-    "momentum": 0, "weight_decay": 0,
-}  # fmt: skip
-
-
-def _typed(name: str, value, kind: type):
-    """Return value as kind, or raise ValueError; a whole number may stand where a real number is asked for."""
-    if kind is float and type(value) is int:
-        return float(value)
-    if name.endswith("_years") and type(value) is int:  # one year, read by papermill or the command line
-        return str(value)
-    if type(value) is not kind or (kind is float and value != value):
-        raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
-    return value
-
-
-KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
 def from_dict(values: dict) -> RunConfig:
@@ -316,10 +393,79 @@ def from_notebook(namespace: dict) -> dict:
 
     papermill warns of an unknown parameter and goes on; collecting all names lets ``make`` refuse it.
     """
-    simple = (str, int, float, bool, list, dict, type(None))
-    return {
-        name: value
-        for name, value in namespace.items()
-        if not name.startswith("_") and isinstance(value, simple)
-        and name not in ("In", "Out")
-    }  # fmt: skip
+    plain_types = (str, int, float, bool, list, dict, type(None))
+    names = [name for name in namespace if not name.startswith("_") and name not in ("In", "Out")]
+    return {name: namespace[name] for name in names if isinstance(namespace[name], plain_types)}
+
+
+# --------------------------------------------------------------------------------------- help and docs/parameters.md
+
+EVERY_WORKLOAD = "every workload"
+
+
+def groups() -> dict[str, dict[str, Facts]]:
+    """The parameters of every workload, then of each workload those that it adds or describes anew."""
+    shared = facts(RunConfig)
+    result = {EVERY_WORKLOAD: {name: known for name, known in shared.items() if known.meaning}}
+    for workload, config_class in CONFIGS.items():
+        own = facts(config_class)
+        result[workload] = {name: known for name, known in own.items() if shared.get(name) != known}
+    return result
+
+
+def _explanation(known: Facts) -> str:
+    origin = f"origin: {known.origin}" if known.origin else ""
+    return "; ".join(part for part in (known.meaning, known.limits(), origin) if part)
+
+
+def _default(name: str, group: str) -> str:
+    """The value of the preset smoke; where workloads differ, of each."""
+    if name == "workload":
+        return "resnet50"
+    workloads = [group] if group in CONFIGS else list(CONFIGS)
+    values = [str(getattr(make(workload), name)) or "none" for workload in workloads]
+    if len(set(values)) == 1:
+        return values[0]
+    return ", ".join(f"{value} ({workload})" for value, workload in zip(values, workloads, strict=True))
+
+
+def _kind(name: str, group: str) -> str:
+    return typing.get_type_hints(CONFIGS.get(group, RunConfig))[name].__name__
+
+
+def help_text(width: int = 79) -> str:
+    """Every parameter with type, default, meaning and limits, for `energynn run --help`."""
+    lines = ["parameters, with their type and the default, which is the preset smoke's:"]
+    for group, parameters in groups().items():
+        lines += ["", f"of {group}:"]
+        for name, known in parameters.items():
+            lines.append(f"  {name} ({_kind(name, group)}, {_default(name, group)})")
+            lines += textwrap.wrap(_explanation(known), width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines)
+
+
+def document() -> str:
+    """The text of docs/parameters.md."""
+    lines = [
+        "# Parameters of a run",
+        "",
+        "Made from the fields of `energynn/config.py` by `python -m energynn.config > docs/parameters.md`.",
+        "`energynn run -p NAME VALUE` and papermill's `-p NAME VALUE` set any of them.",
+        "A default is that of the preset smoke; the last section shows what other presets change.",
+    ]
+    for group, parameters in groups().items():
+        lines += ["", f"## Of {group}", "", "| parameter | type | default | meaning |", "|---|---|---|---|"]
+        for name, known in parameters.items():
+            lines.append(f"| `{name}` | {_kind(name, group)} | {_default(name, group)} | {_explanation(known)} |")
+    for workload in CONFIGS:
+        presets = {preset: to_dict(make(workload, preset=preset)) for preset in PRESETS}
+        lines += ["", f"## Presets of {workload}", "", f"| parameter | {' | '.join(presets)} |", "|---|---|---|---|"]
+        for name in presets["smoke"]:
+            values = [str(made[name]) for made in presets.values()]
+            if name != "preset" and len(set(values)) > 1:
+                lines.append(f"| `{name}` | {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document())

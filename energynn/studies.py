@@ -38,7 +38,11 @@ def smoke(system: str = "local") -> list[RunConfig]:
 
 
 def kick_the_tires(system: str = "local") -> list[RunConfig]:
-    """Two runs of the default study, one of each workload on two devices, to see in minutes whether all is well."""
+    """Two runs of the default study, one of each workload on two devices, to see in minutes whether all is well.
+
+    Figures: as of the default study. Hardware: any two cores. Command: `make kick-the-tires`. Cost: five minutes on two
+    cores, with the paper. Expected: as of the default study.
+    """
     chosen = [run for run in smoke(system) if run.devices == 2 and run.repeat == 0]
     return [chosen[0], next(run for run in chosen if run.workload == "fourcastnet")]
 
@@ -47,50 +51,74 @@ def loader() -> list[RunConfig]:
     """What loading costs: the paper's loader, then one choice changed at a time, the last no loader at all.
 
     Figures: none yet; phases, energies and power of the records tell (section 3.4 suspects data loading). Hardware: any
-    two cores, with the photographs; where ENERGYNN_IMAGENET says where ImageNet is, a GPU, the paper's sizes and its
-    smallest scaled subset. Command: `energynn study run loader`. Cost: about five minutes on two cores. Expected: on a
-    GPU four workers on "pil" are the limit; on cores, where a step takes far longer than its images, little changes.
-    Without data staging the trainer loads by itself, as without workers: these two differ by the machine's noise, and
-    on cores so do the first and pinned memory. Where ImageNet is no prepared store, "store" fails and says so.
+    two cores, with the photographs. Where ENERGYNN_IMAGENET says where ImageNet is: a GPU, with the paper's sizes and
+    its smallest scaled subset. Command: `energynn study run loader`. Cost: about five minutes on two cores. Expected:
+    on a GPU four workers on "pil" are the limit; on cores little changes, because a step takes far longer than loading
+    its images. Without data staging the trainer loads by itself, as without workers, so that these two differ by the
+    machine's noise only; on cores so do the first and pinned memory. Where ImageNet is no prepared store, "store"
+    fails and says so.
     """
     if os.environ.get("ENERGYNN_IMAGENET"):
-        make = partial(config.make, preset="paper", epochs=2, training_samples=5004, validation_samples=195)
+        make = partial(config.make, "resnet50", preset="paper", epochs=2, training_samples=5004, validation_samples=195)
     else:
-        make = partial(config.make, device="cpu", image_size=32, loader_workers=2)
-    choices = [dict(loader_workers=0), dict(data_staging=False), dict(persistent_workers=True),
-               dict(pinned_memory=True), dict(uint8_to_device=True)]  # fmt: skip
+        make = partial(config.make, "resnet50", device="cpu", image_size=32, loader_workers=2)
+    choices = [
+        dict(),
+        dict(loader_workers=0),
+        dict(data_staging=False),
+        dict(persistent_workers=True),
+        dict(pinned_memory=True),
+        dict(uint8_to_device=True),
+    ]
     choices += [dict(image_loading=loading) for loading in config.IMAGE_LOADING if loading != "pil"]
-    return [make("resnet50"), *(make("resnet50", **choice) for choice in choices)]
+    return [make(**choice) for choice in choices]
+
+
+# The points of the study gpu: workload, local batch sizes, and what else is told of its runs. First by recipe.
+PHOTOGRAPHS = dict(dataset="photographs", validation_samples=250)
+STATES = dict(dataset="synthetic", save_weights=False)
+GPU_POINTS = {
+    "paper": [
+        ("resnet50", (128, 32, 512), PHOTOGRAPHS | dict(image_loading="device", training_samples=8192, epochs=1)),
+        ("fourcastnet", (1, 2, 4), STATES | dict(epochs=1)),
+        ("resnet50", (256, 64), PHOTOGRAPHS | dict(epochs=6)),
+    ],
+    "fast": [
+        ("resnet50", (128, 32, 512), PHOTOGRAPHS | dict(image_loading="device", training_samples=24576, epochs=1)),
+        ("fourcastnet", (1, 2, 4), STATES | dict(epochs=4)),
+        ("resnet50", (256, 64), PHOTOGRAPHS | dict(epochs=10)),
+    ],
+}
+# Then in small, on CPU cores, by either recipe.
+FEW_PHOTOGRAPHS = dict(dataset="photographs", image_size=32, training_samples=60, validation_samples=10)
+SMALL_STATES = dict(dataset="era5_ensemble", save_weights=False, patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+SMALL_GPU_POINTS = [
+    ("resnet50", (4,), FEW_PHOTOGRAPHS | dict(image_loading="device", epochs=1)),
+    ("fourcastnet", (4,), SMALL_STATES | dict(epochs=60)),
+    ("resnet50", (4,), FEW_PHOTOGRAPHS | dict(epochs=1)),
+]
 
 
 def gpu(dry_run: bool = False) -> list[RunConfig]:
     """What one GPU needs by local batch size, with the recipe of the paper and with a fast one.
 
     ResNet50 on images that stay on the device, and through the loader (the embedded photographs); FourCastNet at full
-    size on random states. Hardware: one NVIDIA GPU with 40 GB. Command: `make gpu-study`. Cost: nine minutes at most,
-    about 0.05 kWh. Expected: energy per sample falls with the local batch size, and on an H200 much more by the fast
-    recipe; the paper's loader keeps the GPU waiting. ``dry_run``: the same points in small on CPU cores.
+    size on random states. Figures: own points of notebooks 20 and 30. Hardware: one NVIDIA GPU with 40 GB. Command:
+    `make gpu-study`. Cost: nine minutes at most, about 0.05 kWh. Expected: energy per sample falls with the local batch
+    size, and on an H200 the fast recipe makes it fall much further; the paper's loader keeps the GPU waiting.
+    ``dry_run``: the same points in small on CPU cores.
     """
-    here = dict(sampling_period_s=0.02, system="gpu-study")
-    tiny = dict(device="cpu", loader_workers=0) if dry_run else dict(device="gpu")
-    images, states = dict(validation_samples=250), dict(dataset="synthetic")
-    if dry_run:
-        images = dict(image_size=32, training_samples=60, validation_samples=10)
-        states = dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+    where = dict(device="cpu", loader_workers=0) if dry_run else dict(device="gpu")
     runs = []
-    for faster, preset in enumerate(("paper", "fast")):
-        make = partial(config.make, preset=preset, **here, **tiny)
-        for lbs in (4,) if dry_run else (128, 32, 512):
-            samples = {} if dry_run else dict(training_samples=24576 if faster else 8192)
-            runs.append(make("resnet50", dataset="photographs", image_loading="device", local_batch_size=lbs, epochs=1,
-                             **images | samples))  # fmt: skip
-        for lbs in (4,) if dry_run else (1, 2, 4):
-            epochs = 60 if dry_run else 4 if faster else 1
-            runs.append(make("fourcastnet", local_batch_size=lbs, epochs=epochs, save_weights=False, **states))
-        for lbs in (4,) if dry_run else (256, 64):
-            epochs = 1 if dry_run else 10 if faster else 6
-            runs.append(make("resnet50", dataset="photographs", local_batch_size=lbs, epochs=epochs, **images))
+    for preset in ("paper", "fast"):
+        make = partial(config.make, preset=preset, sampling_period_s=0.02, system="gpu-study", **where)
+        for workload, local_batch_sizes, fields in SMALL_GPU_POINTS if dry_run else GPU_POINTS[preset]:
+            runs += [make(workload, local_batch_size=size, **fields) for size in local_batch_sizes]
     return runs
+
+
+# Epochs of the study large-batch by global batch size: four epochs, and as many as make 60 updates of 960 images.
+LARGE_BATCH_EPOCHS = {16: (1, 4), 48: (3, 4), 96: (4, 6), 240: (4, 15)}
 
 
 def large_batch() -> list[RunConfig]:
@@ -99,16 +127,19 @@ def large_batch() -> list[RunConfig]:
     At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local batch size; at
     fixed updates it means more samples. Three seeds each. Data: the embedded photographs at 32 pixels, an easy task.
     The learning rate is a fifth of the recipe's, with which these runs without warm-up diverge from GBS 96 on.
-    Hardware: any core. Cost: about an hour. Expected: at fixed epochs the error rises with the global batch
-    size, at fixed updates it does not. Records of one machine are committed under runs/large-batch/.
+    Figures: notebooks/35_large_batch. Hardware: any core. Command: `energynn study run large-batch`.
+    Cost: about an hour. Expected: at fixed epochs the error rises with the global batch size, at fixed updates it does
+    not. Records of one machine are committed under runs/large-batch/.
     """
-    make = partial(config.make, "resnet50", system="large-batch", device="cpu", image_size=32,
-                   training_samples=960, validation_samples=250, evaluate_training_set=False, local_batch_size=16,
-                   learning_rate=0.02, sampling_period_s=0.1)  # fmt: skip
-    steps_of_epoch = {16: 60, 48: 20, 96: 10, 240: 4}
-    epochs = [(gbs, {4, 60 // steps}) for gbs, steps in steps_of_epoch.items()]  # four epochs, and sixty updates
-    return [make(global_batch_size=gbs, epochs=count, seed=seed)
-            for seed in range(3) for gbs, counts in epochs for count in sorted(counts)]  # fmt: skip
+    few_images = dict(image_size=32, training_samples=960, validation_samples=250, evaluate_training_set=False)
+    make = partial(config.make, "resnet50", system="large-batch", device="cpu", sampling_period_s=0.1, **few_images)
+    runs = []
+    for seed in range(3):
+        for gbs, choices in LARGE_BATCH_EPOCHS.items():
+            for epochs in choices:
+                sizes = dict(local_batch_size=16, global_batch_size=gbs)
+                runs.append(make(**sizes, epochs=epochs, seed=seed, learning_rate=0.02))
+    return runs
 
 
 STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu, "large-batch": large_batch}
@@ -123,13 +154,14 @@ SMALL, LARGE, EVERY = (1, 2, 4, 8, 16), (32, 64, 128, 256), (1, 2, 4, 8, 16, 32,
 
 
 def _resnet50(system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int) -> list[RunConfig]:
-    """Five repeats on each number of GPUs; with ``n_max`` on n / n_max of the images, 0 being the name of all."""
+    """Five repeats on each number n of GPUs, on n / n_max of the images; without ``n_max`` on all of them."""
     runs = []
     for n in devices:
-        part = n / n_max if n_max else 1
-        images = dict(training_samples=int(IMAGES * part), validation_samples=int(VALIDATION_IMAGES * part))
+        images = {}  # all of them
+        if n < n_max:
+            images = dict(training_samples=IMAGES * n // n_max, validation_samples=VALIDATION_IMAGES * n // n_max)
         make = partial(config.make, "resnet50", preset="paper", device="gpu", system=system, devices=n)
-        runs += [make(repeat=repeat, **batch, **(images if part < 1 else {})) for repeat in range(5)]
+        runs += [make(repeat=repeat, **batch, **images) for repeat in range(5)]
     return runs
 
 
@@ -141,7 +173,7 @@ def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> list[RunCon
 def r1(system: str = "local") -> list[RunConfig]:
     """ResNet50 on all of ImageNet-2012, constant local batch size 256, on 1 to 256 GPUs.
 
-    Figures: 2, 6. Hardware: A100, four to a node.
+    Figures: 2, 6. Hardware: A100, four to a node. Command: `energynn submit R1 --system horeka-a100`.
     Cost: 4,577 GPU hours, 1,398 kWh (5 of 45 runs published).
     Expected: near-optimal speed-up, slightly less beyond 32 GPUs; the least energy at four GPUs, because one and
     two keep both CPU sockets of a node; top-1 error grows beyond GBS 8192.
@@ -152,7 +184,7 @@ def r1(system: str = "local") -> list[RunConfig]:
 def r2(system: str = "local") -> list[RunConfig]:
     """ResNet50 on all of ImageNet-2012, constant global batch size 256, on 1 to 16 GPUs; n=1 is R1's.
 
-    Figures: 2, 6. Hardware: A100.
+    Figures: 2, 6. Hardware: A100. Command: `energynn submit R2 --system horeka-a100`.
     Cost: 2,308 GPU hours, 810 kWh (5 of 25 runs published).
     Expected: the error stays; energy is least at four GPUs and grows with GPU hours from there.
     """
@@ -162,7 +194,7 @@ def r2(system: str = "local") -> list[RunConfig]:
 def r3(system: str = "local") -> list[RunConfig]:
     """ResNet50 on all of ImageNet-2012, constant global batch size 8192, on 32 to 256 GPUs; n=32 is R1's.
 
-    Figures: 2, 6. Hardware: A100.
+    Figures: 2, 6. Hardware: A100. Command: `energynn submit R3 --system horeka-a100`.
     Cost: 2,224 GPU hours, 623 kWh (5 of 20 runs published).
     Expected: the error stays, a little above R2's; near-optimal speed-up.
     """
@@ -172,7 +204,7 @@ def r3(system: str = "local") -> list[RunConfig]:
 def r4(system: str = "local") -> list[RunConfig]:
     """ResNet50, 5,004 images per GPU, constant local batch size 256, on 1 to 256 GPUs; n=256 is R1's.
 
-    Figures: 3, 6. Hardware: A100.
+    Figures: 3, 6. Hardware: A100. Command: `energynn submit R4 --system horeka-a100`.
     Cost: 1,138 GPU hours, 303 kWh (all published).
     Expected: constant training time, energy proportional to the images, about 0.0235 Wh for each from four GPUs on.
     """
@@ -182,7 +214,7 @@ def r4(system: str = "local") -> list[RunConfig]:
 def r5(system: str = "local") -> list[RunConfig]:
     """ResNet50, 80,072 images per GPU, constant global batch size 256, on 1 to 16 GPUs; n=16 is R2's.
 
-    Figures: 3, 6. Hardware: A100.
+    Figures: 3, 6. Hardware: A100. Command: `energynn submit R5 --system horeka-a100`.
     Cost: 995 GPU hours, 308 kWh (all published).
     Expected: 0.0221 to 0.0260 Wh per image, from four GPUs on.
     """
@@ -192,7 +224,7 @@ def r5(system: str = "local") -> list[RunConfig]:
 def r6(system: str = "local") -> list[RunConfig]:
     """ResNet50, 5,004 images per GPU, constant global batch size 8192, on 32 to 256 GPUs; n=32 is R4's, n=256 R3's.
 
-    Figures: 3, 6. Hardware: A100.
+    Figures: 3, 6. Hardware: A100. Command: `energynn submit R6 --system horeka-a100`.
     Cost: 1,049 GPU hours, 300 kWh (all published).
     Expected: 0.0238 to 0.0260 Wh per image.
     """
@@ -202,7 +234,7 @@ def r6(system: str = "local") -> list[RunConfig]:
 def f1(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
 
-    Figures: 4, 7. Hardware: A100.
+    Figures: 4, 7. Hardware: A100. Command: `energynn submit F1 --system horeka-a100`.
     Cost: 6,089 GPU hours, 1,195 kWh (3 of 7 runs published; more beyond 64 GPUs, where the paper prints no value).
     Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond GBS 64 above all.
     """
@@ -212,7 +244,7 @@ def f1(system: str = "local") -> list[RunConfig]:
 def f2(system: str = "local") -> list[RunConfig]:
     """FourCastNet fine-tuning on two autoregressive steps, from the weights of the F1 run on as many GPUs, 16 to 256.
 
-    Figures: 4, 7. Hardware: A100.
+    Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
     Cost: 5,880 GPU hours, 1,132 kWh (0 of 5 runs published: two steps for each sample of pre-training).
     Expected: more energy than F1, and large-batch effects beyond GBS 64.
     """
@@ -226,7 +258,7 @@ def f2(system: str = "local") -> list[RunConfig]:
 def f3(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training, constant global batch size 64, on 16 to 64 GPUs (a range inferred); n=64 is F1's.
 
-    Figures: 4, 7. Hardware: A100.
+    Figures: 4, 7. Hardware: A100. Command: `energynn submit F3 --system horeka-a100`.
     Cost: 2,594 GPU hours, 507 kWh (2 of 3 runs published).
     Expected: 651 to 1,034 GPU hours and 136 to 195 kWh, at a steady RMSE.
     """
@@ -236,7 +268,7 @@ def f3(system: str = "local") -> list[RunConfig]:
 def f4(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
 
-    Figures: 4, 7. Hardware: H100.
+    Figures: 4, 7. Hardware: H100. Command: `energynn submit F4 --system horeka-h100`.
     Cost: 1,359 GPU hours, 377 kWh (2 of 3 runs published).
     Expected: GPU power rises with the number of GPUs.
     """
@@ -246,7 +278,7 @@ def f4(system: str = "local") -> list[RunConfig]:
 def f5(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
 
-    Figures: 4, 7. Hardware: H100.
+    Figures: 4, 7. Hardware: H100. Command: `energynn submit F5 --system horeka-h100`.
     Cost: 1,601 GPU hours, 435 kWh (1 of 3 runs published).
     Expected: GPU power falls with the number of GPUs.
     """
@@ -256,7 +288,7 @@ def f5(system: str = "local") -> list[RunConfig]:
 def t1(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training as in Table 1: to be made on A100 and on H100; parts of F1, or of F4 and F5.
 
-    Table: 1. Hardware: A100 and H100.
+    Table: 1. Hardware: A100 and H100. Command: `energynn submit T1 --system horeka-a100`, then -h100.
     Cost: 2,162 GPU hours, 441 kWh on A100; 1,601 GPU hours, 435 kWh on H100 (all published).
     Expected: H100 needs 25 to 30 % less time, and energy within 5 %.
     """
@@ -266,16 +298,17 @@ def t1(system: str = "local") -> list[RunConfig]:
 def fluctuation(system: str = "local") -> list[RunConfig]:
     """FourCastNet pre-training, 20 epochs on 64 GPUs three times over: how much repeats differ.
 
-    Text: section 3.3.1. Hardware: A100.
+    Text: section 3.3.1. Hardware: A100. Command: `energynn submit fluctuation --system horeka-a100`.
     Cost: 840 GPU hours, 156 kWh (all published).
     Expected: a spread of about 4 %.
     """
-    return [run for repeat in range(3)
-            for run in _fourcastnet(system, (64,), local_batch_size=1, epochs=20, repeat=repeat)]  # fmt: skip
+    make = partial(_fourcastnet, system, (64,), local_batch_size=1, epochs=20)
+    return make(repeat=0) + make(repeat=1) + make(repeat=2)
 
 
-PAPER = {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6, "F1": f1, "F2": f2, "F3": f3, "F4": f4, "F5": f5,
-         "T1": t1, "fluctuation": fluctuation}  # fmt: skip
+IMAGENET_SERIES = {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6}
+ERA5_SERIES = {"F1": f1, "F2": f2, "F3": f3, "F4": f4, "F5": f5, "T1": t1, "fluctuation": fluctuation}
+PAPER = IMAGENET_SERIES | ERA5_SERIES
 # What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
 GROUPS = {"paper-a100": [name for name in PAPER if name not in ("F4", "F5")], "paper-h100": ["F4", "F5", "T1"]}
 STUDIES |= PAPER
@@ -287,25 +320,34 @@ def find(names: list[str], system: str = "local") -> dict[str, list[RunConfig]]:
     A name may be one of GROUPS, or a Python file of one's own, which defines ``study(system)`` and returns its runs.
     Raises ValueError with the remedy for an unknown name, or a file whose study cannot be made.
     """
-    found = {}
-    for name in [one for each in names for one in GROUPS.get(each, [each])]:
-        make = _own_study(name) if name.endswith(".py") else STUDIES.get(name)
-        if make is None:
-            known = ", ".join([*STUDIES, *GROUPS])
-            raise ValueError(f"study: {name!r} is not known; choose one of {known}, or a file of your own (.py)")
-        try:
-            runs = list(make(system)) if inspect.signature(make).parameters.get("system") else [
-                dataclasses.replace(run, system=system) if system != "local" else run for run in make()
-            ]  # fmt: skip
-            faults = [run for run in runs if not isinstance(run, RunConfig)]
-        except Exception as error:
-            if isinstance(error, ValueError) and not name.endswith(".py"):
-                raise
-            raise ValueError(f"study: {name}: {type(error).__name__}: {error}") from error
-        if faults or not runs:
-            raise ValueError(f"study: {name}: must return runs of config.make(..., system=system), got {faults[:1]}")
-        found[name] = runs
-    return found
+    runs_by_study = {}
+    for name in names:
+        for study in GROUPS.get(name, [name]):
+            runs_by_study[study] = _runs(study, system)
+    return runs_by_study
+
+
+def _runs(name: str, system: str) -> list[RunConfig]:
+    is_own = name.endswith(".py")
+    study = _own_study(name) if is_own else STUDIES.get(name)
+    if study is None:
+        known = ", ".join([*STUDIES, *GROUPS])
+        raise ValueError(f"study: {name!r} is not known; choose one of {known}, or a file of your own (.py)")
+    try:
+        if "system" in inspect.signature(study).parameters:
+            runs = list(study(system))
+        else:
+            runs = list(study())
+            if system != "local":
+                runs = [dataclasses.replace(run, system=system) for run in runs]
+    except Exception as error:
+        if isinstance(error, ValueError) and not is_own:
+            raise
+        raise ValueError(f"study: {name}: {type(error).__name__}: {error}") from error
+    faults = [run for run in runs if not isinstance(run, RunConfig)]
+    if faults or not runs:
+        raise ValueError(f"study: {name}: must return runs of config.make(..., system=system), got {faults[:1]}")
+    return runs
 
 
 def _own_study(path: str) -> Callable:

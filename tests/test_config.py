@@ -1,6 +1,9 @@
+import dataclasses
+
 import pytest
 
 from energynn import config
+from energynn.files import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -103,3 +106,30 @@ def test_run_ids_tell_apart_what_differs():
 def test_notebook_parameters_are_all_simple_literals():
     found = config.from_notebook({"devices": 2, "_hidden": 1, "config": config, "In": [], "typo": "x", "nothing": None})
     assert found == {"devices": 2, "typo": "x", "nothing": None}
+
+
+def test_every_parameter_says_what_it_means_and_the_document_is_made_from_that():
+    for parameters in config.groups().values():
+        assert all(known.meaning for known in parameters.values()), parameters
+    assert set(config.facts(config.ResNet50Config)) | set(config.facts(config.FourCastNetConfig)) == {
+        name for parameters in config.groups().values() for name in parameters
+    }
+    document = (REPOSITORY / "docs" / "parameters.md").read_text()
+    assert document == config.document() + "\n", "python -m energynn.config > docs/parameters.md"
+
+
+def test_limits_hold_in_a_workload_that_only_changes_a_default():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config(config.ResNet50Config):
+        devices: int = 2
+
+    assert config.facts(Config)["devices"].limits() == "at least 1"
+    assert config.facts(Config)["preset"].choices == tuple(config.PRESETS)
+
+
+def test_a_runs_name_is_what_it_was():
+    """Records lie in folders of these names, and a study finds them there."""
+    made = config.make("resnet50", preset="paper", devices=4, local_batch_size=256)
+    assert config.run_id(made) == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-33d214dd"
+    made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
+    assert config.run_id(made) == "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-a26b45a9"

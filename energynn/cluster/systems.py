@@ -13,7 +13,10 @@ from energynn.files import REPOSITORY
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
 OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
 MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
-FOLDER = re.compile(r"(\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*")
+FOLDER = re.compile(r"((\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*)?")
+GPU = re.compile(r"[\w -]+")
+VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict}  # all other fields are lists of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +26,17 @@ class Site:
     name: str
     file: str
     scheduler: str
-    gpu: str = "A100"
+    gpu: str = field(default="A100", metadata={"form": GPU})
     devices_per_node: int
     sockets_per_node: int = 1
     max_hours: float = 24.0
     default_hours: float = 1.0  # of a run for which nothing published tells how long it takes
     ask_above_gpu_hours: float = 100.0
-    sbatch: list[str] = field(default_factory=list)
-    srun: list[str] | None = None
-    modules: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
-    stage_to: str = ""
+    sbatch: list[str] = field(default_factory=list, metadata={"form": OPTION})
+    srun: list[str] | None = field(default=None, metadata={"form": OPTION})
+    modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
+    environment: dict[str, str] = field(default_factory=dict, metadata={"form": VARIABLE})
+    stage_to: str = field(default="", metadata={"form": FOLDER})
 
 
 def site(name: str) -> Site:
@@ -48,29 +51,41 @@ def site(name: str) -> Site:
         raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
     try:
         values = tomllib.loads(path.read_text())
-        types = {each.name: each.type for each in fields(Site) if each.name not in ("name", "file")}
-        for key, value in values.items():
-            if key not in types:
-                raise ValueError(f"{key}: not known; known are {', '.join(types)}")
-            kind = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict}.get(types[key], list)
-            inside = value.values() if kind is dict else value if kind is list else ()
-            if not isinstance(value, kind) or isinstance(value, bool) or any(type(one) is not str for one in inside):
-                raise ValueError(f"{key}: must be of type {types[key]}, got {value!r}")
-            if isinstance(value, int | float) and not 0 < value < 1e6:
-                raise ValueError(f"{key}: must be more than 0, got {value}")
-        forms = [("sbatch", OPTION, values.get("sbatch", [])), ("srun", OPTION, values.get("srun", [])),
-                 ("modules", MODULE, values.get("modules", [])), ("stage_to", FOLDER, [values.get("stage_to") or "/t"]),
-                 ("gpu", re.compile(r"[\w -]+"), [values.get("gpu", "A100")]),
-                 ("environment", re.compile("[A-Za-z_][A-Za-z0-9_]*"), values.get("environment", {}))]  # fmt: skip
-        for key, form, given in forms:
-            for one in given:
-                if not form.fullmatch(one):
-                    raise ValueError(f"{key}: {one!r} is not of the form that a batch script can hold")
-        if values.get("scheduler") not in ("slurm", "local"):
-            raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
+        _check(values)
         return Site(name=path.stem, file=str(path.resolve()), **values)
     except (OSError, tomllib.TOMLDecodeError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
+
+
+def _check(values: dict) -> None:
+    """Raise ValueError for a value of a system's file that is unknown, of another type or not of its form."""
+    known = {each.name: each for each in fields(Site) if each.name not in ("name", "file")}
+    for key, value in values.items():
+        if key not in known:
+            raise ValueError(f"{key}: not known; known are {', '.join(known)}")
+        _check_type(key, value, known[key].type)
+        form = known[key].metadata.get("form")
+        if form is None:
+            continue
+        for text in [value] if isinstance(value, str) else value:
+            if not form.fullmatch(text):
+                raise ValueError(f"{key}: {text!r} is not of the form that a batch script can hold")
+    if values.get("scheduler") not in ("slurm", "local"):
+        raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
+
+
+def _check_type(key: str, value, annotation: str) -> None:
+    kind = KINDS.get(annotation, list)
+    members = []
+    if isinstance(value, dict):
+        members = value.values()
+    elif isinstance(value, list):
+        members = value
+    has_kind = isinstance(value, kind) and not isinstance(value, bool)
+    if not has_kind or any(type(member) is not str for member in members):
+        raise ValueError(f"{key}: must be of type {annotation}, got {value!r}")
+    if isinstance(value, int | float) and not 0 < value < 1e6:
+        raise ValueError(f"{key}: must be more than 0, got {value}")
 
 
 def known() -> str:

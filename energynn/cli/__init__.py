@@ -1,0 +1,49 @@
+"""The command line: thin, lazy, and one line for a person's mistake."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from energynn.cli import analysis, cluster, data, records, runs
+from energynn.cli.runs import _literal as _literal
+
+# In the order in which `energynn --help` lists them.
+COMMANDS = (
+    runs.add_run,
+    runs.add_study,
+    cluster.add_submit,
+    cluster.add_resubmit,
+    cluster.add_status,
+    cluster.add_cancel,
+    cluster.add_system,
+    runs.add_doctor,
+    records.add_check,
+    runs.add_measure,
+    records.add_recompute,
+    records.add_import_perun,
+    runs.add_watch,
+    data.add_manifest,
+    data.add_imagenet,
+    data.add_era5,
+    analysis.add_claims,
+    analysis.add_paper,
+    analysis.add_compare,
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
+    parser = argparse.ArgumentParser(prog="energynn", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for add in COMMANDS:
+        add(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.function(options)
+    except (ValueError, OSError) as error:
+        print(f"energynn: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nenergynn: interrupted; nothing is lost, the same command goes on from here", file=sys.stderr)
+        return 130

@@ -1,0 +1,94 @@
+"""Commands for batch jobs: submit, resubmit, status, cancel, system."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir
+
+
+def _add_studies_or_runs(parser: ArgumentParser) -> None:
+    parser.add_argument("studies", nargs="*", metavar="STUDY_OR_RUN", help="only these; default: all (cancel: --all)")
+
+
+def _add_minutes(parser: ArgumentParser) -> None:
+    parser.add_argument("--minutes", type=int, help="time limit of each job; a run that needs more goes on in a next")
+
+
+def add_submit(commands) -> None:
+    parser = add_command(commands, submit, "make every missing run of studies by batch jobs, and see them through")
+    parser.add_argument("studies", nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own")
+    parser.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
+    add_flag(parser, "--dry-run", "print the scripts and the expected cost, submit nothing")
+    parser.add_argument(
+        "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
+    )
+    add_flag(parser, "--yes", "do not ask")
+    _add_minutes(parser)
+    add_runs_dir(parser)
+
+
+def submit(options) -> int:
+    from energynn.cluster import submit
+
+    return submit.main(options)
+
+
+def add_resubmit(commands) -> None:
+    parser = add_command(commands, resubmit, "submit runs that failed or stopped again; they go on where they can")
+    parser.add_argument("--failed", action="store_true", required=True)
+    _add_minutes(parser)
+    _add_studies_or_runs(parser)
+    add_runs_dir(parser)
+
+
+def resubmit(options) -> int:
+    from energynn.cluster import submit
+
+    return submit.again(options)
+
+
+def add_status(commands) -> None:
+    parser = add_command(commands, status, "what has become of every run, queued, running or ended")
+    parser.add_argument("--watch", type=float, nargs="?", const=10.0, metavar="S", help="again and again")
+    add_json(parser)
+    _add_studies_or_runs(parser)
+    add_runs_dir(parser)
+
+
+def status(options) -> int:
+    from energynn.cluster import status
+
+    return status.main(options)
+
+
+def add_cancel(commands) -> None:
+    parser = add_command(commands, cancel, "cancel jobs of runs that are queued or go on")
+    add_flag(parser, "--all", "of every study")
+    _add_studies_or_runs(parser)
+    add_runs_dir(parser)
+
+
+def cancel(options) -> int:
+    from energynn.cluster import status, submit
+
+    if not options.studies and not options.all:
+        raise ValueError("cancel: say which studies or runs, or --all")
+    number = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
+    print(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
+    return 0
+
+
+def add_system(commands) -> None:
+    parser = add_command(commands, system, "the clusters that are known; check: prove one by a job of a minute")
+    parser.add_argument("action", choices=["list", "check"])
+    parser.add_argument("name", nargs="?", default="local")
+
+
+def system(options) -> int:
+    from energynn.cluster import submit, systems
+
+    if options.action == "check":
+        return submit.check(systems.site(options.name))
+    print(systems.known())
+    return 0

@@ -1,0 +1,153 @@
+"""Commands that make or measure a run on this machine: run, study, measure, watch, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir
+
+
+class _HelpWithParameters(argparse.Action):
+    """``run --help``: the parameters are described by the fields of energynn.config, imported only when asked."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        from energynn import config
+
+        parser.epilog = config.help_text()
+        parser.print_help()
+        parser.exit()
+
+
+def add_run(commands) -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    text = "make one run, as notebooks/run_training.ipynb does"
+    parser = add_command(commands, run, text, add_help=False, formatter_class=raw)
+    text = "show this help message and every parameter"
+    parser.add_argument("-h", "--help", nargs=0, action=_HelpWithParameters, help=text)
+    facts = dict(metavar=("NAME", "VALUE"), dest="parameters", help="a parameter of the run, as for papermill")
+    parser.add_argument("-p", nargs=2, action="append", default=[], **facts)
+    add_runs_dir(parser)
+
+
+def run(options) -> int:
+    from energynn import config
+    from energynn.launch import start, supervise
+
+    try:
+        parameters = {name: _literal(value) for name, value in options.parameters}
+        start.run(config.make(**parameters), options.runs_dir)
+    except InterruptedError as error:
+        print(f"energynn: {error}", file=sys.stderr)
+        return supervise.CAN_GO_ON
+    except RuntimeError as error:  # the run began and did not end well; its record says more
+        print(f"energynn: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _literal(text: str):
+    """A number, True, False or None where the text is one, else the text; as papermill reads -p."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return value if isinstance(value, int | float | bool | None) else text
+
+
+def add_study(commands) -> None:
+    parser = add_command(commands, study, "run a study on this machine; list all of them; show one and its cost")
+    parser.add_argument("action", choices=["run", "list", "show"])
+    parser.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
+    add_json(parser)
+    add_runs_dir(parser)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
+    add_flag(parser, "--dry-run", "of gpu: the same points in small, on CPU cores")
+
+
+def study(options) -> int:
+    if options.action == "run":
+        return _run_study(options)
+    from energynn import studies
+    from energynn.cluster import costs
+
+    is_one = options.action == "show"
+    runs_by_study = studies.find([options.name] if is_one else list(studies.STUDIES))
+    print(costs.as_json(runs_by_study) if options.json else costs.report(runs_by_study, each_run=is_one))
+    return 0
+
+
+def _run_study(options) -> int:
+    from energynn import studies
+    from energynn.cluster import local
+
+    runs = [run for runs in studies.find([options.name]).values() for run in runs]
+    if options.dry_run and options.name != "gpu":
+        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu has one")
+    if options.dry_run:
+        runs = studies.gpu(dry_run=True)
+    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
+    if options.archive:
+        local.archive(runs, options.runs_dir.absolute(), options.archive)
+    made = len(runs) - len(failed)
+    print(f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n")
+    return 1 if failed else 0
+
+
+def add_measure(commands) -> None:
+    parser = add_command(commands, measure, "measure any command as our own trainers are: measure -- COMMAND")
+    parser.add_argument("--period", type=float, default=0.04, metavar="S", help="seconds between two samples")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
+    add_flag(parser, "--json", "print the record; the command's output goes to stderr")
+    parser.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+
+
+def measure(options) -> int:
+    import json
+
+    from energynn.launch import command
+
+    words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
+    record, status = command.measure(words, options.out, options.period, quiet=options.json)
+    if record and options.json:
+        print(json.dumps(record, indent=1))
+    elif record:
+        folder = options.out or Path("runs") / "measured" / record["run_id"]
+        print(f"{command.report(record)}\n  record: {folder}")
+    return status
+
+
+def add_watch(commands) -> None:
+    parser = add_command(commands, watch, "power, energy and time left of a run that goes on, from any shell")
+    add_run_dir(parser)
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks")
+    add_flag(parser, "--once", "look once; also where standard output is no terminal")
+
+
+def watch(options) -> int:
+    from energynn.launch import watch
+
+    watch.follow(options.run, options.every, options.once)
+    return 0
+
+
+def add_doctor(commands) -> None:
+    parser = add_command(commands, doctor, "what a run on this machine would measure, how well, and what to mend")
+    parser.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
+    add_json(parser)
+
+
+def doctor(options) -> int:
+    import json
+    import os
+
+    from energynn.launch import doctor
+    from energynn.measure import perun_adapter, sensors
+
+    powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
+    findings = doctor.examine(options.devices, powercap)
+    print(json.dumps(doctor.as_json(findings), indent=1) if options.json else doctor.report(findings))
+    return doctor.exit_status(findings)
