@@ -1,10 +1,9 @@
-"""The shape of the project: who may import whom, how large it is, clean notebooks, a README whose commands exist."""
+"""The shape of the project: who may import whom, how large it is, clean notebooks."""
 
 import ast
 import graphlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 import tokenize
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from energynn import cli, config
+from energynn import cli
 from energynn.files import REPOSITORY
 
 PACKAGE = REPOSITORY / "energynn"
@@ -171,29 +170,6 @@ def test_notebooks_are_thin_and_clean(path):
 def test_nothing_imports_a_notebook():
     for path in [*MODULES, *sorted((REPOSITORY / "tests").rglob("*.py"))]:
         assert not {"nbformat.read", "import_ipynb", "importnb"} & imports(path) or "test_notebooks" in path.name
-
-
-def test_readme_opens_with_the_two_commands_and_names_what_exists():
-    text = (REPOSITORY / "README.md").read_text()
-    blocks = re.findall(r"(?:^    .+\n)+", text, flags=re.MULTILINE)
-    assert [line.strip() for line in blocks[0].splitlines()] == ["make reproduce", "make test"]
-    assert text.index(blocks[0]) < 40
-    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE))
-    for target in re.findall(r"`make (?:SITE=1 )?([a-z-]+)`", text):
-        assert target in targets, f"README names make {target}"
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
-        assert (REPOSITORY / link).exists(), f"README links {link}"
-    for notebook in re.findall(r"notebooks/(\w+)\.ipynb", text):
-        assert (REPOSITORY / "notebooks" / f"{notebook}.ipynb").exists()
-
-
-def test_readmes_papermill_command_is_a_run_that_can_be_made():
-    (line,) = [line for line in (REPOSITORY / "README.md").read_text().splitlines() if "papermill notebooks/" in line]
-    words = shlex.split(line)
-    assert (REPOSITORY / words[1]).exists()
-    given = {name: cli._literal(value) for name, value in zip(words[4::3], words[5::3], strict=True)}
-    assert all(flag == "-p" for flag in words[3::3])
-    assert config.make(**given).devices == given["devices"]
 
 
 def test_make_help_lists_the_targets():

@@ -39,7 +39,7 @@ def root(dataset: str) -> Path:
     """
     if variable := VARIABLES.get(dataset):
         if not os.environ.get(variable):
-            raise ValueError(f"{dataset}: does not ship; set {variable} to the folder with it (README.md says more)")
+            raise ValueError(f"{dataset}: does not ship; set {variable} to the folder with it (docs/run.md says more)")
         return Path(os.environ[variable])
     return DATA_MANIFESTS / dataset if dataset in ("era5_ensemble", "synthetic") else GENERATED / dataset
 

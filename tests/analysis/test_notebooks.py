@@ -98,6 +98,21 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert ("fall-backs/h" in svg) == bool(own_runs)
 
 
+def test_the_readmes_results_are_those_of_the_notebooks(built):
+    """Each number of the README's table is followed by its name in numbers.json, as in 0.284<!--slope_ResNet50-->."""
+    _, _, merged = built
+    table = (REPOSITORY / "README.md").read_text().split("## Main results\n")[1].split("\n## ")[0]
+    answers = "\n".join(row.split("|")[2] for row in table.splitlines() if row.startswith("|"))
+    shown = re.findall(r"([^\s|]+)<!--(\w+)-->", answers)
+    assert len(shown) >= 15
+    for text, name in shown:
+        assert merged[name]["text"] == text, f"README.md says {text} for {name}"
+        assert merged[name]["provenance"] in ("published", "exact")  # own runs do not move it
+    # Every other digit belongs to a name, or is the level of the intervals.
+    rest = re.sub(r"[^\s|]+<!--\w+-->|ResNet50|[AH]100|95 % interval", "", answers)
+    assert not re.search(r"\d", rest), rest
+
+
 def test_numbers_name_the_rows_they_rest_on(built):
     _, _, merged = built
     assert all(entry["source"] for entry in merged.values())

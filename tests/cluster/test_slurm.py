@@ -111,9 +111,9 @@ def processes_of(folder):
     return found
 
 
-def readme_section():
-    """The study and the commands of README's section on clusters."""
-    text = (REPOSITORY / "README.md").read_text().split("## On a cluster\n")[1].split("\n## ")[0]
+def guide():
+    """The study and the commands of the guide to clusters."""
+    text = (REPOSITORY / "docs/cluster.md").read_text().split("## A study of your own\n")[1].split("\n## ")[0]
     blocks = [
         textwrap.dedent(block)
         for block in re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
@@ -125,9 +125,9 @@ def readme_section():
 
 @pytest.fixture(scope="module")
 def study(cluster, tmp_path_factory):
-    """README's walk, command by command: four runs of both workloads on two nodes; Slurm is killed for a while."""
+    """The guide's walk, command by command: four runs of both workloads on two nodes; Slurm is killed for a while."""
     folder = tmp_path_factory.mktemp("study")
-    program, commands = readme_section()
+    program, commands = guide()
     (folder / "my_study.py").write_text(program)
     made, said = None, {}
     for command in commands:
@@ -153,7 +153,7 @@ def study(cluster, tmp_path_factory):
     return made
 
 
-def test_readmes_commands_say_what_they_should(study):
+def test_the_guides_commands_say_what_they_should(study):
     said = study.said_by_command
     assert "srun: 2 x" in said["system check"] and "as systems/*.toml says" in said["system check"]
     assert "together 4 runs" in said["study show"] and "no run has failed" in said["resubmit --failed"]
