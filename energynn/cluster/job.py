@@ -30,7 +30,7 @@ CLUSTER_NAME JOB_QOS JOB_ACCOUNT JOB_START_TIME JOB_END_TIME""".split()
 def main(run_dir: Path) -> int:
     """One start of the job of a run; its exit status, CAN_GO_ON if it has to be started again."""
     config = configuration.from_dict(json.loads((run_dir / "job" / "parameters.json").read_text()))
-    starts = _read_starts(run_dir)
+    starts = [json.loads(path.read_text()) for path in status.starts(run_dir)]
     checkpoint = max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
     failures = _failures_in_a_row(starts, _submission(run_dir), checkpoint)
     now = {
@@ -103,18 +103,12 @@ def _submission(run_dir: Path) -> str:
     return status.submission(run_dir)["submitted_at"]
 
 
-def _read_starts(run_dir: Path) -> list[dict]:
-    paths = sorted(run_dir.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def _end(run_dir: Path, start: dict, status: int, outcome: str) -> int:
+def _end(run_dir: Path, start: dict, exit_status: int, outcome: str) -> int:
     """Write how a start of the job has ended; returns its exit status."""
-    number = len(list(run_dir.glob("job/start-*.json")))
-    end = {"ended_at": files.utc_now(), "exit_status": status, "outcome": outcome}
-    files.write_json(run_dir / "job" / f"start-{number}.json", start | end)
+    end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
+    files.write_json(status.starts(run_dir)[-1], start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
-    return status
+    return exit_status
 
 
 def _go_on(run_dir: Path) -> int:

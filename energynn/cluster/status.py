@@ -42,12 +42,12 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
 def main(options) -> int:
     """`energynn status`."""
     while True:
-        found, notes = rows(folders(options.runs_dir.absolute(), options.studies))
-        shown = json.dumps({"runs": found, "notes": notes}, indent=1) if options.json else text(found, notes)
+        runs, notes = rows(folders(options.runs_dir.absolute(), options.studies))
+        shown = json.dumps({"runs": runs, "notes": notes}, indent=1) if options.json else text(runs, notes)
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
         print(shown, flush=True)
-        if not options.watch or all(row["state"] not in ("queued", "running") for row in found):
+        if not options.watch or all(row["state"] not in ("queued", "running") for row in runs):
             return 0
         time.sleep(options.watch)
 
@@ -90,9 +90,9 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
     if "energy_J" in live:
         row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / JOULE_PER_KWH
-    starts = sorted(folder.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
-    row["starts"] = len(starts)
-    last_start = _read(starts[-1]) if starts else {}
+    paths = starts(folder)
+    row["starts"] = len(paths)
+    last_start = _read(paths[-1]) if paths else {}
     if last_start.get("submission") != submission.get("submitted_at"):
         last_start = {}
     return row | _state(folder, submission, record, last_start, queue)
@@ -140,6 +140,11 @@ def _log_line(folder: Path) -> str:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
     return lines[-1] if lines else ""
+
+
+def starts(folder: Path) -> list[Path]:
+    """The files of the starts of a run's job, the newest last."""
+    return sorted(folder.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
 
 
 def submission(folder: Path) -> dict:

@@ -50,13 +50,13 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     if with_perun:
         gpus = [gpu["index"] for gpu in machine.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
-        perun = perun_adapter.command(Path(__file__).with_name("under_perun.py"), folder, folder / "perun.ini")
-        # A Ctrl-C waits, here until perun is there to hear of it, and there until ``run_under_perun`` can take it.
+        perun = perun_adapter.command(Path(__file__).with_signal_name("under_perun.py"), folder, folder / "perun.ini")
+        # Hold a Ctrl-C back: in this process until perun runs, in perun until ``run_under_perun`` handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         variables = perun_adapter.environment(folder, dict(os.environ))
         children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=_prepare_child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        for number in stopped:  # before there was a process to pass it on to
+        for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
         _wait(children[0], folder)
         if not read_events(folder) and not stopped:
@@ -145,7 +145,7 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> di
 
 
 def run_under_perun(folder: str) -> None:
-    """What perun's process does: run the command of the run in this folder."""
+    """Run the command of the run in this folder; perun's process calls this."""
     folder = Path(folder)
     intent = perun_adapter.intent_of(folder)
     children: list[subprocess.Popen] = []
@@ -180,7 +180,7 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
             command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
         )  # MPI's launchers hand open files to their ranks
         children.append(child)
-        for number in stopped:  # since we have looked
+        for number in stopped:  # they came before there was a process to pass them on to
             child.send_signal(number)
         status = child.wait()
     except OSError as error:
@@ -194,9 +194,9 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
 
 
 def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:
-    """A Ctrl-C reaches the command from the terminal, and the command decides; other signals are passed on.
+    """Note signals, and pass all but a Ctrl-C on to the command, which hears that one from the terminal.
 
-    What was ignored before, as SIGHUP under nohup, stays so.
+    A signal that was ignored before, as SIGHUP under nohup, is still ignored.
     """
 
     def take(number: int, _frame) -> None:
@@ -211,7 +211,7 @@ def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> No
 
 
 def _prepare_child() -> None:
-    """The command is as it would be without us, but it does not outlive the measurement of it."""
+    """Give the command the signals that it would have without us; it must not outlive the measurement."""
     for number in (signal.SIGINT, *PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -219,7 +219,7 @@ def _prepare_child() -> None:
 
 
 def _wait(perun: subprocess.Popen, folder: Path) -> None:
-    """Wait for perun; without a sampler it would wait for itself, so its end is made where no command goes on."""
+    """Wait for perun. One whose sampler is dead would never end: it is killed, unless the command still runs."""
     silence, said = Silence(), False
     while perun.poll() is None:
         if silent := silence(folder):
@@ -240,7 +240,8 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
     ends = events_of_kind(events, "training_end")
     if not events_of_kind(events, "training_start"):
         if stopped:
-            return "interrupted", f"stopped by {_name(stopped[0])} before the command was started", 128 + stopped[0]
+            reason = f"stopped by {_signal_name(stopped[0])} before the command was started"
+            return "interrupted", reason, 128 + stopped[0]
         return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]
@@ -249,11 +250,11 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
         return "finished", "", 0
     kind, reason = "failed", f"the command ended with status {status}"
     if status < 0:
-        kind, reason = "killed", f"the command was ended by {_name(-status)}"
+        kind, reason = "killed", f"the command was ended by {_signal_name(-status)}"
     return "interrupted" if stopped else kind, reason, records.shell_status(status)
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     """A signal's name; real-time signals have none."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name

@@ -77,12 +77,12 @@ def _sensor_findings(powercap: Path) -> list[Finding]:
 
 def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
     others, problems = backend_sensors()
-    found, more_problems = sensors.find(machine.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    usable, more_problems = sensors.find(machine.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
     forbidden = [problem for problem in more_problems if "may not be read" in problem]
     for problem in problems + more_problems:
         said, _, remedy = problem.partition("; ")
         findings.append(Finding("sensor", WEAK, said, remedy))
-    for sensor in found:
+    for sensor in usable:
         if sensor.kind == "busy":
             said, remedy = f"no counter below {powercap}", "none on this machine; a virtual machine usually has none"
             if forbidden:
@@ -94,7 +94,7 @@ def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
             role = "" if sensor.primary else ", cross-check"
             said = f"{sensor.id}: {sensor.kind}, {sensor.provenance}{role}, {_update_rate(sensor)}{_semantics(sensor)}"
             findings.append(Finding(sensor.component.upper(), state, said))
-    if not any(sensor.component == "ram" for sensor in found):
+    if not any(sensor.component == "ram" for sensor in usable):
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
     return findings
 
@@ -166,8 +166,8 @@ def _mpi_finding(devices: int) -> Finding:
     try:
         mpirun, flavour = launchers.find_mpi()
     except ValueError as error:
-        found, _, remedy = str(error).partition("; ")
-        return Finding("MPI", BAD, found, remedy)
+        said, _, remedy = str(error).partition("; ")
+        return Finding("MPI", BAD, said, remedy)
     # One write per rank, so that the ranks' lines do not mix.
     program = "import os; from mpi4py import MPI; v = MPI.Get_library_version().split()[0]"
     program += "; os.write(1, f'{MPI.COMM_WORLD.size} {v}\\n'.encode())"

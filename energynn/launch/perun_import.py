@@ -65,25 +65,25 @@ def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     return [sensor for sensor in counted if sensor.counter is not None or sensor.values.unit == "W"]
 
 
-def _as_ours(found: PerunSensor) -> tuple[Sensor, np.ndarray]:
+def _as_ours(theirs: PerunSensor) -> tuple[Sensor, np.ndarray]:
     """Our description of a sensor of perun's, and its readings, (samples,), NaN where a reading failed.
 
     perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules that truly stands
     at 0 is one in 10^11: a gap there costs no energy, as the next reading bridges it, while a false 0 is taken for a
     wrap-around and adds up to the whole range of the counter, 262 kJ.
     """
-    series = found.counter or found.values
+    series = theirs.counter or theirs.values
     readings = series.readings.astype(float)
     failed = ~(readings > 0)  # NaN too
-    if found.counter:
+    if theirs.counter:
         failed |= readings > series.valid_max
-    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", found.name)
-    wraps = found.counter and series.valid_max < 2**63  # 64 bits never wrap
+    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
+    wraps = theirs.counter and series.valid_max < 2**63  # 64 bits never wrap
     sensor = Sensor(
-        id=found.name,
-        component=found.component,
-        device=number[1] if number else found.name,
-        kind="energy" if found.counter else "power",
+        id=theirs.name,
+        component=theirs.component,
+        device=number[1] if number else theirs.name,
+        kind="energy" if theirs.counter else "power",
         provenance="measured",
         read=lambda: None,
         to_SI=series.to_SI,

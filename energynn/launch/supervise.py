@@ -85,7 +85,7 @@ def _run_ranks(
         if silent := silence(folder):
             stop_reasons.append(silent)
         time.sleep(0.05)
-    # Slurm's signals reach every process: papermill ends by them, and the ranks write their checkpoint.
+    # In a batch job Slurm's signal reaches papermill, too: the parent may be gone, and the ranks still have time.
     if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ) and not silence(folder):
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
@@ -225,10 +225,10 @@ def _descendants() -> list[int]:
             state, parent = path.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 parent_of[int(path.parent.name)] = int(parent)
-    found = [os.getpid()]
-    for process in found:  # grows by its children
-        found += [child for child, parent in parent_of.items() if parent == process]
-    return found[1:]
+    family = [os.getpid()]
+    for process in family:  # grows by its children
+        family += [child for child, parent in parent_of.items() if parent == process]
+    return family[1:]
 
 
 def host_lock(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -67,26 +68,24 @@ def gpus() -> list[dict]:
         pynvml.nvmlInit()
         names = [sensors.names_of_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
         driver = sensors.text(pynvml.nvmlSystemGetDriverVersion())
-        found = []
+        described = []
         for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
             name = sensors.text(pynvml.nvmlDeviceGetName(handle))
-            found.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
-        return found
+            described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
+        return described
     except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
         return []
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that matter to a run, without importing any of them."""
-    found = {"python": platform.python_version()}
+    releases = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            releases[package] = importlib.metadata.version(package)
+    return releases
 
 
 def git(*words: str) -> str:

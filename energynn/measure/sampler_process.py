@@ -20,9 +20,9 @@ READY_S = 60.0  # for the first sample; Python starts slowly from a cluster's fi
 
 
 def start_sampler(folder: Path, size: int, stopped: list[int]):
-    """Start this host's sampler, or wait for it if another rank of the host has; returns what ends a rank's part in it.
+    """Start this host's sampler, or wait until the one that another rank of this host has started samples.
 
-    The sampler goes on until the last rank of this host has ended.
+    Returns a function that a rank calls at its end. The sampler goes on until the last rank of this host has ended.
     """
     host = os.uname().nodename
     ours = lock(folder / f".ranks-{host}", shared=True, wait=True)

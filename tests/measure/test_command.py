@@ -308,7 +308,7 @@ def test_the_status_of_the_last_start_counts(run_dir):
         (part / "events-rank0.jsonl").write_text(json.dumps(event) + "\n")
         (part / "events-rank1.jsonl").unlink(missing_ok=True)
     assert records.derive(folder, json.loads((folder / "run.json").read_text()))["exit_status"] == 192
-    assert command._name(40) == "signal 40" and command._name(15) == "SIGTERM"
+    assert command._signal_name(40) == "signal 40" and command._signal_name(15) == "SIGTERM"
 
 
 @pytest.mark.slow
