@@ -1,8 +1,9 @@
 import dataclasses
+import re
 
 import pytest
 
-from energynn import config
+from energynn import cli, config
 from energynn.files import REPOSITORY
 
 
@@ -116,6 +117,34 @@ def test_every_parameter_says_what_it_means_and_the_document_is_made_from_that()
     }
     document = (REPOSITORY / "docs" / "parameters.md").read_text()
     assert document == config.document() + "\n", "python -m energynn.config > docs/parameters.md"
+
+
+def test_run_help_shows_every_parameter(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0 and max(map(len, text.splitlines())) <= 80
+    for name in config.facts(config.ResNet50Config) | config.facts(config.FourCastNetConfig):
+        assert re.search(rf"^  {name} \((int|float|bool|str), .+\)$", text, re.M), name
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "-p", "devices"])
+    assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "workload, parameters, message",
+    [
+        ("resnet50", dict(sampling_period_s=0.001), "sampling_period_s: must be at least 0.01, got 0.001"),
+        ("resnet50", dict(dataset=""), "dataset: must be letters, digits, '_', '-' and '.', got ''"),
+        ("fourcastnet", dict(test_years="twenty"), "test_years: must be years as 1979-2015 or 2016,2018, got 'twenty'"),
+        ("fourcastnet", dict(initial_run="a b"), "initial_run: must be letters, digits, '_', '-' and '.', got 'a b'"),
+        ("fourcastnet", dict(embed_dim=20), "embed_dim: 20 must be a multiple of num_blocks"),
+    ],
+)
+def test_a_limit_is_told_in_words(workload, parameters, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        config.make(workload, **parameters)
+    assert config.make("fourcastnet", test_years=2018).test_years == "2018"
 
 
 def test_limits_hold_in_a_workload_that_only_changes_a_default():
