@@ -6,13 +6,13 @@ import datetime
 import fcntl
 import json
 import math
-import re
 import signal
 import time
+import tomllib
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import REPOSITORY, lock, sha256, utc_now, write_json
+from energynn.files import PACKAGE, REPOSITORY, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
@@ -23,22 +23,10 @@ SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
 
-# name -> (unit, meaning): the table of runs/README.md is the data dictionary, and `check` refuses any other name.
-FIELDS = {
-    name: (unit.strip(), meaning)
-    for name, unit, meaning in re.findall(
-        r"^\| `(\w+)` \|(.*?)\| (.*?) \|$", (REPOSITORY / "runs" / "README.md").read_text(), re.MULTILINE
-    )
-}
-ALWAYS = (
-    "schema", "run_id", "workload", "system", "status", "status_reason", "valid", "invalid_reasons", "started_at",
-    "ended_at", "config", "devices", "sensors", "metrics", "history", "phases", "segments", "machine", "files",
-    "record_sha256",
-)  # fmt: skip
-FROM_INTENT = (
-    "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
-    "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
-)  # fmt: skip
+_FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
+ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
+FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
@@ -323,3 +311,22 @@ def how_far(events: list[dict]) -> str:
     if any(event["event"] == "training_start" for event in events):
         return "it was in its first epoch"
     return "the training had not begun"
+
+
+def table_of_fields() -> str:
+    """The table in runs/README.md: a line for each field of a record."""
+    rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in FIELDS.items()]
+    return "\n".join(["| field | unit | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def write_table_of_fields(path: Path = REPOSITORY / "runs" / "README.md") -> None:
+    """Put the table of fields in place of the one that the file has."""
+    before, heading, _ = path.read_text().partition("| field |")
+    if not heading:
+        raise ValueError(f"{path}: has no table that begins with `| field |`")
+    with whole(path) as file:
+        file.write((before + table_of_fields()).encode())
+
+
+if __name__ == "__main__":
+    write_table_of_fields()
