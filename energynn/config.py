@@ -15,6 +15,7 @@ from pathlib import Path
 
 from energynn.files import DATA_MANIFESTS
 
+IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 REQUIRED = dataclasses.MISSING
 CODE = "the study's code"
 

@@ -149,7 +149,7 @@ STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "
 # GPU hours and kWh in "Cost" are of the whole series: published where the paper gives them, the rest scaled from its
 # nearest published run (cluster/costs.py). Hardware is where the paper ran them; `energynn submit` runs them anywhere.
 
-IMAGES, VALIDATION_IMAGES = 1_281_167, 50_000  # ImageNet-2012
+IMAGES, VALIDATION_IMAGES = config.IMAGENET_IMAGES["train"], config.IMAGENET_IMAGES["val"]
 SMALL, LARGE, EVERY = (1, 2, 4, 8, 16), (32, 64, 128, 256), (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 

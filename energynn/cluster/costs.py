@@ -14,9 +14,8 @@ from math import log2
 
 from energynn.config import PAPER, RunConfig, run_id, to_dict
 from energynn.files import shipped
-from energynn.studies import GROUPS, STUDIES
+from energynn.studies import GROUPS, IMAGES, STUDIES
 
-IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def git(*words: str) -> str:
-    """What git prints of this checkout; nothing for an installed package, outside a repository, without git, before a commit."""
+    """What git prints of this checkout; nothing of an installed package, without git, or before the first commit."""
     if not IS_CHECKOUT:
         return ""
     try:

@@ -153,7 +153,7 @@ def test_scaled_subsets_have_the_study_s_sizes_and_are_nested(tree):
     subsets = imagenet.subsets(listing)
     assert [(s["n"], s["n_max"]) for s in subsets[:2]] == [(1, 256), (2, 256)]
     assert [s["count"] for s in subsets] == [20_000 * s["n"] // s["n_max"] for s in subsets]
-    assert len(subsets) == 9 + 5 and imagenet.SAMPLES["train"] * 2 // 256 == 10_009
+    assert len(subsets) == 9 + 5 and config.IMAGENET_IMAGES["train"] * 2 // 256 == 10_009
     chosen = stratified_prefix(listing.names, listing.labels, subsets[1]["count"])
     text = b"".join(listing.names[index] + b"\n" for index in chosen)
     assert hashlib.sha256(text).hexdigest() == subsets[1]["digest"]
