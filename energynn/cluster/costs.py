@@ -17,7 +17,6 @@ from energynn.files import shipped
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
-
 @dataclass(frozen=True)
 class Cost:
     """GPU hours and kWh of one run; ``source`` is ``published``, ``scaled`` from a published run, or ``unknown``."""
