@@ -12,8 +12,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-DATA_MANIFESTS = REPOSITORY / "data_manifests"
+PACKAGE = Path(__file__).resolve().parent
+SHIPPED = PACKAGE / "shipped"  # pyproject.toml puts it into a wheel; a checkout has none
+IS_CHECKOUT = not SHIPPED.is_dir()
+# What the package writes of itself lies below REPOSITORY / "build". An installed package writes to the working folder.
+REPOSITORY = PACKAGE.parent if IS_CHECKOUT else Path.cwd()
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that comes with the project, as "systems": in the checkout, or within the installed package."""
+    return (REPOSITORY if IS_CHECKOUT else SHIPPED) / name
+
+
+DATA_MANIFESTS = shipped("data_manifests")
 
 
 @contextlib.contextmanager

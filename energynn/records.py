@@ -6,39 +6,33 @@ import datetime
 import fcntl
 import json
 import math
-import re
 import signal
 import time
+import tomllib
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import REPOSITORY, lock, sha256, utc_now, write_json
+from energynn.files import PACKAGE, REPOSITORY, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import read_events, read_hosts, read_phases, segments
+from energynn.measure.samples import events_of_kind, read_events, read_hosts, read_phases, segments
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
 
-# name -> (unit, meaning): the table of runs/README.md is the data dictionary, and `check` refuses any other name.
-FIELDS = {
-    name: (unit.strip(), meaning)
-    for name, unit, meaning in re.findall(
-        r"^\| `(\w+)` \|(.*?)\| (.*?) \|$", (REPOSITORY / "runs" / "README.md").read_text(), re.MULTILINE
-    )
-}
-ALWAYS = (
-    "schema", "run_id", "workload", "system", "status", "status_reason", "valid", "invalid_reasons", "started_at",
-    "ended_at", "config", "devices", "sensors", "metrics", "history", "phases", "segments", "machine", "files",
-    "record_sha256",
-)  # fmt: skip
-FROM_INTENT = (
-    "run_id", "workload", "system", "started_at", "boot_id", "config", "config_digest", "data_digest", "device_kind",
-    "device_name", "devices", "launcher", "versions", "machine", "git_commit", "git_dirty", "method",
-)  # fmt: skip
+_FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
+ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
+FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
+# Neither in run.json nor derived from the raw files.
+GIVEN_AT_THE_END = ("schema", "status", "status_reason", "ended_at", "files", "record_sha256")
+NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
+NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
+COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
+OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
@@ -49,58 +43,26 @@ def derive(run_dir: Path, intent: dict) -> dict:
     Works on the remains of a dead run too: what cannot be known is absent.
     """
     events = [event for folder in segments(run_dir) for event in read_events(folder)]
-    of_kind = lambda kind: [event for event in events if event["event"] == kind]  # noqa: E731
-    result: dict = {
-        # An epoch may stand in two segments, where an older checkpoint was taken: the last one counts.
-        "history": list({event["epoch"]: _fields(event) for event in of_kind("epoch")}.values()),
-        "metrics": {}, "phases": _phases(run_dir), **account(run_dir),
-    }  # fmt: skip
+    result: dict = {"history": _history(events), "metrics": {}, "phases": _phases(run_dir), **account(run_dir)}
     if result["phases"]:
-        by_phase = {name: [rank[name] for rank in result["phases"]] for name in result["phases"][0] if name != "rank"}
-        result["phase_spread"] = {
-            name: {"min": min(values), "mean": sum(values) / len(values), "max": max(values)}
-            for name, values in by_phase.items()
-        }
+        result["phase_spread"] = _phase_spread(result["phases"])
+    result |= _samples(events) | _counts(events, result["history"]) | _outcome(run_dir, events)
+    by_perun, flags = _by_perun(run_dir, intent.get("perun_run"))
+    result |= by_perun
+    result["flags"] += flags
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
-    starts, ends = of_kind("training_start"), of_kind("training_end")
-    counts = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
-    for last in (ends or result["history"])[-1:]:
-        result |= {name: last[name] for name in counts if name in last}
-    if ends:
-        result["metrics"] = ends[0].get("metrics", {})
-        if "exit_status" in ends[0]:
-            last = [end for end in read_events(segments(run_dir)[-1]) if end["event"] == "training_end"]
-            codes = [shell_status(end["exit_status"]) for end in last]
-            result["exit_status"] = max(codes, default=128 + signal.SIGKILL)
-    if bad := of_kind("bad_images"):
-        result["images_skipped"] = sum(event["images_skipped"] for event in bad)
-    if starts and "dataset_samples" in starts[0]:
-        result["dataset_samples"] = starts[0]["dataset_samples"]
     if "training_time_s" in result:
         result["device_hours_training"] = intent["devices"] * result["training_time_s"] / energy.SECOND_PER_HOUR
-    by_perun = []
-    for path in [path for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]:
-        try:
-            by_perun.append(read_hdf5(path, intent.get("perun_run")))
-        except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
-            result["flags"].append(f"{path.relative_to(run_dir)}: cannot be read, perun was cut off while it wrote")
-    for name in dict.fromkeys(name for found in by_perun for name in found):
-        total = sum(found.get(name, 0.0) for found in by_perun)
-        if math.isfinite(total):  # perun has added a reading that is no number; then it has no energy
-            result[name] = total
-    if by_perun:
+    if "perun_time_s" in result:
         result["device_hours_perun"] = intent["devices"] * result["perun_time_s"] / energy.SECOND_PER_HOUR
     return result
 
 
-def shell_status(status: int) -> int:
-    """An exit status as a shell tells it: 128 + the number of the signal that ended the process."""
-    return status if status >= 0 else 128 - status
-
-
-def _fields(event: dict) -> dict:
-    return {name: value for name, value in event.items() if name not in ("event", "t_mono_ns", "t_wall_ns", "rank")}
+def _history(events: list[dict]) -> list[dict]:
+    """One entry for each epoch. An epoch that was made again from an older checkpoint counts as it went last."""
+    epochs = {event["epoch"]: event for event in events_of_kind(events, "epoch")}
+    return [{name: event[name] for name in event if name not in OF_AN_EVENT} for event in epochs.values()]
 
 
 def _phases(run_dir: Path) -> list[dict]:
@@ -113,6 +75,66 @@ def _phases(run_dir: Path) -> list[dict]:
                 spent_s = float((end_ns - begin_ns)[kinds == index].sum()) / 1e9
                 entry[f"{name}_s"] = entry.get(f"{name}_s", 0.0) + spent_s
     return list(ranks.values())
+
+
+def _phase_spread(phases: list[dict]) -> dict[str, dict]:
+    """Least, mean and greatest time of the ranks in each phase."""
+    spread = {}
+    for phase in [name for name in phases[0] if name != "rank"]:
+        times_s = [rank[phase] for rank in phases]
+        spread[phase] = {"min": min(times_s), "mean": sum(times_s) / len(times_s), "max": max(times_s)}
+    return spread
+
+
+def _samples(events: list[dict]) -> dict:
+    """Size of the training set, and how many images were broken."""
+    found = {}
+    starts, broken = events_of_kind(events, "training_start"), events_of_kind(events, "bad_images")
+    if starts and "dataset_samples" in starts[0]:
+        found["dataset_samples"] = starts[0]["dataset_samples"]
+    if broken:
+        found["images_skipped"] = sum(event["images_skipped"] for event in broken)
+    return found
+
+
+def _counts(events: list[dict], history: list[dict]) -> dict:
+    """Samples, steps and passes as the ranks last told them: at the end, or after the last epoch of a dead run."""
+    told = events_of_kind(events, "training_end") or history
+    return {name: told[-1][name] for name in COUNTS if name in told[-1]} if told else {}
+
+
+def _outcome(run_dir: Path, events: list[dict]) -> dict:
+    """Metrics of a training that ended; of a measured command its exit status, the highest of its hosts."""
+    ends = events_of_kind(events, "training_end")
+    if not ends:
+        return {}
+    outcome = {"metrics": ends[0].get("metrics", {})}
+    if "exit_status" in ends[0]:
+        last_segment = events_of_kind(read_events(segments(run_dir)[-1]), "training_end")
+        statuses = [shell_status(end["exit_status"]) for end in last_segment]
+        outcome["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
+    return outcome
+
+
+def _by_perun(run_dir: Path, perun_run: str | None) -> tuple[dict, list[str]]:
+    """What perun's files tell, all segments added up, and a flag for each file that cannot be read."""
+    sums: dict = {}
+    flags = []
+    for path in [path for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]:
+        try:
+            values = read_hdf5(path, perun_run)
+        except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
+            flags.append(f"{path.relative_to(run_dir)}: cannot be read, perun was cut off while it wrote")
+            continue
+        for name, value in values.items():
+            sums[name] = sums.get(name, 0) + value
+    # perun adds up readings that are no numbers, too; there is no energy then.
+    return {name: total for name, total in sums.items() if math.isfinite(total)}, flags
+
+
+def shell_status(status: int) -> int:
+    """An exit status as a shell tells it: 128 + the number of the signal that ended the process."""
+    return status if status >= 0 else 128 - status
 
 
 def reasons_against(record: dict, run_dir: Path) -> list[str]:
@@ -130,8 +152,9 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         return reasons
     if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
         reasons.append("perun's HDF5 is missing or cannot be read")
-    lost = [name for name in record["metrics"] if not _is_finite(record["metrics"][name])]
-    reasons += [f"metric {name} is not a number" for name in lost]
+    for name, value in record["metrics"].items():
+        if not (_is_number(value) and math.isfinite(value)):
+            reasons.append(f"metric {name} is not a number")
     batch = record["config"]["global_batch_size"]
     if record.get("samples_trained") != record.get("optimizer_steps", -1) * batch:
         reasons.append("samples_trained is not optimizer_steps x devices x local batch size")
@@ -141,8 +164,14 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
 def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) -> dict:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
     intent = json.loads((run_dir / "run.json").read_text())
-    record = {"schema": SCHEMA, **{name: intent[name] for name in FROM_INTENT if name in intent}, "status": status,
-              "status_reason": reason, "ended_at": ended_at or utc_now(), **derive(run_dir, intent)}  # fmt: skip
+    record = {
+        "schema": SCHEMA,
+        **{name: intent[name] for name in FROM_INTENT if name in intent},
+        "status": status,
+        "status_reason": reason,
+        "ended_at": ended_at or utc_now(),
+        **derive(run_dir, intent),
+    }
     record["invalid_reasons"] = reasons_against(record, run_dir)
     record["valid"] = not record["invalid_reasons"]
     record["files"] = hash_files(run_dir)
@@ -153,16 +182,22 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
 
 
 def hash_files(run_dir: Path) -> dict:
-    """Size and SHA-256 of a run's raw files; the notebook is a view of the run, not part of it."""
+    """Size and SHA-256 of a run's raw files, by their path within the run."""
+    paths = [path.relative_to(run_dir) for path in sorted(run_dir.rglob("*")) if path.is_file()]
     return {
-        str(path.relative_to(run_dir)): {"bytes": path.stat().st_size, "sha256": sha256(path)}
-        for path in sorted(run_dir.rglob("*"))
-        if path.is_file()
-        and path.name not in ("record.json", "notebook.ipynb")
-        and not path.name.startswith(".")
-        and path.relative_to(run_dir).parts[0] != "job"  # of the batch job, whose log goes on after the record
-        and path.parent.name != "checkpoint"  # of use only until the training has ended
+        str(path): {"bytes": (run_dir / path).stat().st_size, "sha256": sha256(run_dir / path)}
+        for path in paths
+        if _is_raw(path)
     }
+
+
+def _is_raw(path: Path) -> bool:
+    """Whether a file belongs to what the record is derived from; ``path`` is relative to the run."""
+    if path.name in NO_RAW_FILES or path.name.startswith("."):
+        return False
+    of_batch_job = path.parts[0] == "job"  # its log goes on after the record
+    of_checkpoint = path.parent.name == "checkpoint"  # of use until the training has ended
+    return not (of_batch_job or of_checkpoint)
 
 
 # ---------------------------------------------------------------------------------------------- reading and checking
@@ -220,13 +255,20 @@ def check(runs_dir: Path) -> list[str]:
         except (ValueError, KeyError, TypeError, OSError) as error:
             faults.append(f"{name}: cannot be checked: {type(error).__name__}: {error}")
     for sums in sorted(runs_dir.rglob("SHA256SUMS")):
-        for line in sums.read_text().splitlines():
-            digest, _, name = line.partition("  ")
-            path = sums.parent / name
-            if not path.is_file():
-                faults.append(f"{sums.parent.name}: {name}: missing")
-            elif sha256(path) != digest:
-                faults.append(f"{sums.parent.name}: {name}: differs from its SHA-256 in {sums.name}")
+        faults += [f"{sums.parent.name}: {fault}" for fault in _check_sums(sums)]
+    return faults
+
+
+def _check_sums(sums: Path) -> list[str]:
+    """Faults of the files that a list of checksums names."""
+    faults = []
+    for line in sums.read_text().splitlines():
+        digest, _, name = line.partition("  ")
+        path = sums.parent / name
+        if not path.is_file():
+            faults.append(f"{name}: missing")
+        elif sha256(path) != digest:
+            faults.append(f"{name}: differs from its SHA-256 in {sums.name}")
     return faults
 
 
@@ -241,15 +283,10 @@ def check_record(run_dir: Path) -> list[str]:
     if missing or unknown:
         return [f"record.json: fields missing {missing}, unknown {unknown}"]
     faults = []
-    if record["record_sha256"] != configuration.digest({k: v for k, v in record.items() if k != "record_sha256"}):
+    without_digest = {name: value for name, value in record.items() if name != "record_sha256"}
+    if record["record_sha256"] != configuration.digest(without_digest):
         faults.append("record.json was changed after it was written (record_sha256 differs)")
-    present = hash_files(run_dir)
-    for name, facts in record["files"].items():
-        if name not in present:
-            faults.append(f"{name}: missing")
-        elif present[name] != facts:
-            faults.append(f"{name}: differs from its SHA-256 in the record")
-    faults += [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]
+    faults += _check_files(record, run_dir)
     if record["schema"] != SCHEMA:
         faults.append(f"schema {record['schema']!r} is not {SCHEMA}")
     if record["status"] not in STATUSES:
@@ -258,16 +295,33 @@ def check_record(run_dir: Path) -> list[str]:
     faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
     if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
+    return faults + _check_numbers(record, run_dir, intent)
+
+
+def _check_files(record: dict, run_dir: Path) -> list[str]:
+    """Raw files that differ from the record's list of files."""
+    present, faults = hash_files(run_dir), []
+    for name, facts in record["files"].items():
+        if name not in present:
+            faults.append(f"{name}: missing")
+        elif present[name] != facts:
+            faults.append(f"{name}: differs from its SHA-256 in the record")
+    return faults + [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]
+
+
+def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
+    """Fields that differ from what the raw files give, and energies that contradict each other."""
+    faults = []
     derived = derive(run_dir, intent)
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
     derived["valid"] = not derived["invalid_reasons"]
-    given = set(FROM_INTENT) | {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
     for name in FIELDS:
-        if name not in given and not same(record.get(name), derived.get(name)):
+        if name not in NOT_DERIVED and not same(record.get(name), derived.get(name)):
             faults.append(f"{name}: is {shorten(record.get(name))}, the raw files give {shorten(derived.get(name))}")
     if "energy_total_J" in record and record.get("device_hours_training"):
         per_device_hour_W = record["energy_total_J"] / energy.SECOND_PER_HOUR / record["device_hours_training"]
-        parts_W = sum(record.get(f"mean_power_{c}_W", 0.0) for c in energy.COMPONENTS) / record["devices"]
+        powers_W = [record.get(f"mean_power_{component}_W", 0.0) for component in energy.COMPONENTS]
+        parts_W = sum(powers_W) / record["devices"]
         if not same(per_device_hour_W, parts_W):
             faults.append(f"energy per device hour {per_device_hour_W} W is not the sum of mean powers {parts_W} W")
     return faults
@@ -275,22 +329,22 @@ def check_record(run_dir: Path) -> list[str]:
 
 def same(a, b) -> bool:
     """Equal up to the rounding of another machine's sums."""
-    if isinstance(a, bool) or isinstance(b, bool) or not (isinstance(a, (int, float)) and isinstance(b, (int, float))):
-        if isinstance(a, dict) and isinstance(b, dict):
-            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-        if isinstance(a, list) and isinstance(b, list):
-            return len(a) == len(b) and all(map(same, a, b))
-        return a == b
-    return math.isclose(a, b, rel_tol=1e-9)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if _is_number(a) and _is_number(b):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def shorten(value) -> str:
     text = "absent" if value is None else json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _is_finite(value) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def recover(runs_dir: Path) -> list[str]:
@@ -301,13 +355,9 @@ def recover(runs_dir: Path) -> list[str]:
             continue
         (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
         events = [event for part in segments(folder) for event in read_events(part)]
-        wall = [event["t_wall_ns"] for event in events]
-        for host in [host for part in segments(folder) for host in read_hosts(part)]:
-            wall += [int(t) for t in host.wall_ns[-1:]]
-        last = datetime.datetime.fromtimestamp(max(wall) / 1e9, datetime.UTC).isoformat() if wall else None
         reason = "the launcher died before it could write a record; " + how_far(events)
         try:
-            record = build(folder, "killed", reason, ended_at=last or utc_now())
+            record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
         except (ValueError, KeyError, TypeError) as error:  # one folder that cannot be read must not cost the others
             lines.append(f"{folder.name}: cannot be recovered: {error}")
             continue
@@ -315,11 +365,40 @@ def recover(runs_dir: Path) -> list[str]:
     return lines
 
 
+def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
+    """Time of the last event or sample of a run, in UTC; None if there is neither."""
+    instants_ns = [event["t_wall_ns"] for event in events]
+    for host in [host for folder in segments(run_dir) for host in read_hosts(folder)]:
+        instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
+    if not instants_ns:
+        return None
+    return datetime.datetime.fromtimestamp(max(instants_ns) / 1e9, datetime.UTC).isoformat()
+
+
 def how_far(events: list[dict]) -> str:
     """In words, what the ranks had reached."""
-    epochs = [event for event in events if event["event"] == "epoch"]
+    epochs = events_of_kind(events, "epoch")
     if epochs:
         return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
-    if any(event["event"] == "training_start" for event in events):
+    if events_of_kind(events, "training_start"):
         return "it was in its first epoch"
     return "the training had not begun"
+
+
+def table_of_fields() -> str:
+    """The table in runs/README.md: a line for each field of a record."""
+    rows = [f"| `{name}` | {unit} | {meaning} |" for name, (unit, meaning) in FIELDS.items()]
+    return "\n".join(["| field | unit | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+def write_table_of_fields(path: Path = REPOSITORY / "runs" / "README.md") -> None:
+    """Put the table of fields in place of the one that the file has."""
+    before, heading, _ = path.read_text().partition("| field |")
+    if not heading:
+        raise ValueError(f"{path}: has no table that begins with `| field |`")
+    with whole(path) as file:
+        file.write((before + table_of_fields()).encode())
+
+
+if __name__ == "__main__":
+    write_table_of_fields()

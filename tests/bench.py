@@ -34,6 +34,7 @@ from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed, fourcastnet, resnet50
 from energynn.train.distributed import World
 from energynn.train.phases import PhaseTimer
+from tests.jpegs import as_jpegs
 from tests.saved_bytes import bytes_saved_for_backward
 
 PAIRS = 7
@@ -278,7 +279,7 @@ def image_loading() -> list[dict]:
         for label, name in enumerate(photographs.PHOTOGRAPHS):
             for split, count in (("train", 48), ("val", 1)):
                 (root / split / name).mkdir(parents=True)
-                for k, data in enumerate(photographs.as_jpegs([name], count, (500, 375), label)):
+                for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         with contextlib.redirect_stdout(sys.stderr):
             cli.main(["imagenet", "prepare", "--root", str(root), "--out", str(store)])

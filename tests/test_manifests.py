@@ -9,7 +9,7 @@ import time
 import pytest
 
 from energynn import cli, files, progress
-from energynn.data import era5_sources, manifests, photographs
+from energynn.data import describe, digests, era5_sources, manifests, photographs
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypa
     with pytest.raises(ValueError, match=r"made with Pillow \d.*here is Pillow 99.*manifest build photographs"):
         manifests.verify("photographs", silent)
     assert not (copies / "build" / "data" / "photographs").exists()
-    manifests.build("photographs")
+    describe.build("photographs")
     manifests.verify("photographs", silent)
     assert manifests.read("photographs")["energynn:made_with"] == "Pillow 99"
 
@@ -108,7 +108,7 @@ def test_manifests_say_what_is_needed():
         assert {entry["name"]: entry["sha256"] for entry in manifest["distribution"]} == manifests.checksums(dataset)
         assert manifest["energynn:files"] == len(manifest["distribution"])
         assert (files.DATA_MANIFESTS / dataset / "README.md").is_file()
-    texts = json.loads(manifests.DESCRIPTIONS.read_text())
+    texts = json.loads(describe.DESCRIPTIONS.read_text())
     rule = texts["photographs"]["energynn:rule"]
     for constant in (
         f"{photographs.CROPS['train']} training crops of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels",
@@ -121,15 +121,15 @@ def test_manifests_say_what_is_needed():
 
 def test_build_needs_its_source():
     with pytest.raises(ValueError, match="era5-levels-members.nc"):
-        manifests.build("era5_ensemble")
+        describe.build("era5_ensemble")
     with pytest.raises(ValueError, match="not known"):
-        manifests.build("cats")
+        describe.build("cats")
 
 
 @pytest.fixture
 def imagenet_tree(copies, monkeypatch):
     """Three classes of few files; verification does not decode them."""
-    monkeypatch.setattr(manifests, "VERIFIED", copies / "verified")
+    monkeypatch.setattr(digests, "VERIFIED", copies / "verified")
     for split, counts in (("train", (5, 2, 4)), ("val", (1, 1, 1))):
         for label, count in enumerate(counts):
             folder = copies / "imagenet" / split / f"n{label}"
@@ -167,7 +167,7 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, 
 
 
 def test_known_archives_are_checked(imagenet_tree):
-    manifests.build("imagenet", imagenet_tree, silent)
+    describe.build("imagenet", imagenet_tree, silent)
     (imagenet_tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
     with pytest.raises(ValueError, match="img_val.tar differs from its md5 29b22e"):
         manifests.verify("imagenet", silent, imagenet_tree, every_byte=True)
@@ -175,24 +175,24 @@ def test_known_archives_are_checked(imagenet_tree):
 
 def test_an_interrupted_verification_goes_on(imagenet_tree, copies, monkeypatch):
     sums = {str(p.relative_to(imagenet_tree)): files.sha256(p) for p in imagenet_tree.rglob("*.JPEG")}
-    found = manifests.digests(imagenet_tree, {name: (imagenet_tree / name, 0, -1) for name in sums}, silent)
+    found = digests.digests(imagenet_tree, {name: (imagenet_tree / name, 0, -1) for name in sums}, silent)
     first = [next(found)[0] for _ in range(6)]
     found.close()  # as an interruption does
     (sidecar,) = (copies / "verified").iterdir()
     with open(sidecar, "a") as file:
         file.write("train/n1/n1_0.JPEG\t9\t17")  # the process died within a line
     hashed = []
-    monkeypatch.setattr(manifests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
-    manifests.verify_tree(imagenet_tree, sums, silent)
+    monkeypatch.setattr(digests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
+    digests.verify_tree(imagenet_tree, sums, silent)
     assert len(hashed) == len(sums) - 6
-    manifests.verify_tree(imagenet_tree, sums, silent)
+    digests.verify_tree(imagenet_tree, sums, silent)
     assert len(hashed) == len(sums) - 6  # all is known
     (imagenet_tree / first[0]).write_bytes(b"changed")
     with pytest.raises(ValueError, match=f"{first[0]} differs"):
-        manifests.verify_tree(imagenet_tree, sums, silent)
+        digests.verify_tree(imagenet_tree, sums, silent)
     (imagenet_tree / first[0]).unlink()
     with pytest.raises(ValueError, match=f"{first[0]} is missing"):
-        manifests.verify_tree(imagenet_tree, sums, silent)
+        digests.verify_tree(imagenet_tree, sums, silent)
 
 
 def test_progress_tells_rate_and_time_left(monkeypatch):

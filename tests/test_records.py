@@ -115,9 +115,17 @@ def test_the_data_dictionary_is_complete(run_dir):
     intent = json.loads((run_dir / "run.json").read_text())
     derived = {**records.derive(run_dir, intent), "valid": True, "invalid_reasons": [], "files": {}}
     missing = {*derived, *records.ALWAYS, *records.FROM_INTENT} - set(records.FIELDS)
-    assert not missing, f"the table of runs/README.md does not explain {missing}"
+    assert not missing, f"record_fields.toml does not explain {missing}"
     assert all(meaning for _, meaning in records.FIELDS.values())
 
 
 def test_the_committed_records_are_whole():
     assert records.check(REPOSITORY / "runs" / "published") == []
+
+
+def test_the_table_of_fields_is_made_from_the_data(tmp_path):
+    committed = (REPOSITORY / "runs" / "README.md").read_text()
+    copy = tmp_path / "README.md"
+    copy.write_text(committed.replace("| UTC |", "| h |"))
+    records.write_table_of_fields(copy)
+    assert copy.read_text() == committed, "`python -m energynn.records` writes the table anew"

@@ -29,10 +29,10 @@ import numpy as np
 import pandas as pd
 
 from energynn.analysis import observations, profiles, published, regression
-from energynn.files import REPOSITORY
+from energynn.files import shipped
 from energynn.records import read
 
-CLAIMS = REPOSITORY / "paper" / "claims.toml"
+CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "not testable with these data", "by construction")
 SUPPORTED, CONTRADICTED, NOT_TESTABLE, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")

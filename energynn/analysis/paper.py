@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typst
 
-from energynn.files import REPOSITORY
+from energynn.files import shipped
 
-PAPER = REPOSITORY / "paper"
+PAPER = shipped("paper")
 
 
 def compile(build_dir: str | Path = "build") -> Path:

@@ -6,9 +6,9 @@ import tomllib
 
 import pandas as pd
 
-from energynn.files import REPOSITORY
+from energynn.files import shipped
 
-PUBLISHED = REPOSITORY / "runs" / "published"
+PUBLISHED = shipped("runs/published")
 RUN = ["workload", "stage", "dataset", "device_name", "devices", "local_batch_size", "global_batch_size"]
 RUN += ["dataset_samples", "epochs"]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from energynn import config, records, studies
 from energynn.analysis import results
-from energynn.files import REPOSITORY
+from energynn.files import shipped
 
-REFERENCE = REPOSITORY / "paper" / "reference.json"
+REFERENCE = shipped("paper") / "reference.json"
 
 
 def compare(runs_dir: Path = Path("runs"), build_dir: Path = Path("build")) -> tuple[list[str], bool]:

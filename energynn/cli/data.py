@@ -18,11 +18,11 @@ def add_manifest(commands) -> None:
 
 
 def manifest(options) -> int:
-    from energynn.data import manifests
+    from energynn.data import describe, manifests
 
     for dataset in options.dataset or manifests.DATASETS:
         if options.action == "build":
-            manifests.build(dataset, options.root or options.source)
+            describe.build(dataset, options.root or options.source)
         root = manifests.verify(dataset, folder=options.root, every_byte=True)
         message = f"{dataset}: every file is there and has its SHA-256"
         if (root / "train.ppm").is_file():

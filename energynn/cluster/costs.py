@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from math import log2
 
 from energynn.config import PAPER, RunConfig, run_id, to_dict
-from energynn.files import REPOSITORY
-from energynn.studies import GROUPS, STUDIES
-
-IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
+from energynn.files import shipped
+from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def total(costs: Iterable[Cost]) -> dict:
 def _published() -> list[dict]:
     """GPU hours and energy of the published runs; without pandas, which takes longer to import than a status."""
     runs: dict[tuple, dict] = {}
-    with open(REPOSITORY / "runs" / "published" / "values.csv", newline="") as file:
+    with open(shipped("runs/published") / "values.csv", newline="") as file:
         for row in csv.DictReader(file):
             if row["kind"] != "measurement" or not row["devices"]:
                 continue

@@ -13,12 +13,12 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY
+from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
-NOTEBOOK = REPOSITORY / "notebooks" / "run_training.ipynb"
+NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
 def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf")) -> list[str]:

@@ -18,7 +18,7 @@ from energynn import files, records, studies
 from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY
+from energynn.files import PACKAGE, REPOSITORY
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -84,7 +84,7 @@ def queued_runs(runs_dir: Path, site: Site) -> set[str]:
 def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
     folders = _folders(job, site, runs_dir)
-    given = {"PYTHONPATH": str(REPOSITORY), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
+    given = {"PYTHONPATH": str(PACKAGE.parent), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
     if site.srun is not None:
         given["ENERGYNN_SRUN"] = shlex.join(site.srun)
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]

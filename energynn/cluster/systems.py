@@ -8,7 +8,7 @@ import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from energynn.files import REPOSITORY
+from energynn.files import shipped
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
 OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
@@ -44,7 +44,7 @@ def site(name: str) -> Site:
 
     Nothing in the file can become a command: options, modules and folders must have their form, values are quoted.
     """
-    folder = REPOSITORY / "systems"
+    folder = shipped("systems")
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", path.stem) or not os.path.isfile(path):
         known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
@@ -90,5 +90,5 @@ def _check_type(key: str, value, annotation: str) -> None:
 
 def known() -> str:
     """The systems that there are, each with the first line of its file."""
-    files = sorted((REPOSITORY / "systems").glob("*.toml"))
+    files = sorted(shipped("systems").glob("*.toml"))
     return "\n".join(f"{path.stem:15} {path.read_text().splitlines()[0].lstrip('# ')}" for path in files)

@@ -16,6 +16,12 @@ CF_ATTRIBUTES = {
     "t": {"long_name": "Temperature", "standard_name": "air_temperature", "units": "K"},
     "z": {"long_name": "Geopotential", "standard_name": "geopotential", "units": "m2 s-2"},
 }
+CF_COORDINATES = {
+    "member": {"long_name": "ensemble member", "units": "1"},
+    "time": {"standard_name": "time", "units": "hours since 1970-01-01 00:00:00", "calendar": "proleptic_gregorian"},
+    "latitude": {"standard_name": "latitude", "units": "degrees_north"},
+    "longitude": {"standard_name": "longitude", "units": "degrees_east"},
+}
 ATTRIBUTION = (
     "Generated using Copernicus Climate Change Service information 2017. Contains modified Copernicus Climate Change "
     "Service information; neither the European Commission nor ECMWF is responsible for any use that may be made of it."
@@ -70,15 +76,8 @@ def synthetic(steps: int) -> tuple[Split, Split]:
     shape = (steps + 1, 20, 720, 1440)
     sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
-    facts = (
-        np.zeros(20, np.float32),
-        np.ones(20, np.float32),
-        weights,
-        np.zeros(shape[1:], np.float32),
-        6,
-        14,
-        (steps,),
-    )
+    mean, std, climatology = np.zeros(20, np.float32), np.ones(20, np.float32), np.zeros(shape[1:], np.float32)
+    facts = (mean, std, weights, climatology, 6, 14, (steps,))
     return Split(np.broadcast_to(sequence, (64, *shape)), *facts), Split(sequence[None], *facts)
 
 
@@ -126,15 +125,14 @@ def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
         levels_hPa = original["isobaricInhPa"][:].tolist()
         hours = original["time"][:] // 3600  # the source counts seconds since 1970
         coordinates = {
-            "member": ("i4", original["number"][:], {"long_name": "ensemble member", "units": "1"}),
-            "time": ("i4", hours, {"standard_name": "time", "units": "hours since 1970-01-01 00:00:00",
-                                   "calendar": "proleptic_gregorian"}),
-            "latitude": ("f4", original["latitude"][:], {"standard_name": "latitude", "units": "degrees_north"}),
-            "longitude": ("f4", original["longitude"][:], {"standard_name": "longitude", "units": "degrees_east"}),
-        }  # fmt: skip
-        for name, (kind, values, attributes) in coordinates.items():
+            "member": ("i4", original["number"][:]),
+            "time": ("i4", hours),
+            "latitude": ("f4", original["latitude"][:]),
+            "longitude": ("f4", original["longitude"][:]),
+        }
+        for name, (kind, values) in coordinates.items():
             packed.createDimension(name, len(values))
-            _write(packed, name, kind, (name,), values, attributes)
+            _write(packed, name, kind, (name,), values, CF_COORDINATES[name])
         for name in CHANNELS:
             level_hPa = int(name[1:])
             variable = original[name[0]]

@@ -20,17 +20,29 @@ CHANNELS = (
 )  # fmt: skip
 # Our name -> those of WeatherBench2 and ARCO-ERA5, and of the Climate Data Store.
 NAMES = {
-    "u10": ("10m_u_component_of_wind", "u10"), "v10": ("10m_v_component_of_wind", "v10"),
-    "t2m": ("2m_temperature", "t2m"), "sp": ("surface_pressure", "sp"), "mslp": ("mean_sea_level_pressure", "msl"),
-    "tcwv": ("total_column_water_vapour", "tcwv"), "t": ("temperature", "t"), "u": ("u_component_of_wind", "u"),
-    "v": ("v_component_of_wind", "v"), "z": ("geopotential", "z"), "r": ("relative_humidity", "r"),
+    "u10": ("10m_u_component_of_wind", "u10"),
+    "v10": ("10m_v_component_of_wind", "v10"),
+    "t2m": ("2m_temperature", "t2m"),
+    "sp": ("surface_pressure", "sp"),
+    "mslp": ("mean_sea_level_pressure", "msl"),
+    "tcwv": ("total_column_water_vapour", "tcwv"),
+    "t": ("temperature", "t"),
+    "u": ("u_component_of_wind", "u"),
+    "v": ("v_component_of_wind", "v"),
+    "z": ("geopotential", "z"),
+    "r": ("relative_humidity", "r"),
     "q": ("specific_humidity", "q"),
-}  # fmt: skip
-# What is read at once, because a chunk of such a store holds every level: name -> levels in hPa, none at the surface.
-FIELDS = {
-    name: [int(channel[1:]) for channel in CHANNELS if channel not in NAMES and channel[0] == name]
-    for name in NAMES if name != "q"
-}  # fmt: skip
+}
+LEVEL_DIMENSIONS = ("level", "pressure_level", "isobaricInhPa")
+
+
+def _levels_hPa(name: str) -> list[int]:
+    """Levels of a variable among the channels; none at the surface."""
+    return [int(channel[1:]) for channel in CHANNELS if channel not in NAMES and channel[0] == name]
+
+
+# All levels of a variable are read at once, because a chunk of such a store holds every level.
+FIELDS = {name: _levels_hPa(name) for name in NAMES if name != "q"}
 
 
 @dataclass(frozen=True)
@@ -129,61 +141,94 @@ def _datasets(place: str) -> list:
 
 def _open_xarray(place: str, year: int) -> Source:
     """Hourly or 6-hourly stores; variables may lie in several files. Rows from south to north are turned round."""
-    datasets = _datasets(place)
-    found: dict[int, list] = {hour: [] for hour in hours_of_year(year).tolist()}
-    for dataset in datasets:
+    stores = _Stores(place, year)
+    return Source(np.array(stores.hours, dtype=int), stores.latitude_deg, stores.longitude_deg, stores.read)
+
+
+class _Stores:
+    """One year of what xarray has opened; ``read`` gives the states as ``Source`` has them."""
+
+    def __init__(self, place: str, year: int):
+        datasets = _datasets(place)
+        self.place = place
+        self.places: dict[int, list] = {
+            hour: [] for hour in hours_of_year(year).tolist()
+        }  # in which datasets, and where
+        for dataset in datasets:
+            self._find_times(dataset)
+        self.hours = [hour for hour, places in self.places.items() if places]
+        latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))
+        if longitude[0] != 0 or (np.diff(longitude) <= 0).any():
+            raise ValueError(f"{place}: longitudes must rise from 0, they go from {longitude[0]} to {longitude[-1]}")
+        self.stored_shape = (len(latitude), len(longitude))
+        north_first = latitude[0] > latitude[-1]
+        self.rows = slice(None) if north_first else slice(None, None, -1)
+        latitude = latitude[self.rows]
+        self.latitude_deg = latitude[:-1] if latitude[-1] == -90 else latitude
+        self.longitude_deg = longitude
+
+    def _find_times(self, dataset) -> None:
+        """Note where this dataset has the times of the year."""
         name = "time" if "time" in dataset.dims else "valid_time"
         if not {name, "latitude", "longitude"} <= set(dataset.dims):
-            raise ValueError(f"{place}: dimensions must be time, latitude, longitude; found {', '.join(dataset.dims)}")
+            found = ", ".join(dataset.dims)
+            raise ValueError(f"{self.place}: dimensions must be time, latitude, longitude; found {found}")
         seconds = dataset[name].values.astype("datetime64[s]").astype(np.int64)
-        for index in np.flatnonzero(np.isin(seconds, np.array(list(found)) * 3600)).tolist():
-            found[int(seconds[index]) // 3600].append((dataset, {name: index}))
-    hours = [hour for hour, places in found.items() if places]
-    latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))
-    rows = slice(None, None, 1 if latitude[0] > latitude[-1] else -1)
-    latitude = latitude[rows]
-    if longitude[0] != 0 or (np.diff(longitude) <= 0).any():
-        raise ValueError(f"{place}: longitudes must rise from 0, they go from {longitude[0]} to {longitude[-1]}")
-    height = len(latitude) - (latitude[-1] == -90)
+        wanted = np.array(list(self.places)) * 3600
+        for index in np.flatnonzero(np.isin(seconds, wanted)).tolist():
+            self.places[int(seconds[index]) // 3600].append((dataset, {name: index}))
 
-    def find(hour: int, name: str, levels_hPa: list[int]) -> np.ndarray | None:
-        """Levels of a variable, (levels, latitude, longitude), or None if the store has not got it."""
-        for dataset, at in found[hour]:
-            for variable in [dataset[full] for full in NAMES[name] if full in dataset]:
-                # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the cold.
-                if name == "r" and variable.attrs.get("units") != "%":
-                    continue
-                values = variable.isel(at)
-                if levels_hPa:
-                    dimension = next(d for d in ("level", "pressure_level", "isobaricInhPa") if d in values.dims)
-                    if not set(levels_hPa) <= set(values[dimension].values.tolist()):
-                        continue
-                    values = values.sel({dimension: levels_hPa})
-                values = values.transpose(..., "latitude", "longitude").values.astype(np.float32, copy=False)
-                if values.shape[-2:] != (len(latitude), len(longitude)):
-                    raise ValueError(f"{place}: {variable.name} is {values.shape[-2:]}; all must have one grid")
-                values = values.reshape(-1, *values.shape[-2:])[:, rows][:, :height]
-                for level, plane in zip(levels_hPa or [""], values, strict=True):
-                    _require_no_nan(plane, f"{name}{level}", hour, dataset.encoding.get("source", place))
-                return values
-        return None
-
-    def read(index: int) -> np.ndarray:
-        state = np.empty((len(CHANNELS), height, len(longitude)), np.float32)
+    def read(self, index: int) -> np.ndarray:
+        """The state of a time, (channels, latitude, longitude). Raises ValueError naming what is missing."""
+        hour = self.hours[index]
+        state = np.empty((len(CHANNELS), len(self.latitude_deg), len(self.longitude_deg)), np.float32)
         for name, levels_hPa in FIELDS.items():
-            values = find(hours[index], name, levels_hPa)
-            if values is None and name == "r" and (humidity := find(hours[index], "q", levels_hPa)) is not None:
-                temperature = state[[CHANNELS.index(f"t{level}") for level in levels_hPa]]  # t comes before r
-                pressure_Pa = 100 * np.array(levels_hPa, np.float32)[:, None, None]
-                values = relative_humidity_percent(temperature, humidity, pressure_Pa)
+            values = self._field(hour, name, levels_hPa)
+            if values is None and name == "r":
+                temperature_K = state[[CHANNELS.index(f"t{level}") for level in levels_hPa]]  # t comes before r
+                values = self._humidity_percent(hour, levels_hPa, temperature_K)
             if values is None:
                 levels = f" at {levels_hPa} hPa" if levels_hPa else ""
-                raise ValueError(f"{place}: no {' or '.join(NAMES[name])}{levels} at {utc(hours[index])}")
+                raise ValueError(f"{self.place}: no {' or '.join(NAMES[name])}{levels} at {utc(hour)}")
             for level, plane in zip(levels_hPa or [""], values, strict=True):
                 state[CHANNELS.index(f"{name}{level}")] = plane
         return state
 
-    return Source(np.array(hours, dtype=int), latitude[:height], longitude, read)
+    def _humidity_percent(self, hour: int, levels_hPa: list[int], temperature_K: np.ndarray) -> np.ndarray | None:
+        """Relative humidity from specific humidity, or None if the store has not got that either."""
+        humidity = self._field(hour, "q", levels_hPa)
+        if humidity is None:
+            return None
+        pressure_Pa = 100 * np.array(levels_hPa, np.float32)[:, None, None]
+        return relative_humidity_percent(temperature_K, humidity, pressure_Pa)
+
+    def _field(self, hour: int, name: str, levels_hPa: list[int]) -> np.ndarray | None:
+        """Levels of a variable, (levels, latitude, longitude), or None if the store has not got it."""
+        for dataset, at in self.places[hour]:
+            for variable in [dataset[full] for full in NAMES[name] if full in dataset]:
+                # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the cold.
+                if name == "r" and variable.attrs.get("units") != "%":
+                    continue
+                values = self._planes(variable, at, levels_hPa)
+                if values is None:
+                    continue
+                for level, plane in zip(levels_hPa or [""], values, strict=True):
+                    _require_no_nan(plane, f"{name}{level}", hour, dataset.encoding.get("source", self.place))
+                return values
+        return None
+
+    def _planes(self, variable, at: dict[str, int], levels_hPa: list[int]) -> np.ndarray | None:
+        """Levels of a variable at one time, from north to south, or None if it has not got them all."""
+        values = variable.isel(at)
+        if levels_hPa:
+            dimension = next(name for name in LEVEL_DIMENSIONS if name in values.dims)
+            if not set(levels_hPa) <= set(values[dimension].values.tolist()):
+                return None
+            values = values.sel({dimension: levels_hPa})
+        values = values.transpose(..., "latitude", "longitude").values.astype(np.float32, copy=False)
+        if values.shape[-2:] != self.stored_shape:
+            raise ValueError(f"{self.place}: {variable.name} is {values.shape[-2:]}; all must have one grid")
+        return values.reshape(-1, *self.stored_shape)[:, self.rows][:, : len(self.latitude_deg)]
 
 
 def relative_humidity_percent(

@@ -60,30 +60,32 @@ def prepare(
     or if there is no room.
     """
     out.mkdir(parents=True, exist_ok=True)
-    found = {year: era5_sources.open_year(source, year) for year in years if not (out / f"{year}.npy").is_file()}
-    left_B = sum(len(one.hours) * 4 * math.prod(one.shape) for one in found.values())
-    left_B -= sum(part.stat().st_size for year in found if (part := out / f"{year}.part").is_file())
+    missing = [year for year in years if not (out / f"{year}.npy").is_file()]
+    sources = {year: era5_sources.open_year(source, year) for year in missing}
+    parts = [part for year in missing if (part := out / f"{year}.part").is_file()]
+    all_B = sum(len(opened.hours) * 4 * math.prod(opened.shape) for opened in sources.values())
+    left_B = all_B - sum(part.stat().st_size for part in parts)
     free_B = shutil.disk_usage(out).free
     if left_B > free_B:
         raise ValueError(f"{out}: {left_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free; give another --out")
     advance = meter("era5 prepare", left_B / 1e9, "GB", progress)
     with ThreadPoolExecutor(workers) as pool:
-        for year, one in found.items():
-            _write_year(one, out / f"{year}.npy", source, pool, advance)
-            progress(f"{year}: {len(one.hours)} of {len(hours_of_year(year))} six-hourly times in {out}")
+        for year, opened in sources.items():
+            _write_year(opened, out / f"{year}.npy", source, pool, advance)
+            progress(f"{year}: {len(opened.hours)} of {len(hours_of_year(year))} six-hourly times in {out}")
 
 
 def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecutor, advance) -> None:
     part, note = path.with_suffix(".part"), path.with_suffix(".json")
     state_B = 4 * math.prod(source.shape)
     content = {
-        "source": origin, "channels": list(CHANNELS), "latitude_deg": source.latitude_deg.tolist(),
-        "longitude_deg": source.longitude_deg.tolist(), "hours_since_1970": source.hours.tolist(),
-    }  # fmt: skip
-    header = io.BytesIO()
-    kind = {"descr": "<f4", "fortran_order": False, "shape": (len(source.hours), *source.shape)}
-    np.lib.format.write_array_header_1_0(header, kind)
-    assert len(header.getvalue()) == HEADER_B
+        "source": origin,
+        "channels": list(CHANNELS),
+        "latitude_deg": source.latitude_deg.tolist(),
+        "longitude_deg": source.longitude_deg.tolist(),
+        "hours_since_1970": source.hours.tolist(),
+    }
+    header = _npy_header((len(source.hours), *source.shape))
 
     def read(index: int) -> tuple[np.ndarray, np.ndarray]:
         state = np.ascontiguousarray(source.read(index), dtype="<f4")
@@ -97,8 +99,8 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
         done, digest, collected, total = _what_is_there(file, note, content, source.shape)
         if done == 0:
             file.truncate(0)
-            file.write(header.getvalue())
-            digest.update(header.getvalue())
+            file.write(header)
+            digest.update(header)
         reading: deque[Future] = deque()  # goes on while what was read is written
         for index in range(done, len(source.hours)):
             while len(reading) < BLOCK and index + len(reading) < len(source.hours):
@@ -117,6 +119,14 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
         with whole(path.with_name(f"mean-{path.name}")) as mean:
             np.save(mean, (total / len(source.hours)).astype(np.float32))
         os.replace(part, path)
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    """What NumPy's format has before the values of a float32 array."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    assert len(header.getvalue()) == HEADER_B
+    return header.getvalue()
 
 
 def _what_is_there(file: BinaryIO, note: Path, content: dict, shape: tuple):
@@ -193,8 +203,10 @@ class Sequences:
         if any(note[name] != notes[0][name] for note in notes for name in grid):
             raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
         self.hours = np.concatenate([note["hours_since_1970"] for note in notes])
-        self.places = [(root / f"{year}.npy", index) for year, note in zip(years, notes, strict=True)
-                       for index in range(len(note["hours_since_1970"]))]  # fmt: skip
+        self.places = []
+        for year, note in zip(years, notes, strict=True):
+            path = root / f"{year}.npy"
+            self.places += [(path, index) for index in range(len(note["hours_since_1970"]))]
         wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
         rows = np.searchsorted(self.hours, wanted).clip(max=len(self.hours) - 1)
         self.rows = rows[(self.hours[rows] == wanted).all(axis=1)]  # indices of the states of each sequence
@@ -288,11 +300,12 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     for year, note in notes.items():
         sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
         sums[f"{year}.npy"] = note["sha256"]
-    return sums, {
-        "energynn:times": sum(len(note["hours_since_1970"]) for note in notes.values()),
-        "energynn:years": [
-            {"year": year, "times": len(hours := note["hours_since_1970"]), "first": utc(hours[0]),
-             "last": utc(hours[-1]), "missing": len(hours_of_year(year)) - len(hours), "source": note["source"]}
-            for year, note in notes.items()
-        ],
-    }  # fmt: skip
+    times = sum(len(note["hours_since_1970"]) for note in notes.values())
+    return sums, {"energynn:times": times, "energynn:years": [_describe_year(*item) for item in notes.items()]}
+
+
+def _describe_year(year: int, note: dict) -> dict:
+    hours = note["hours_since_1970"]
+    missing = len(hours_of_year(year)) - len(hours)
+    entry = {"year": year, "times": len(hours), "first": utc(hours[0]), "last": utc(hours[-1])}
+    return entry | {"missing": missing, "source": note["source"]}

@@ -32,7 +32,6 @@ ARCHIVES = {
     "ILSVRC2012_devkit_t12.tar.gz": "fa75699e90414af021442c21a62c3abf",
 }
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
-SAMPLES = {"train": 1_281_167, "val": 50_000}
 # (n, n_max) of the study's scaled data sets (design.md, section 5).
 SCALES = [(2**power, n_max) for n_max in (256, 16) for power in range(n_max.bit_length())]
 
@@ -76,6 +75,14 @@ class Listing:
         if len(data) != size:
             raise ValueError(f"{self.where(index)}: the file ends within this image; copy it again")
         return data
+
+
+def pieces(listings: Iterable[Listing]) -> dict[str, tuple[str, int, int]]:
+    """Name -> file, offset and bytes of every image."""
+    found = {}
+    for listing in listings:
+        found |= {name.decode(): listing.piece(index) for index, name in enumerate(listing.names)}
+    return found
 
 
 @lru_cache
@@ -232,29 +239,39 @@ def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[
     Raises ValueError if ``out`` was begun with other images or another size.
     """
     out.mkdir(parents=True, exist_ok=True)
-    listings, bad, note = list_images(root, progress), [], out / "prepared.json"
+    listings, note = list_images(root, progress), out / "prepared.json"
     names = [summary(listing)["digest"] for listing in listings]
     made_from = json.dumps({"shorter_side_pixels": shorter_side, "names_sha256": names})
     if note.is_file() and note.read_text() != made_from:
         raise ValueError(f"images: {out} was begun with other images or sizes: {note.read_text()}; empty it first")
     note.write_text(made_from)
+    bad = []
     for split, listing in zip(SPLITS, listings, strict=True):
-        path, complete = out / f"{split}.ppm", out / f"{split}.npz"
-        offsets = _ppm_offsets(path)[: len(listing) + 1]
-        advance = meter(f"prepare {split}", len(listing) - len(offsets) + 1, "images", progress)
-        complete.unlink(missing_ok=True)
-        with open(path, "ab") as file, ThreadPoolExecutor() as pool:
-            file.truncate(offsets[-1])
-            while (done := len(offsets) - 1) < len(listing):  # a batch at a time, so that memory stays bounded
-                batch = range(done, min(done + BATCH, len(listing)))
-                for data in pool.map(lambda index: ppm(listing.read(index), shorter_side), batch):  # noqa: B023
-                    file.write(data)
-                    offsets.append(offsets[-1] + len(data))
-                advance(len(batch))
-        sizes = np.diff(offsets)
-        bad += [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
-        _save(complete, names=listing.names, offsets=np.array(offsets[:-1]), sizes=sizes)
+        bad += _prepare_split(listing, out / f"{split}.ppm", shorter_side, progress)
     return bad
+
+
+def _prepare_split(listing: Listing, path: Path, shorter_side: int, progress: Callable[[str], None]) -> list[str]:
+    """Write the images of a split that ``path`` has not got yet; returns where those lie that cannot be decoded."""
+    table = path.with_suffix(".npz")  # there once all images are
+    offsets = _ppm_offsets(path)[: len(listing) + 1]
+    advance = meter(f"prepare {path.stem}", len(listing) - len(offsets) + 1, "images", progress)
+    table.unlink(missing_ok=True)
+
+    def shrunk(index: int) -> bytes:
+        return ppm(listing.read(index), shorter_side)
+
+    with open(path, "ab") as file, ThreadPoolExecutor() as pool:
+        file.truncate(offsets[-1])
+        while (done := len(offsets) - 1) < len(listing):  # a batch at a time, so that memory stays bounded
+            batch = range(done, min(done + BATCH, len(listing)))
+            for data in pool.map(shrunk, batch):
+                file.write(data)
+                offsets.append(offsets[-1] + len(data))
+            advance(len(batch))
+    sizes = np.diff(offsets)
+    _save(table, names=listing.names, offsets=np.array(offsets[:-1]), sizes=sizes)
+    return [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
 
 
 NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"

@@ -11,7 +11,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from energynn.files import REPOSITORY
+from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.measure import sensors
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
@@ -89,7 +89,9 @@ def versions() -> dict[str, str]:
 
 
 def git(*words: str) -> str:
-    """What git prints of this checkout; nothing outside of a repository, without git, or before the first commit."""
+    """What git prints of this checkout; nothing of an installed package, without git, or before the first commit."""
+    if not IS_CHECKOUT:
+        return ""
     try:
         done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True)
     except OSError:

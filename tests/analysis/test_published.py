@@ -7,6 +7,7 @@ import math
 import pytest
 
 from energynn.analysis import published
+from energynn.files import REPOSITORY
 
 TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from the paper
     ("H100", 4): (115.63, 105.32, 421.26), ("A100", 4): (120.70, 139.92, 559.70), ("H100", 16): (145.31, 32.26, 516.18),
@@ -66,7 +67,7 @@ def test_table_1_and_the_text_are_there():
 
 
 def test_repository_values_are_those_of_the_study():
-    shared = published.REPOSITORY.parent / "shared" / "data" / "resnet_scaled_dataset_series.csv"
+    shared = REPOSITORY.parent / "shared" / "data" / "resnet_scaled_dataset_series.csv"
     if not shared.is_file():
         pytest.skip("the study's table is not beside the checkout")
     runs = published.measurements()

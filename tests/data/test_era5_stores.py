@@ -18,7 +18,7 @@ import pytest
 import xarray as xr
 
 from energynn import cli, config, files
-from energynn.data import era5_sources, era5_store, manifests
+from energynn.data import digests, era5_sources, era5_store, manifests
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
 from energynn.launch import start
 from tests.train.conftest import start_ranks
@@ -368,7 +368,7 @@ def described(tmp_path, monkeypatch):
     """A store with its manifest, both of this test alone."""
     store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
-    monkeypatch.setattr(manifests, "VERIFIED", tmp_path / "verified")
+    monkeypatch.setattr(digests, "VERIFIED", tmp_path / "verified")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
     assert cli.main(["manifest", "build", "era5", "--root", str(store)]) == 0
     return store
@@ -385,7 +385,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     )
 
     hashed = []
-    monkeypatch.setattr(manifests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
+    monkeypatch.setattr(digests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
     verify = ["manifest", "verify", "era5", "--root", str(described)]
     assert cli.main(verify) == 0 and hashed == []  # `manifest build` has verified them
     (kept,) = (tmp_path / "verified").iterdir()

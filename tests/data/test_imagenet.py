@@ -20,6 +20,7 @@ from energynn import cli, config, files
 from energynn.data import imagenet, photographs
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
+from tests.jpegs import as_jpegs
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
 SAMPLES = [(f"/anywhere/{label}/{k}.jpg", label) for label, count in enumerate((5, 2, 4)) for k in range(count)]
@@ -37,7 +38,7 @@ def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
 
 def photograph(name: str, seed: int, size=(500, 375)) -> bytes:
     """A part of an embedded photograph in the size of most ImageNet images, about 100 kB as JPEG."""
-    return photographs.as_jpegs([name], 1, size, seed)[0]
+    return as_jpegs([name], 1, size, seed)[0]
 
 
 def silent(line):
@@ -153,7 +154,7 @@ def test_scaled_subsets_have_the_study_s_sizes_and_are_nested(tree):
     subsets = imagenet.subsets(listing)
     assert [(s["n"], s["n_max"]) for s in subsets[:2]] == [(1, 256), (2, 256)]
     assert [s["count"] for s in subsets] == [20_000 * s["n"] // s["n_max"] for s in subsets]
-    assert len(subsets) == 9 + 5 and imagenet.SAMPLES["train"] * 2 // 256 == 10_009
+    assert len(subsets) == 9 + 5 and config.IMAGENET_IMAGES["train"] * 2 // 256 == 10_009
     chosen = stratified_prefix(listing.names, listing.labels, subsets[1]["count"])
     text = b"".join(listing.names[index] + b"\n" for index in chosen)
     assert hashlib.sha256(text).hexdigest() == subsets[1]["digest"]

@@ -11,10 +11,11 @@ from torchvision.datasets import ImageFolder
 
 from energynn import config as configuration
 from energynn import studies
-from energynn.data import manifests, photographs
+from energynn.data import manifests
 from energynn.data.images import normalized
 from energynn.train import resnet50
 from energynn.train.distributed import World
+from tests.jpegs import as_jpegs
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 SIZES = dict(local_batch_size=4, image_size=32, training_samples=20, validation_samples=10)
@@ -52,7 +53,7 @@ def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
 @pytest.mark.parametrize("crop", ["random", "center"])
 def test_every_way_of_loading_gives_the_same_crop(crop):
     """Over uint8 up to the rounding of a float; the fast ones within one of 255, on average."""
-    (data,) = photographs.as_jpegs(["coffee"], 1, (500, 375))
+    (data,) = as_jpegs(["coffee"], 1, (500, 375))
     expected = crops_of(data, crop=crop)
     assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
     pixels = crops_of(data, crop=crop, uint8_to_device=True)
@@ -162,7 +163,7 @@ def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
         for folder in ("train/a", "train/b", "val/a", "val/b"):
             (tmp_path / f"{rank}" / folder).mkdir(parents=True)
             name = f"{rank}.jpg" if folder == "train/b" else "same.jpg"
-            (tmp_path / f"{rank}" / folder / name).write_bytes(photographs.as_jpegs(["cat"], 1, (40, 40))[0])
+            (tmp_path / f"{rank}" / folder / name).write_bytes(as_jpegs(["cat"], 1, (40, 40))[0])
     config = configuration.make("resnet50", devices=2, **SIZES | dict(training_samples=0, validation_samples=0))
     program = tmp_path / "other_data.py"
     program.write_text(

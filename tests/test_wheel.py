@@ -1,0 +1,110 @@
+"""A wheel built from the repository works where there is no checkout: in an empty folder, from the command line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from energynn.files import REPOSITORY
+
+pytestmark = pytest.mark.slow
+BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "energynn", "systems", "data_manifests", "paper", "notebooks")
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy, because setuptools leaves its own files beside what it reads."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in (*BUILT_FROM, "runs/published"):
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            (folder / "copy").mkdir(exist_ok=True)
+            shutil.copy(REPOSITORY / name, folder / "copy" / name)
+    command = [*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, folder / "copy"]
+    subprocess.run(command, check=True)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Folder with the package, and an empty one to work in; what it depends on is this environment's."""
+    target, here = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("empty")
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENERGYNN_")}
+
+    def python(*words, **options):
+        return subprocess.run(
+            [sys.executable, "-P", *map(str, words)],
+            cwd=here, env=environment | {"PYTHONPATH": str(target)}, capture_output=True, text=True, **options,
+        )  # fmt: skip
+
+    program = "import energynn, energynn.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
+    assert python("-c", program).stdout.split() == [str(target / "energynn" / "__init__.py"), "False", str(here)]
+    python.folder = here
+    return python
+
+
+def test_the_wheel_holds_every_module(wheel):
+    held = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "energynn").rglob("*.py")}
+    assert modules <= held, "pyproject.toml lists the packages"
+    assert "energynn/shipped/data_manifests/imagenet/SHA256SUMS" not in held, "140 MB that are made anew"
+
+
+@pytest.fixture(scope="module")
+def measured(installed):
+    """The record of a command that was measured in the empty folder."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(3)"]
+    done = installed("-m", "energynn.cli", "measure", "--json", "--", *sleep)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_measured_command_leaves_its_record_below_the_working_folder(installed, measured):
+    assert measured["status"] == "finished" and not measured.get("git_commit") and not measured.get("git_dirty")
+    assert (installed.folder / "runs" / "measured" / measured["run_id"] / "record.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("check", "1 records below runs, 1 of them valid as evidence; 0 faults"),
+        ("claims", "published: 33 supported"),
+        ("system list", "horeka-a100"),
+        ("study list", "GPU hours"),
+        ("study show smoke", "together 12 runs"),
+        ("submit kick-the-tires --system local --dry-run", "cd {folder}"),
+        ("manifest verify", "photographs: every file is there and has its SHA-256 ({folder}/build/data"),
+    ],
+)
+def test_a_command_works_in_an_empty_folder(installed, measured, words, expected):
+    done = installed("-m", "energynn.cli", *words.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert expected.format(folder=installed.folder) in done.stdout
+
+
+def test_doctor_works_in_an_empty_folder(installed):
+    done = installed("-m", "energynn.cli", "doctor", "--json")
+    assert done.returncode in (0, 1) and json.loads(done.stdout), done.stderr
+    assert {path.name for path in installed.folder.iterdir()} <= {"runs", "build"}
+
+
+def test_a_study_of_embedded_data_is_made_in_an_empty_folder(installed):
+    pytest.importorskip("torch")
+    study = (
+        "from energynn import config\n\ndef study(system):\n    return [config.make('fourcastnet', system=system)]\n"
+    )
+    (installed.folder / "mine.py").write_text(study)
+    done = installed("-m", "energynn.cli", "study", "run", "mine.py", timeout=280)
+    assert "1 of 1 runs have a valid record" in done.stdout, done.stdout + done.stderr
+    (run_dir,) = (installed.folder / "runs" / "local").glob("fourcastnet-*")
+    assert (run_dir / "notebook.ipynb").is_file()
+    done = installed("-m", "energynn.cli", "check", "runs")
+    assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout
