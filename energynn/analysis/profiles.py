@@ -10,7 +10,6 @@ import pandas as pd
 
 from energynn.measure import energy
 from energynn.measure.samples import segments
-from energynn.units import SECOND_PER_HOUR
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
@@ -101,7 +100,7 @@ def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float | None) -> di
         "relative_spread": spread / power_W.mean(),
         "baseline_W": baseline,
         "near_baseline": near.mean(),
-        "fallbacks_per_h": SECOND_PER_HOUR * falls / duration_s,
+        "fallbacks_per_h": energy.SECOND_PER_HOUR * falls / duration_s,
         "period_s": period_s,
         "period_share": share,
     }

@@ -14,7 +14,7 @@ import xarray as xr
 from energynn import config as run_config
 from energynn import records
 from energynn.measure import energy
-from energynn.units import JOULE_PER_KWH, SECOND_PER_HOUR
+from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
