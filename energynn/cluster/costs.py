@@ -13,9 +13,7 @@ from math import log2
 
 from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id, to_dict
-from energynn.studies import GROUPS, STUDIES
-
-IMAGES = 1_281_167  # of ImageNet-2012, where a run or a table says nothing of a part
+from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
 @dataclass(frozen=True)
