@@ -1,4 +1,4 @@
-"""Published and own runs in one table with common names and units; each row says which it is, and how good."""
+"""Published and own runs in one long table with common names and units: one row per run and quantity."""
 
 from __future__ import annotations
 
@@ -12,157 +12,227 @@ from energynn.analysis import published, results
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
 ENERGIES = [f"energy_{component}_kWh" for component in results.COMPONENTS]
-# What both origins have, beside provenance; NaN where a run has no such value.
+# Quantities of both origins, energies first: the first of a run decides how good the run is said to be, see ``wide``.
 QUANTITIES = [*ENERGIES, "gpu_hours", "training_time_h", "top1_error_percent", "z500_rmse_m", "lead_time_h"]
 QUANTITIES += ["persistence_m", "samples_per_gpu_hour", "passes_per_gpu_hour", "sockets_per_gpu", "mean_power_gpu_W"]
 QUANTITIES += ["mean_power_cpu_socket_W", "energy_per_gpu_hour_kW", "energy_per_dataset_sample_Wh", "speed_up"]
 QUANTITIES += ["share_cpu_percent", "share_ram_percent"]
+# What was run.
 WHAT = ["origin", "series", "name", "workload", "stage", "dataset", "data", "system", "device_kind", "device_name"]
-WHAT += ["hardware", "recipe", "provenance", "base_devices", *COUNTED]
+WHAT += ["hardware", "recipe", "base_devices", *COUNTED]
+RUN = ["origin", "series", "run"]  # one run, or one configuration, in one series
+MEASURED = ["quantity", "value", "std", "half", "provenance", "place"]
+# Published quantities that follow from others, whose places and errors they have.
+DERIVED_FROM = {
+    "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
+    "energy_per_dataset_sample_Wh": ["energy_total_kWh"],
+    "samples_per_gpu_hour": ["gpu_hours"],
+    "passes_per_gpu_hour": ["gpu_hours"],
+    "training_time_h": ["gpu_hours"],
+    "mean_power_gpu_W": ["energy_gpu_kWh"],
+    "mean_power_cpu_socket_W": ["energy_cpu_kWh"],
+}
 
 
 def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Published and own runs, one row per run and series; ``origin`` is "published" or "own".
+    """Published and own runs, one row per run, series and quantity; ``origin`` is "published" or "own".
+
+    Columns: what was run (``WHAT``), ``repeats``, ``run`` and ``run_dir``; then ``quantity`` (one of ``QUANTITIES``),
+    ``value``, ``std`` (over the repeats of a published mean, divisor repeats - 1), ``half`` (half a unit of the last
+    printed digit), ``provenance`` (of this quantity) and ``place`` (where it was published). What a run does not have
+    has no row. Energies in kWh, times in h, powers per GPU or per CPU socket in W.
 
     ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one, else a name made of
-    what is constant, else "". Energies in kWh, times in h, powers per GPU or per CPU socket in W. Published means have
-    standard deviations ``<quantity>_std`` (made to have the divisor repeats - 1) and rounding ``<quantity>_half``.
-    ``speed_up`` relates to the mean training time on ``base_devices``. Records left out stand with the reason in
-    ``attrs["excluded"]``.
+    what is constant, else "". ``speed_up`` relates to the mean training time on ``base_devices``. Records left out
+    stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, only_the_studys=True)
     table = pd.concat([_published(), _own(runs)], ignore_index=True)
-    first = [*WHAT, "repeats", "run", *QUANTITIES]
-    table = table[[*first, *(name for name in table if name not in first)]].copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per configuration and series: means over own repeats with one seed; published rows are means already.
+    """The same with one row per configuration, series and quantity: means over own repeats with one seed.
 
-    ``<quantity>_std`` is the standard deviation over ``repeats`` runs (divisor repeats - 1), NaN for a single run: its
-    scatter is unknown, not zero. ``low`` and ``high`` of a quantity are for error bars, see ``bounds``.
+    ``std`` is the standard deviation over ``repeats`` runs (divisor repeats - 1), NaN for a single run: its scatter is
+    unknown, not zero. Published rows are means already.
     """
     own = table[table["origin"] == "own"]
-    groups = own.groupby(WHAT, dropna=False, sort=False)
-    rows = groups[QUANTITIES].mean()
-    spreads = groups[QUANTITIES].std().add_suffix("_std")
-    runs = groups.agg(repeats=("run", "size"), run=("run", ", ".join), run_dir=("run_dir", "first"))
-    joined = pd.concat([rows, spreads, runs], axis=1).reset_index().sort_values(["series", "devices"])
-    return pd.concat([table[table["origin"] == "published"], joined], ignore_index=True).copy()
+    energies = own.groupby(RUN)["provenance"].transform("first").rename("energies")  # energies are first
+    own = own.assign(configuration=own.groupby([*WHAT, energies], dropna=False, sort=False).ngroup())
+    runs = own.drop_duplicates(RUN).groupby("configuration")
+    runs = runs.agg(repeats=("run", "size"), run=("run", ", ".join), run_dir=("run_dir", "first"))
+    quantities = own.groupby([*WHAT, "configuration", "provenance", "quantity"], dropna=False, sort=False)["value"]
+    reduced = quantities.agg(value="mean", std="std").reset_index().join(runs, on="configuration")
+    reduced = reduced.drop(columns="configuration").sort_values(["series", "devices"])
+    return pd.concat([table[table["origin"] == "published"], reduced], ignore_index=True)
 
 
-def bounds(table: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """The rows that have a quantity: its ``value``, and ``low`` and ``high``, one standard deviation to each side.
+def wide(table: pd.DataFrame, *beside: str) -> pd.DataFrame:
+    """One row per run (or configuration) and series, with a column for the value of each quantity.
 
-    ``provenance`` is then the quantity's: times and metrics of a run whose energy is estimated are measured.
+    ``beside``: "std", "half" or "place", to have them as ``<quantity>_std`` and so on. ``provenance`` is that of the
+    energies, where there are any: times and metrics may be better known.
     """
-    known = table[table[quantity].notna()]
-    spread = known.get(f"{quantity}_std", pd.Series(np.nan, known.index)).fillna(0.0)
-    rows = known.assign(value=known[quantity], low=known[quantity] - spread, high=known[quantity] + spread)
-    if not quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
-        rows["provenance"] = rows["provenance"].replace("estimated", "measured")
-    return rows
+    described = [name for name in table if name in {*WHAT, "repeats", "run", "run_dir", "provenance"}]
+    rows = table.drop_duplicates(RUN)[described].set_index(RUN).join(of_each(table, "value"))
+    for column in beside:
+        rows = rows.join(of_each(table, column).add_suffix(f"_{column}"))
+    rows = rows.reset_index()
+    return rows[[*described, *rows.columns.difference(described, sort=False)]]
 
 
-def distinct(table: pd.DataFrame) -> pd.DataFrame:
-    """Each run once, whatever series it belongs to: its first row."""
-    return table.drop_duplicates(["origin", "run"])
+def of_each(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One column of the long table for every run and quantity: rows as those of ``wide``, a column per quantity."""
+    runs = pd.MultiIndex.from_frame(table[RUN].drop_duplicates())
+    quantities = list(dict.fromkeys([*QUANTITIES, *table["quantity"]]))
+    return table.pivot(index=RUN, columns="quantity", values=column).reindex(index=runs, columns=quantities)
+
+
+def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Those of ``wide(table, "std")`` that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
+
+    ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal: there is no error bar.
+    """
+    known = rows[rows[quantity].notna()]
+    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
+    value = known[quantity]
+    provenance = _provenance(quantity, known["provenance"])
+    return known.assign(value=value, low=value - spread, high=value + spread, provenance=provenance)
+
+
+def distinct(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each run of ``wide`` once, whatever series it belongs to: its first row."""
+    return rows.drop_duplicates(["origin", "run"])
+
+
+def _provenance(quantity: str, of_energy: pd.Series) -> pd.Series:
+    """How good a quantity is: times and metrics of a run whose energy is estimated are measured."""
+    if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
+        return of_energy
+    return of_energy.replace("estimated", "measured")
+
+
+def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
+    """One row per run and quantity that it has; ``beside``: further columns, tables by run and quantity."""
+    described = runs.reindex(columns=[*WHAT, "repeats", "run", "run_dir"]).reset_index(drop=True)
+    provenance = runs["provenance"].reset_index(drop=True)
+    beside = {name: table.reindex(index=runs["run"], columns=QUANTITIES) for name, table in beside.items()}
+    parts = []
+    for quantity in QUANTITIES:
+        part = described.assign(quantity=quantity, value=runs[quantity].to_numpy(float))
+        for name, table in beside.items():
+            part[name] = table[quantity].to_numpy()
+        parts.append(part.assign(provenance=_provenance(quantity, provenance)))
+    return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
 
 
 def _published() -> pd.DataFrame:
-    table = published.measurements()
-    known = published.series()
-    sample = np.sqrt(table["repeats"] / (table["repeats"] - (table["std_ddof"] == "0")))  # from the population's
-    for name in [name for name in table if name.endswith("_std")]:
-        table[name] *= sample
-    table["run"] = [f"published {i}" for i in range(len(table))]
-    hours = table["gpu_hours"]
-    table["training_time_h"] = table["training_time_h"].where(hours.isna(), hours / table["devices"])
-    table["dataset_samples"] = table["dataset_samples"].fillna(table["dataset"].map(published.data_set_samples))
-    samples = table["dataset_samples"] * table["epochs"]
+    printed = published.measurements()
+    divisor = np.where(printed["std_ddof"] == "0", printed["repeats"] - 1, printed["repeats"])
+    printed["std"] *= np.sqrt(printed["repeats"] / divisor)  # from the population's to the sample's
+    names = ("value", "std", "half", "place")
+    values, std, half, place = (printed.pivot(index="run", columns="quantity", values=name) for name in names)
+    runs = printed.drop_duplicates("run").drop(columns=MEASURED).set_index("run", drop=False)
+    runs = runs.join(values.reindex(columns=QUANTITIES)).rename_axis(None)
+    hours = runs["gpu_hours"]
+    runs["training_time_h"] = runs["training_time_h"].where(hours.isna(), hours / runs["devices"])
+    runs["dataset_samples"] = runs["dataset_samples"].fillna(runs["dataset"].map(published.data_set_samples))
+    samples = runs["dataset_samples"] * runs["epochs"]
     # A node has four GPUs and two sockets, and counts in full (section 3.1).
-    sockets = 2 * np.ceil(table["devices"] / 4)
-    table = table.assign(origin="published", system="HoreKa", device_kind="gpu", seed=0, recipe="published")
-    table = table.assign(sockets_per_gpu=sockets / table["devices"], samples_per_gpu_hour=samples / table["gpu_hours"])
-    table["passes_per_gpu_hour"] = table["samples_per_gpu_hour"] / table["local_batch_size"]
-    table = table.assign(series=table["series"].str.split()).explode("series", ignore_index=True)
-    table["name"] = [f"{one}: {known[one]['label']}" if one in known else one for one in table["series"]]
-    table["data"] = [known.get(name, {"data": "fixed"})["data"] for name in table["series"]]
-    table = table.assign(lead_time_h=np.nan, persistence_m=np.nan, z500_rmse_m=np.nan)
-    table = _derived(table, ["series", "device_name"])
-    parts = {"energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"], "training_time_h": ["gpu_hours"]}
-    parts |= {"energy_per_dataset_sample_Wh": ["energy_total_kWh"]}
-    parts |= dict.fromkeys(("samples_per_gpu_hour", "passes_per_gpu_hour"), ["gpu_hours"])
-    for name, sources in parts.items():  # relative errors, as if independent
-        for end in ("_std", "_half"):
-            relative = np.sqrt(sum((table[f"{one}{end}"] / table[one]) ** 2 for one in sources))
-            table[f"{name}{end}"] = table[name] * relative
-    return table
+    runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
+    runs["samples_per_gpu_hour"] = samples / hours
+    runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
+    runs = runs.assign(system="HoreKa", device_kind="gpu", seed=0, recipe="published", provenance="published")
+    runs = _with_derived(runs)
+    for quantity, sources in DERIVED_FROM.items():
+        place[quantity] = place[sources].agg(lambda places: "; ".join(sorted(set(places.dropna()))) or None, axis=1)
+        if not quantity.startswith("mean_power_"):  # no repeats are known of these: they have no spread
+            for errors in (std, half):
+                relative = errors[sources] / runs[sources]  # as if independent
+                errors[quantity] = runs[quantity] * np.sqrt((relative**2).sum(axis=1, skipna=False))
+    conditions = published.series()
+    runs = runs.assign(series=runs["series"].str.split()).explode("series")
+    labels = {series: f"{series}: {known['label']}" for series, known in conditions.items()}
+    runs["name"] = [labels.get(series, series) for series in runs["series"]]
+    runs["data"] = [conditions.get(series, {"data": "fixed"})["data"] for series in runs["series"]]
+    return _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
 
 
 def _own(runs) -> pd.DataFrame:
     table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
-    hours, per_device = table["training_time_s"] / 3600, table["devices"].replace(0, np.nan)
+    per_device = table["devices"].replace(0, np.nan)
     # Published energies are perun's; own ones are taken in the same way where all is measured.
     by_perun = (table["energy_total_provenance"] == "measured") & table["energy_perun_total_kWh"].notna()
     for name in ENERGIES:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(by_perun, table[name])
-    table = table.assign(
-        origin="own", run=table["run_id"], repeats=1, training_time_h=hours,
-        provenance=table["energy_total_provenance"],
-        gpu_hours=table["device_hours_perun"].where(by_perun, table["device_hours_training"]),
-        sockets_per_gpu=table["sockets"] / per_device, top1_error_percent=100 * table["top1_error"],
-        samples_per_gpu_hour=table["samples_trained"] / table["device_hours_training"],
-        passes_per_gpu_hour=table["forward_backward_passes"] / hours,
-    )  # fmt: skip
-    table = _with_forecast_error(table)
+    table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
+    table["provenance"] = table["energy_total_provenance"]
+    table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
+    table["sockets_per_gpu"] = table["sockets"] / per_device
+    table["top1_error_percent"] = 100 * table["top1_error"]
+    table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
+    table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
+    table = _with_derived(_with_forecast_error(table))
     selected = results.scaling_series(table)
     selected["series"] = selected["stage"].map(STAGES).fillna("") + selected["series"]
     selected["name"] = selected["series"]
-    for name, one in published.series().items():
-        constant = "local_batch_size" if "local_batch_size" in one else "global_batch_size"
-        same = [selected["constant"] == constant, selected["device_name"].str.contains(one["hardware"])]
-        same += [selected[key] == one[key] for key in ("workload", "dataset", "data", "epochs", constant)]
-        same.append(selected["stage"] == one.get("stage", ""))
-        samples = selected["dataset_samples"] / (selected["devices"] if one["data"] == "scaled" else 1)
-        whole = one.get("samples", published.data_set_samples(one["dataset"]))
-        same.append((samples / whole - 1).abs() < 0.01)  # shares are rounded, and the years' states are an assumption
-        selected.loc[np.logical_and.reduce(same), ["series", "name"]] = name, f"{name}: {one['label']}"
+    for series, conditions in published.series().items():
+        belongs = _belongs(selected, conditions)
+        selected.loc[belongs, ["series", "name"]] = series, f"{series}: {conditions['label']}"
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="", base_devices=alone["devices"])
-    return _derived(pd.concat([selected, alone], ignore_index=True), ["system", "device_name", "recipe", "name"])
+    table = pd.concat([selected, alone], ignore_index=True)
+    return _long(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
+
+
+def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:
+    """Which runs of scaling series meet the conditions of one of the study's."""
+    constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
+    same = [runs["constant"] == constant, runs["device_name"].str.contains(conditions["hardware"])]
+    same += [runs[key] == conditions[key] for key in ("workload", "dataset", "data", "epochs", constant)]
+    same.append(runs["stage"] == conditions.get("stage", ""))
+    samples = runs["dataset_samples"]
+    if conditions["data"] == "scaled":
+        samples = samples / runs["devices"]
+    whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
+    same.append((samples / whole - 1).abs() < 0.01)  # shares are rounded, and the years' states are an assumption
+    return np.logical_and.reduce(same)
 
 
 def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
     """Z500 RMSE at the lead time that a stage was trained for: pre-training's shortest, fine-tuning's longest."""
     table = table.assign(z500_rmse_m=np.nan, persistence_m=np.nan, lead_time_h=np.nan)
-    names = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
-    for name in sorted(names, key=results.lead_time_h):
-        chosen = table[name].notna() & ((table["stage"] == "finetune") | table["z500_rmse_m"].isna())
-        table.loc[chosen, "z500_rmse_m"] = table[name]
-        table.loc[chosen, "persistence_m"] = table.get(f"{name.removesuffix('_m')}_persistence_m", np.nan)
-        table.loc[chosen, "lead_time_h"] = results.lead_time_h(name)
+    metrics = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
+    for metric in sorted(metrics, key=results.lead_time_h):
+        chosen = table[metric].notna() & ((table["stage"] == "finetune") | table["z500_rmse_m"].isna())
+        table.loc[chosen, "z500_rmse_m"] = table[metric]
+        table.loc[chosen, "persistence_m"] = table.get(f"{metric.removesuffix('_m')}_persistence_m", np.nan)
+        table.loc[chosen, "lead_time_h"] = results.lead_time_h(metric)
     return table
 
 
-def _derived(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Add what follows from energies and times, and the speed-up within the groups ``by``."""
-    hardware = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
+def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
+    """Add what follows from energies and times of a run."""
+    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
     energy_kWh, hours = table["energy_total_kWh"], table["gpu_hours"]
-    table = table.assign(
-        hardware=hardware.fillna(table["device_kind"]), energy_per_gpu_hour_kW=energy_kWh / hours,
-        energy_per_dataset_sample_Wh=1000 * energy_kWh / table["dataset_samples"],
-        mean_power_gpu_W=1000 * table["energy_gpu_kWh"] / hours,
-        mean_power_cpu_socket_W=1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"],
-    )  # fmt: skip
+    table["hardware"] = model.fillna(table["device_kind"])
+    table["energy_per_gpu_hour_kW"] = energy_kWh / hours
+    table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
+    table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
+    table["mean_power_cpu_socket_W"] = 1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"]
     for part in ("cpu", "ram"):
-        share = 100 * table[f"energy_{part}_kWh"] / energy_kWh if f"energy_{part}_kWh" in table else np.nan
-        table[f"share_{part}_percent"] = table.get(f"share_{part}_percent", share)
+        if f"share_{part}_percent" not in table:  # the study printed its own
+            table[f"share_{part}_percent"] = 100 * table[f"energy_{part}_kWh"] / energy_kWh
+    return table
+
+
+def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Add the smallest number of devices within each of the groups ``by``, and the speed-up over it."""
     known = table[table["training_time_h"].notna()]
     smallest = known.groupby(by)["devices"].min()
-    keys = pd.MultiIndex.from_frame(table[by])
-    table["base_devices"] = smallest.reindex(keys).to_numpy()
+    groups = pd.MultiIndex.from_frame(table[by])
+    table["base_devices"] = smallest.reindex(groups).to_numpy()
     at_base = table[table["devices"] == table["base_devices"]].groupby(by)["training_time_h"].mean()
-    return table.assign(speed_up=at_base.reindex(keys).to_numpy() / table["training_time_h"])
+    return table.assign(speed_up=at_base.reindex(groups).to_numpy() / table["training_time_h"])

@@ -30,12 +30,10 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
                 continue
             config = record.get("config", {})
             row = {name: record.get(name, "") for name in ("system", "workload", "device_name", "training_time_s")}
-            rows.append({
-                **row, "run": record["run_id"], "run_dir": str(path.parent), "component": component,
-                "stage": config.get("stage", ""), "devices": record.get("devices", 1),
-                "local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(record, component),
-                "provenance": record[f"energy_{component}_provenance"],
-            })  # fmt: skip
+            row |= {"run": record["run_id"], "run_dir": str(path.parent), "component": component}
+            row |= {"stage": config.get("stage", ""), "devices": record.get("devices", 1)}
+            row |= {"local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(record, component)}
+            rows.append({**row, "provenance": record[f"energy_{component}_provenance"]})
         except (ValueError, KeyError, TypeError):
             continue  # what is wrong with a record is told where records are loaded
     names = ["run", "run_dir", "component", "system", "workload", "stage", "devices", "local_batch_size", "idle_W"]
@@ -44,7 +42,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
 
 def _sensors(record: dict, component: str) -> list[dict]:
     every = record.get("sensors", [])
-    return [one for one in every if one.get("component") == component and one.get("primary", True)]
+    return [sensor for sensor in every if sensor.get("component") == component and sensor.get("primary", True)]
 
 
 def idle_W(record: dict, component: str = "gpu") -> float:
@@ -61,7 +59,7 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     run_dir = Path(run_dir)
     record = json.loads((run_dir / "record.json").read_text())
     sensors = _sensors(record, component)
-    names = {one["id"] for one in sensors} | {f"{one.get('host')}:{one['id']}" for one in sensors}
+    names = {sensor["id"] for sensor in sensors} | {f"{sensor.get('host')}:{sensor['id']}" for sensor in sensors}
     lengths_s = [part.get("training_time_s", 0.0) for part in record.get("segments", [])] or [record["training_time_s"]]
     parts, begin_s = [], 0.0
     for folder, length_s in zip(segments(run_dir) or [run_dir], lengths_s, strict=False):
@@ -80,10 +78,8 @@ def summary(profile: pd.DataFrame, idle_W: float | None = None) -> dict:
     power comes down there from above half of its range; ``period_s``: of the strongest periodic part, NaN without one;
     ``period_share``: its share of the variance.
     """
-    rows = [
-        _of_device(part["time_s"].to_numpy(), part["power_W"].to_numpy(), idle_W)
-        for _, part in profile.groupby("device")
-    ]
+    parts = [part for _, part in profile.groupby("device")]
+    rows = [_of_device(part["time_s"].to_numpy(), part["power_W"].to_numpy(), idle_W) for part in parts]
     return pd.DataFrame(rows).mean().to_dict() if rows else {}
 
 
@@ -97,11 +93,17 @@ def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float | None) -> di
     state = pd.Series(np.where(near, -1.0, np.where(power_W > baseline + BACK_UP * width, 1.0, np.nan))).ffill()
     falls = int(((state.shift() == 1) & (state == -1)).sum())
     period_s, share = (np.nan, np.nan) if is_flat else _period(t_s, power_W)
+    spread, duration_s = power_W.std(), max(np.ptp(t_s), np.finfo(float).tiny)
     return {
-        "mean_W": power_W.mean(), "spread_W": power_W.std(), "relative_spread": power_W.std() / power_W.mean(),
-        "baseline_W": baseline, "near_baseline": near.mean(), "period_s": period_s, "period_share": share,
-        "fallbacks_per_h": 3600 * falls / max(np.ptp(t_s), np.finfo(float).tiny),
-    }  # fmt: skip
+        "mean_W": power_W.mean(),
+        "spread_W": spread,
+        "relative_spread": spread / power_W.mean(),
+        "baseline_W": baseline,
+        "near_baseline": near.mean(),
+        "fallbacks_per_h": energy.SECOND_PER_HOUR * falls / duration_s,
+        "period_s": period_s,
+        "period_share": share,
+    }
 
 
 def _period(t_s: np.ndarray, power_W: np.ndarray) -> tuple[float, float]:

@@ -6,9 +6,11 @@ import tomllib
 
 import pandas as pd
 
-from energynn.files import shipped
+from energynn import published_values
+from energynn.published_values import PUBLISHED
 
-PUBLISHED = shipped("runs/published")
+WHOLE = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
+NUMBERS = [*WHOLE, "dataset_samples", "low", "high", "decimals", "spread"]
 RUN = ["workload", "stage", "dataset", "device_name", "devices", "local_batch_size", "global_batch_size"]
 RUN += ["dataset_samples", "epochs"]
 
@@ -19,7 +21,9 @@ def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame
     Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture (not known).
     Raises ValueError for a kind or a quantity that does not occur.
     """
-    table = pd.read_csv(PUBLISHED / "values.csv", dtype={"value": str, "spread_ddof": str})
+    table = pd.DataFrame(published_values.rows())
+    table = table.mask(table == "")
+    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
     for column, wanted in (("kind", kind), ("quantity", quantity)):
         if wanted is not None:
             if wanted not in set(table[column]):
@@ -30,36 +34,30 @@ def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame
 
 
 def measurements() -> pd.DataFrame:
-    """One row per published run: what was run, and each quantity with its unit in the name, NaN where not reported.
+    """One row per published run and quantity: what was run, ``quantity`` with its unit in the name, and its value.
 
-    Beside ``energy_total_kWh`` stand ``energy_total_kWh_std`` (over ``repeats``, divisor repeats - ``std_ddof``),
-    ``..._half`` (half a unit of the last printed digit; 0 for full precision) and ``..._place``. ``series`` names all
-    series that the run belongs to, separated by spaces.
+    ``std`` is over ``repeats`` (divisor repeats - ``std_ddof``), ``half`` half a unit of the last printed digit (0 for
+    full precision), ``place`` where the value stands. ``series`` names all series of the run, separated by spaces.
     """
-    table = values("measurement")
-    table = table[table["workload"].notna()].assign(stage=table["stage"].fillna(""))
-    rows = []
-    for _, part in table.groupby(RUN, dropna=False, sort=False):
-        row = part.iloc[0][[*RUN, "series", "source_version"]].to_dict()
-        row |= {name: part[name].dropna().iloc[0] if part[name].notna().any() else None for name in ("repeats", "note")}
-        row |= {"components": next(iter(part["components"].dropna()), "")}
-        row |= {"std_ddof": next(iter(part["spread_ddof"].dropna()), None)}
-        for one in part.itertuples():
-            unit = {"%": "percent"}.get(one.unit, one.unit)
-            name = "gpu_hours" if one.quantity == "gpu_hours" else f"{one.quantity}_{unit}"
-            half = 0.0 if pd.isna(one.decimals) else 0.5 * 10.0**-one.decimals
-            row |= {name: float(one.value), f"{name}_std": one.spread, f"{name}_half": half}
-            row |= {f"{name}_place": one.stands_in}
-        rows.append(row)
-    wide = pd.DataFrame(rows).assign(provenance="published")
-    wide["local_batch_size"] = wide["local_batch_size"].fillna(wide["global_batch_size"] / wide["devices"])
-    whole = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
-    return wide.astype(dict.fromkeys(whole, int))
+    table = values("measurement").dropna(subset="workload")
+    table["stage"] = table["stage"].fillna("")
+    runs = table.groupby(RUN, dropna=False, sort=False)
+    table["run"] = "published " + runs.ngroup().astype(str)
+    table["repeats"] = runs["repeats"].transform("first")
+    table["local_batch_size"] = table["local_batch_size"].fillna(table["global_batch_size"] / table["devices"])
+    with_unit = table["quantity"] + "_" + table["unit"].replace("%", "percent")
+    table["quantity"] = with_unit.where(table["quantity"] != "gpu_hours", "gpu_hours")
+    table["value"] = table["value"].map(float)
+    table["half"] = (0.5 * 10.0 ** -table["decimals"]).fillna(0.0)
+    table = table.rename(columns={"spread": "std", "spread_ddof": "std_ddof", "stands_in": "place"})
+    described = ["run", "series", *RUN, "repeats"]
+    measured = ["quantity", "value", "std", "std_ddof", "half", "provenance", "place"]
+    return table[[*described, *measured]].astype(dict.fromkeys(WHOLE, int)).assign(origin="published")
 
 
 def series() -> dict[str, dict]:
     """The study's scaling series: the conditions by which runs belong to them."""
-    return {name: one for name, one in _toml("series").items() if name != "data_sets"}
+    return {name: conditions for name, conditions in _toml("series").items() if name != "data_sets"}
 
 
 def data_set_samples(dataset: str) -> float:

@@ -81,12 +81,16 @@ class Fit:
         """What a table of fits shows."""
         intercept = self.parameters["value"].get("Intercept", np.nan)
         return {
-            "formula": self.formula, "n": self.observations,
-            "slope": self.slope["value"], "standard_error": self.slope["standard_error"],
-            "low": self.slope["low"], "high": self.slope["high"], "covariance": self.covariance, "intercept": intercept,
-            "r_squared": self.r_squared, "r_squared_uncentred": self.r_squared_uncentred,
+            "formula": self.formula,
+            "n": self.observations,
+            "slope": self.slope["value"],
+            **self.slope[["standard_error", "low", "high"]].to_dict(),
+            "covariance": self.covariance,
+            "intercept": intercept,
+            "r_squared": self.r_squared,
+            "r_squared_uncentred": self.r_squared_uncentred,
             "largest_leverage": self.leverage.max(),
-        }  # fmt: skip
+        }
 
 
 def fit(

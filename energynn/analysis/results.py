@@ -1,4 +1,4 @@
-"""All run records as one xarray.Dataset with dimension ``run``; the only place where units are converted."""
+"""All run records as one xarray.Dataset with dimension ``run``, in the units of the record and in kWh, h and kW."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ import xarray as xr
 from energynn import config as run_config
 from energynn import records
 from energynn.measure import energy
+from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become variables; units and meanings stand in the data dictionary, records.FIELDS.
 # An absent one becomes NaN, never 0.
-QUANTITIES = (
-    "nodes", "sockets", "dataset_samples", "samples_trained", "samples_evaluated", "optimizer_steps",
-    "forward_backward_passes", "training_time_s", "perun_time_s", "device_hours_training", "device_hours_perun",
-    *(f"energy_{c}_J" for c in COMPONENTS), *(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J",
-    *(f"energy_{c}_statistical_J" for c in COMPONENTS), *(f"energy_{c}_systematic_J" for c in COMPONENTS),
-    *(f"mean_power_{c}_W" for c in COMPONENTS), "perun_samples", "sampling_period_s", "samples_in_training", "coverage",
-)  # fmt: skip
+QUANTITIES = ("nodes", "sockets", "dataset_samples", "samples_trained", "samples_evaluated", "optimizer_steps")
+QUANTITIES += ("forward_backward_passes", "training_time_s", "perun_time_s")
+QUANTITIES += ("device_hours_training", "device_hours_perun")
+QUANTITIES += tuple(f"energy_{c}_J" for c in COMPONENTS)
+QUANTITIES += (*(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J")
+QUANTITIES += tuple(f"energy_{c}_statistical_J" for c in COMPONENTS)
+QUANTITIES += tuple(f"energy_{c}_systematic_J" for c in COMPONENTS)
+QUANTITIES += tuple(f"mean_power_{c}_W" for c in COMPONENTS)
+QUANTITIES += ("perun_samples", "sampling_period_s", "samples_in_training", "coverage")
 METRICS = ("top1_error", "validation_loss")  # always there; others, named with lead times, where records have them
 TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provenance" for c in COMPONENTS))
 # What of the configuration can be selected by; the rest stands in the record and enters ``recipe``.
@@ -59,9 +62,11 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
                 raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
             if row["run_id"] in seen:
                 raise ValueError(f"run_id is the same as of {seen[row['run_id']]}")
+        except json.JSONDecodeError as reason:
+            excluded.append(f"{path.parent}: record.json is not JSON: {reason}")
+            continue
         except ValueError as reason:
-            what = "record.json is not JSON: " * isinstance(reason, json.JSONDecodeError)
-            excluded.append(f"{path.parent}: {what}{reason}")
+            excluded.append(f"{path.parent}: {reason}")
             continue
         seen[row["run_id"]] = path.parent
         rows.append(row)
@@ -114,7 +119,7 @@ def _check_consistency(row: dict) -> None:
     by_power_J = row.get("mean_power_total_W", 0.0) * time_s
     if "mean_power_total_W" in row and not math.isclose(by_power_J, total_J, rel_tol=1e-6):
         raise ValueError(f"units are mixed: mean power x training time is {by_power_J:g} J, the energy {total_J:g} J")
-    if not math.isclose(row["device_hours_training"] * energy.SECOND_PER_HOUR, row["devices"] * time_s, rel_tol=1e-6):
+    if not math.isclose(row["device_hours_training"] * SECOND_PER_HOUR, row["devices"] * time_s, rel_tol=1e-6):
         raise ValueError("units are mixed: device_hours_training is not devices x training_time_s")
     sampled_s = row.get("samples_in_training", math.inf) * row.get("sampling_period_s", 1.0)
     if row["valid"] and (sampled_s < 0.5 * time_s or row.get("coverage", 1.0) < records.LEAST_COVERAGE):
@@ -164,9 +169,9 @@ def _with_derived(runs: xr.Dataset) -> xr.Dataset:
     for method in ("energy", "energy_perun"):
         for component in COMPONENTS:
             joules = runs[f"{method}_{component}_J"]
-            kWh = (joules / energy.JOULE_PER_KWH).assign_attrs(joules.attrs, units="kWh")
+            kWh = (joules / JOULE_PER_KWH).assign_attrs(joules.attrs, units="kWh")
             runs[f"{method}_{component}_kWh"] = kWh
-    hours = runs["training_time_s"] / energy.SECOND_PER_HOUR
+    hours = runs["training_time_s"] / SECOND_PER_HOUR
     runs["training_time_h"] = hours.assign_attrs(units="h", long_name="duration of the training")
     for name, method, window in (("", "energy", "training"), ("_perun", "energy_perun", "perun")):
         power = runs[f"{method}_total_kWh"] / runs[f"device_hours_{window}"]
@@ -203,34 +208,28 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     for constant, label in (("local_batch_size", "constant LBS"), ("global_batch_size", "constant GBS")):
         for data, size in sizes.items():
             for key, rows in table.groupby([*alike, constant, size]):
-                name = f"{label} = {key[-2]}" + (", scaled data" if data == "scaled" else "")
-                if rows["devices"].nunique() > 1:
-                    about = {"series": name, "constant": constant, "data": data, "base_devices": rows["devices"].min()}
-                    parts.append(rows.assign(**about))
+                if rows["devices"].nunique() < 2:
+                    continue
+                series = f"{label} = {key[-2]}" if data == "fixed" else f"{label} = {key[-2]}, scaled data"
+                base = rows["devices"].min()
+                parts.append(rows.assign(series=series, constant=constant, data=data, base_devices=base))
     if not parts:
         return table.iloc[:0].assign(series="", constant="", data="", base_devices=0)
     selected = pd.concat(parts, ignore_index=True)
-    # Several series of one name: say in what they differ.
-    for _, rows in selected.groupby(["workload", "stage", "series"]):
-        names = rows["series"]
-        for field in ("system", "device_name", "dataset", "seed", "epochs", "recipe"):
-            if rows.groupby(names)["recipe"].nunique().max() == rows.groupby(names)["system"].nunique().max() == 1:
-                break
-            if rows[field].nunique() > 1:
-                names = names + f", {field} " + rows[field].astype(str)
-        selected.loc[rows.index, "series"] = names
+    for _, alike in selected.groupby(["workload", "stage", "series"]):
+        selected.loc[alike.index, "series"] = _told_apart(alike)
     return selected
 
 
-def over_repeats(table: pd.DataFrame, by: list[str], quantity: str) -> pd.DataFrame:
-    """Mean over repeats of one quantity: columns ``by``, mean, std (ddof 1), n, and low, high = mean -+ std.
-
-    With a single run std is NaN and low = high = mean: there is no error bar, which is not an error of zero.
-    """
-    groups = table.dropna(subset=quantity).groupby(by, sort=False)[quantity]
-    summary = groups.agg(["mean", "std", "count"]).rename(columns={"count": "n"}).reset_index()
-    spread = summary["std"].fillna(0.0)
-    return summary.assign(low=summary["mean"] - spread, high=summary["mean"] + spread)
+def _told_apart(rows: pd.DataFrame) -> pd.Series:
+    """Labels of runs whose series have one label: what differs between them is added until each is of one series."""
+    labels = rows["series"]
+    for field in ("system", "device_name", "dataset", "seed", "epochs", "recipe"):
+        if (rows.groupby(labels)[["recipe", "system"]].nunique() == 1).all(axis=None):
+            break
+        if rows[field].nunique() > 1:
+            labels = labels + f", {field} " + rows[field].astype(str)
+    return labels
 
 
 def phases(runs: xr.Dataset) -> pd.DataFrame:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import inspect
@@ -12,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
 
+from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id, to_dict
-from energynn.files import shipped
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
@@ -41,9 +40,10 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
     def distance(row: dict) -> float:
         pairs = (run.devices, row["devices"]), (run.local_batch_size, row["batch"]), (samples, row["samples"])
-        return sum(abs(log2(ours / theirs)) for ours, theirs in pairs) + (run.epochs != row["epochs"]) / 2
+        octaves = sum(abs(log2(ours / theirs)) for ours, theirs in pairs)
+        return octaves if run.epochs == row["epochs"] else octaves + 0.5
 
-    # Of rows equally near the one with the same local batch size, which decides the power.
+    # Where several rows are equally near, the local batch size decides: power depends on it.
     row = min(rows, key=lambda row: (distance(row), abs(log2(run.local_batch_size / row["batch"]))))
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
     factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
@@ -55,26 +55,35 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 def total(costs: Iterable[Cost]) -> dict:
     """Sums over runs and over the published ones among them, and how many are published, scaled and unknown."""
     costs = list(costs)
-    of = {kind: [cost for cost in costs if cost.source == kind] for kind in ("published", "scaled", "unknown")}
-    sums = {f"{prefix}{name}": sum(getattr(cost, name) for cost in some) for name in ("gpu_hours", "energy_kWh")
-            for prefix, some in (("", costs), ("published_", of["published"]))}  # fmt: skip
-    return {"runs": len(costs), **sums, **{kind: len(some) for kind, some in of.items()}}
+    published = [cost for cost in costs if cost.source == "published"]
+    sources = Counter(cost.source for cost in costs)
+    return {
+        "runs": len(costs),
+        "gpu_hours": sum(cost.gpu_hours for cost in costs),
+        "published_gpu_hours": sum(cost.gpu_hours for cost in published),
+        "energy_kWh": sum(cost.energy_kWh for cost in costs),
+        "published_energy_kWh": sum(cost.energy_kWh for cost in published),
+        **{source: sources[source] for source in ("published", "scaled", "unknown")},
+    }
 
 
 @functools.cache
 def _published() -> list[dict]:
     """GPU hours and energy of the published runs; without pandas, which takes longer to import than a status."""
     runs: dict[tuple, dict] = {}
-    with open(shipped("runs/published") / "values.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["kind"] != "measurement" or not row["devices"]:
-                continue
-            numbers = dict(
-                workload=row["workload"], device_name=row["device_name"], devices=int(row["devices"]),
-                epochs=int(row["epochs"]), samples=int(row["dataset_samples"] or IMAGES),
-                batch=int(row["local_batch_size"] or int(row["global_batch_size"]) // int(row["devices"])),
-            )  # fmt: skip
-            runs.setdefault(tuple(numbers.values()), numbers)[row["quantity"]] = float(row["value"])
+    for row in published_values.rows():
+        if row["kind"] != "measurement" or not row["devices"]:
+            continue
+        devices = int(row["devices"])
+        run = {
+            "workload": row["workload"],
+            "device_name": row["device_name"],
+            "devices": devices,
+            "epochs": int(row["epochs"]),
+            "samples": int(row["dataset_samples"] or IMAGES),
+            "batch": int(row["local_batch_size"] or int(row["global_batch_size"]) // devices),
+        }
+        runs.setdefault(tuple(run.values()), run)[row["quantity"]] = float(row["value"])
     return [run for run in runs.values() if {"gpu_hours", "energy_total"} <= set(run)]
 
 
@@ -93,12 +102,12 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
         lines += [text, ""]
         repeats = Counter(dataclasses.replace(run, repeat=0, seed=0) for run in runs)
         for run, number in repeats.items():
-            one = expect(run, gpu)
-            said = f"{one.gpu_hours:,.1f} GPU hours, {one.energy_kWh:,.2f} kWh each ({one.source})"
+            cost = expect(run, gpu)
+            words = f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.2f} kWh each ({cost.source})"
             lines.append(
                 f"{number} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
                 f"epochs={run.epochs} samples={getattr(run, 'training_samples', 0) or 'all'}: "
-                f"{said if one.gpu_hours else 'cost unknown: nothing published'}"
+                f"{words if cost.gpu_hours else 'cost unknown: nothing published'}"
             )
         lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
     return "\n".join(lines)
@@ -117,10 +126,9 @@ def in_words(sums: dict) -> str:
 
 def as_json(found: dict[str, list[RunConfig]]) -> str:
     """The runs of studies and their cost for a program."""
-    each = {}
+    studies = {}
     for name, runs in found.items():
-        costs = [expect(run) for run in runs]
-        each[name] = {"total": total(dict(zip(runs, costs, strict=True)).values()), "runs": [
-            {"run_id": run_id(run), **to_dict(run), "expected": vars(cost)}
-            for run, cost in zip(runs, costs, strict=True)]}  # fmt: skip
-    return json.dumps(each, indent=1)
+        costs = {run: expect(run) for run in runs}
+        each = [{"run_id": run_id(run), **to_dict(run), "expected": vars(costs[run])} for run in runs]
+        studies[name] = {"total": total(costs.values()), "runs": each}
+    return json.dumps(studies, indent=1)

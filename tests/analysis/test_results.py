@@ -100,17 +100,6 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     assert {"constant LBS = 16, seed 0", "constant LBS = 16, seed 1"} <= names
 
 
-def test_spread_over_repeats_has_ddof_one(synthetic_runs):
-    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
-    own = results.scaling_series(table[table["workload"] == "resnet50"])
-    over = results.over_repeats(own, ["series", "devices"], "training_time_s").set_index(["series", "devices"])
-    repeated, single = over.loc[("constant LBS = 16", 1)], over.loc[("constant LBS = 16", 2)]
-    assert repeated["n"] == 3
-    assert repeated["mean"] == pytest.approx(60 * 1.01)
-    assert repeated["std"] == pytest.approx(0.6)  # 60, 60.6, 61.2 s
-    assert np.isnan(single["std"]) and single["low"] == single["mean"] == single["high"]
-
-
 def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
     runs = results.load(synthetic_runs)
     traces = results.power_traces(runs, period_s=0.5)
