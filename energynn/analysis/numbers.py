@@ -161,7 +161,7 @@ def energy_and_unit(energy_kWh: float | None) -> tuple[float | None, str]:
 
 
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
-    """A value as it is printed: a float with ``digits`` significant digits or with ``decimals``, never as a power of ten.
+    """A value as it is printed: a float with ``digits`` significant digits or so many ``decimals``, never as 1e-7.
 
     >>> text(0.26583), text(0.27, 3), text(1034.2), text(18), text(None)
     ('0.266', '0.270', '1034', '18', 'not available')
