@@ -9,9 +9,15 @@ import platform
 import re
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
+
+if TYPE_CHECKING:  # `energynn paper` starts without waiting for them
+    import pandas as pd
+
+    from energynn.analysis.regression import Fit
 
 PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
 PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
@@ -26,13 +32,20 @@ class Numbers:
         self.entries: dict[str, dict] = {}
 
     def add(
-        self, name: str, value: float | int | str | None, unit: str = "", digits: int = 3, source: str = "",
-        provenance: str = "exact", reason: str = "", decimals: int | None = None,
-    ) -> None:  # fmt: skip
-        """Add a number (``digits`` significant ones are printed, or so many ``decimals``; an int whole) or a text.
+        self,
+        name: str,
+        value: float | int | str | None,
+        unit: str = "",
+        digits: int = 3,
+        source: str = "",
+        provenance: str = "exact",
+        reason: str = "",
+        decimals: int | None = None,
+    ) -> None:
+        """Add a number or a text.
 
-        None and NaN become "not available" with ``reason``. For a number that is read from records or published rows,
-        ``source`` names them.
+        A float is printed with ``digits`` significant digits, or with ``decimals``; an int is printed whole. None and
+        NaN become "not available" with ``reason``. ``source`` names the records or published rows that were read.
 
         Raises ValueError for a name that is taken or not made of letters, digits and _, an unknown provenance, or an
         infinite value.
@@ -55,6 +68,64 @@ class Numbers:
             entry |= {"reason": reason or "the value could not be computed"}
         self.entries[name] = entry
 
+    def add_all(self, values: dict, unit: str = "", **about) -> None:
+        """Add several numbers, name -> value, that share their unit and everything else that ``add`` takes."""
+        for name, value in values.items():
+            self.add(name, value, unit, **about)
+
+    def add_table(
+        self,
+        frame: pd.DataFrame,
+        units: str | dict[str, str],
+        provenance: str = "exact",
+        names: str = "{row}_{column}",
+        **about,
+    ) -> None:
+        """Add a table's cells as numbers, named by ``names`` from the row's index and the column.
+
+        ``units``: column -> unit of the columns to add, or one unit for all columns. The column "value" is left out of
+        a name at its end. Columns "source" and "provenance", where there are any, hold those of each row; all else that
+        ``add`` takes is common to the table.
+        """
+        if isinstance(units, str):
+            units = {column: units for column in frame if column not in ("source", "provenance")}
+        common = {"provenance": provenance} | about
+        of_row = frame[[column for column in ("source", "provenance") if column in frame]]
+        for column, unit in units.items():
+            for row, value in frame[column].items():
+                name = names.format(row=row, column=column).removesuffix("_value")
+                self.add(name, value, unit, **common | of_row.loc[row].to_dict())
+
+    def add_fit(
+        self,
+        name: str,
+        fit: Fit | None,
+        unit: str,
+        provenance: str,
+        model: str = "least squares",
+        term: str = "",
+        digits: int = 3,
+        decimals: int | None = None,
+        source: str = "",
+        reason: str = "",
+    ) -> None:
+        """Add a coefficient of a fit as ``name``, and the ends of its interval as ``<name>_low`` and ``<name>_high``.
+
+        The coefficient is that of ``term``. Without one it is the slope, and R2, kind of standard errors and largest
+        leverage are added too. The source tells model, formula and rows; ``source`` and ``reason`` are for a fit that
+        could not be made (None).
+        """
+        if fit is not None:
+            source = f"{model} {fit.formula}, {fit.covariance} errors, on {rows(fit.data)}".strip()
+        about = {"source": source, "provenance": provenance, "reason": reason}
+        coefficient = fit.parameters.loc[term or fit.regressor] if fit else {}
+        for column, end in (("value", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
+            self.add(end, coefficient.get(column), unit, digits, decimals=decimals, **about)
+        if not term:
+            self.add(f"{name}_r_squared", fit.r_squared if fit else None, "", 4, decimals=4, **about)
+            self.add(f"{name}_leverage", fit.leverage.max() if fit else None, "", 2, decimals=2, **about)
+            self.add(f"{name}_covariance", fit.covariance if fit else None, source=source, reason=reason)
+
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,20 +136,32 @@ class Numbers:
 def weakest(provenances, energies: bool = True) -> str:
     """The least certain of the provenances of several runs: simulated, then estimated, else measured.
 
-    Without ``energies``, for times and metrics of the same runs: only an energy is estimated.
+    Give ``energies=False`` for times and metrics of the runs: they are measured where only the energy is estimated.
     """
-    counted = set(provenances) - (set() if energies else {"estimated"})
+    counted = set(provenances)
+    if not energies:
+        counted -= {"estimated"}
     return max(counted, key=energy.PROVENANCES.index, default="measured")
 
 
 def rows(table) -> str:
-    """Names of the rows that a number rests on: series and GPUs of published runs, the identity of own ones."""
-    named = (f"{one.series} n={one.devices}" if one.origin == "published" else one.run for one in table.itertuples())
-    return ", ".join(dict.fromkeys(named))
+    """Names of the rows that a number rests on: series and GPUs of published runs, the run's name for own ones."""
+    names = []
+    for row in table.itertuples():
+        names.append(f"{row.series} n={row.devices}" if row.origin == "published" else row.run)
+    return ", ".join(dict.fromkeys(names))
+
+
+def energy_and_unit(energy_kWh: float | None) -> tuple[float | None, str]:
+    """An energy as it is easy to read: in kWh, or in Wh where it is no more than one kWh; None stays None."""
+    if energy_kWh is None:
+        return None, "Wh"
+    energy_Wh = 1000 * energy_kWh
+    return (energy_Wh / 1000, "kWh") if energy_Wh > 1000 else (energy_Wh, "Wh")
 
 
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
-    """A value as it is printed: floats with ``digits`` significant digits, or ``decimals``; never as a power of ten.
+    """A value as it is printed: a float with ``digits`` significant digits or so many ``decimals``, never as 1e-7.
 
     >>> text(0.26583), text(0.27, 3), text(1034.2), text(18), text(None)
     ('0.266', '0.270', '1034', '18', 'not available')
@@ -90,7 +173,7 @@ def text(value: float | int | str | None, digits: int = 3, decimals: int | None 
     if decimals is None:
         if value == 0:
             return "0"
-        rounded = float(f"{value:.{digits - 1}e}")  # 9.996 has one digit before the point, its text "10.0" two
+        rounded = float(f"{value:.{digits - 1}e}")  # 9.996 becomes 10.0: one more digit before the point
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
@@ -115,7 +198,7 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
 def colophon(build_dir: str | Path = "build") -> None:
     """Write what made the paper as numbers of their own: git commit and its date, machine, versions.
 
-    The day of the build is left out: two builds of one commit on one machine are to give the same numbers.
+    The day of the build is left out, so that two builds of one commit on one machine give the same numbers.
     """
     numbers = Numbers("colophon", build_dir)
     commit, changed = machine.git_state()

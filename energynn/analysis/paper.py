@@ -16,7 +16,7 @@ PAPER = shipped("paper")
 def compile(build_dir: str | Path = "build") -> Path:
     """Compile paper/energynn.typ to ``build_dir``/paper.pdf with the fonts that typst carries; returns the path.
 
-    Raises ValueError if the numbers are missing, or a figure or a number that the manuscript names.
+    Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a figure.
     """
     build_dir = Path(build_dir).resolve()
     numbers = build_dir / "numbers.json"
@@ -29,12 +29,10 @@ def compile(build_dir: str | Path = "build") -> Path:
     missing += [name for name in figures(manuscript) if not (build_dir / "figures" / f"{name}.pdf").is_file()]
     if missing:
         raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")
-    # Root "/" because the build folder may lie anywhere; the template gets its place as an input.
-    typst.compile(
-        PAPER / "energynn.typ", output=build_dir / "paper.pdf", root="/", ignore_system_fonts=True,
-        sys_inputs={"build": str(build_dir)},
-    )  # fmt: skip
-    return build_dir / "paper.pdf"
+    # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
+    output, inputs = build_dir / "paper.pdf", {"build": str(build_dir)}
+    typst.compile(PAPER / "energynn.typ", output=output, root="/", ignore_system_fonts=True, sys_inputs=inputs)
+    return output
 
 
 def figures(manuscript: str) -> list[str]:

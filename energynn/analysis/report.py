@@ -27,26 +27,33 @@ def build(build_dir: str | Path = "build") -> Path:
         raise ValueError(f"{build_dir} has no explorer or no claims.json; run the notebooks first")
     ledger = json.loads((build_dir / "claims.json").read_text())
     points = max((len(rows) for rows in specs["explore"]["datasets"].values()), default=0)
-    errata = {
-        one["id"]: html.escape(f"{'; '.join(one['where'])}: {one['what']} {one['treated']}") for one in ledger["errata"]
+    errata = {}
+    for erratum in ledger["errata"]:
+        words = f"{'; '.join(erratum['where'])}: {erratum['what']} {erratum['treated']}"
+        errata[erratum["id"]] = html.escape(words)
+    drawings = ""
+    for name in specs:
+        if name != "explore":
+            drawings += f"<h3>{html.escape(name.replace('_', ' '))}</h3>"
+            drawings += f'<div id="figure-{name}" class="figure printed"></div>\n'
+    contents = {
+        "bundle": _bundle(build_dir),
+        "figures": drawings,
+        "claims": "\n".join(_row(claim, errata) for claim in ledger["claims"]),
+        "errata": "".join(f"<li>{words}</li>" for words in errata.values()),
+        "claims_count": len(ledger["claims"]),
+        "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
+        "renderer": "svg" if points <= SVG_AT_MOST else "canvas",
+        "made": _made(build_dir),
     }
-    drawings = "".join(
-        f'<h3>{html.escape(name.replace("_", " "))}</h3><div id="figure-{name}" class="figure printed"></div>\n'
-        for name in specs if name != "explore"
-    )  # fmt: skip
-    text = Template((PAPER / "report.html").read_text()).substitute(
-        bundle=_bundle(build_dir), figures=drawings, claims="\n".join(_row(one, errata) for one in ledger["claims"]),
-        errata="".join(f"<li>{one}</li>" for one in errata.values()), claims_count=len(ledger["claims"]),
-        specs=json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
-        renderer="svg" if points <= SVG_AT_MOST else "canvas", made=_made(build_dir),
-    )  # fmt: skip
+    text = Template((PAPER / "report.html").read_text()).substitute(contents)
     path = build_dir / "report.html"
     path.write_text(text)
     return path
 
 
 def _bundle(build_dir: Path) -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script; kept in the build folder, since making it takes seconds."""
+    """Vega, Vega-Lite and Vega-Embed in one script, kept in the build folder because making it takes seconds."""
     path = build_dir / f"vega-{vl_convert.__version__}.js"
     if not path.is_file():
         path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
@@ -54,25 +61,27 @@ def _bundle(build_dir: Path) -> str:
 
 
 def _row(claim: dict, errata: dict[str, str]) -> str:
-    cells = [html.escape(claim["place"]), html.escape(claim["says"])]
+    """A statement as a row of the ledger: place, words, verdict on published values, verdicts on own runs."""
+    statement = html.escape(claim["says"])
     if "base" in claim:
-        cells[1] += f' <span class="small">(base: {html.escape(claim["base"])})</span>'
-    for one in claim["errata"]:
-        cells[1] += f'<br><span class="small"><b>Erratum.</b> {errata[one]}</span>'
-    for one in ([claim["published"]], claim["own"]):
-        words = []
-        for verdict in one:
-            effect = ""
-            if "effect" in verdict:
-                effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
-                effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
-            said = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
-            word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
-            words.append(f'{word} {effect}<br><span class="small">{said}</span>')
-        cells.append("<br>".join(words))
+        statement += f' <span class="small">(base: {html.escape(claim["base"])})</span>'
+    for erratum in claim["errata"]:
+        statement += f'<br><span class="small"><b>Erratum.</b> {errata[erratum]}</span>'
+    published, own = _judged(claim["published"]), "<br>".join(_judged(verdict) for verdict in claim["own"])
+    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, own])
     title = html.escape(claim["test"], quote=True)
-    verdict = claim["published"]["verdict"]
-    return f'<tr data-verdict="{verdict}" title="{title}"><td>{"</td><td>".join(cells)}</td></tr>'
+    return f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>{cells}</td></tr>'
+
+
+def _judged(verdict: dict) -> str:
+    """A verdict with its effect, its interval and its reason."""
+    effect = ""
+    if "effect" in verdict:
+        effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
+        effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
+    reason = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
+    word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
+    return f'{word} {effect}<br><span class="small">{reason}</span>'
 
 
 def _made(build_dir: Path) -> str:

@@ -19,14 +19,14 @@ FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 GREY = "#6b6b6b"
-# The study's series have fixed colours in all figures; what else there is gets the others, in order.
+# The study's series have fixed colours in all figures; all other series get OTHERS, in order.
 SERIES = dict(zip(("R1", "R2", "R3", "R4", "R5", "R6"), COLOURS, strict=False))
 FOURCASTNET = ["#332288", "#882255", "#44AA99", "#AA4499", "#999933", "#88CCEE"]  # from Paul Tol's "muted"
 SERIES |= dict(zip(("F1", "F2", "F3", "F4", "F5", "T1"), FOURCASTNET, strict=True))
 OTHERS = ["#000000", "#7f7f7f", "#117733", "#661100", "#6699CC", "#DDCC77"]
 
-# provenance -> shape, drawn in the colour of its series; hollow and filled shapes differ even in grey and small. A path
-# is in units of the symbol's radius; its inner outline runs backwards, which leaves a hole.
+# provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
+# Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.
 PROVENANCE = {
     "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0ZM0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
     "measured": "circle",
@@ -34,16 +34,17 @@ PROVENANCE = {
     "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
 
-
 SCREEN = 1.6  # how much larger than in print, where a figure is made to be used on a screen
+OPACITIES = ("opacity", "symbolOpacity")
 
 
 def _scaled(value, by: float):
-    """Sizes of a configuration, whatever is nested in it, times a factor; colours, names and flags as they are."""
+    """A configuration with all its sizes, however deep, times a factor; colours, names, flags and opacities stay."""
     if isinstance(value, dict):
-        kept = ("opacity", "symbolOpacity")
-        return {name: one if name in kept else _scaled(one, by) for name, one in value.items()}
-    return value * by if isinstance(value, int | float) and not isinstance(value, bool) else value
+        return {key: part if key in OPACITIES else _scaled(part, by) for key, part in value.items()}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return value * by
 
 
 @alt.theme.register("energynn-screen", enable=False)
@@ -55,35 +56,31 @@ def _screen() -> alt.theme.ThemeConfig:
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
     text = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 7, "titleFontSize": 7.5, "titleFontWeight": "normal"}
-    return {
-        "background": "white",
-        "config": {
-            "font": FONT,
-            "view": {"continuousWidth": 180, "continuousHeight": 130, "stroke": None},
-            "axis": {
-                **text, "gridColor": "#e6e6e6", "gridWidth": 0.5, "domainColor": "#333333", "domainWidth": 0.7,
-                "tickColor": "#333333", "tickWidth": 0.7, "tickSize": 3, "labelPadding": 2, "titlePadding": 4,
-                "labelLimit": 200, "titleLimit": 400, "labelSeparation": 4,
-            },
-            # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
-            "axisY": {"labelFlush": True},
-            "axisX": {"labelFlush": False},
-            "legend": {
-                **text, "symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8,
-                "labelLimit": 400, "titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom",
-                "layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 16}},
-            },
-            "title": {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group",
-                      "offset": 6},
-            "header": text,
-            "range": {"category": COLOURS},
-            "point": {"size": 40, "opacity": 1, "strokeWidth": 0},
-            "line": {"strokeWidth": 1.2},
-            "rule": {"strokeWidth": 0.8},
-            "text": {"font": FONT, "fontSize": 7},
-            "concat": {"spacing": 8},
-        },
-    }  # fmt: skip
+    axis = {"gridColor": "#e6e6e6", "gridWidth": 0.5, "domainColor": "#333333", "domainWidth": 0.7}
+    axis |= {"tickColor": "#333333", "tickWidth": 0.7, "tickSize": 3, "labelPadding": 2, "titlePadding": 4}
+    axis |= {"labelLimit": 200, "titleLimit": 400, "labelSeparation": 4}
+    legend = {"symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8, "labelLimit": 400}
+    legend |= {"titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom"}
+    legend |= {"layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 16}}}
+    title = {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 6}
+    config = {
+        "font": FONT,
+        "view": {"continuousWidth": 180, "continuousHeight": 130, "stroke": None},
+        "axis": text | axis,
+        # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
+        "axisY": {"labelFlush": True},
+        "axisX": {"labelFlush": False},
+        "legend": text | legend,
+        "title": title,
+        "header": text,
+        "range": {"category": COLOURS},
+        "point": {"size": 40, "opacity": 1, "strokeWidth": 0},
+        "line": {"strokeWidth": 1.2},
+        "rule": {"strokeWidth": 0.8},
+        "text": {"font": FONT, "fontSize": 7},
+        "concat": {"spacing": 8},
+    }
+    return {"background": "white", "config": config}
 
 
 def enable() -> None:
@@ -96,23 +93,24 @@ def enable() -> None:
 def provenance(
     table: pd.DataFrame, field: str = "provenance", title: str | None = "energy is", also: tuple = ()
 ) -> alt.Shape:
-    """The channel ``shape`` for the provenances in a table's column; the legend has those present and ``also``.
+    """The channel ``shape`` for the provenances in a table's column. The legend lists these and those in ``also``.
 
     For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs, estimated hollow
     triangles, simulated crosses.
     """
-    present = [name for name in PROVENANCE if name in {*table[field], *also}]
-    scale = alt.Scale(domain=present, range=[PROVENANCE[name] for name in present])
+    present = {word: shape for word, shape in PROVENANCE.items() if word in {*table[field], *also}}
+    scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1))
 
 
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the colour of R4."""
-    names = sorted(set(table["name"]), key=lambda name: (name.split(":")[0] not in SERIES, name))
-    others = [name for name in names if name.split(":")[0] not in SERIES]
-    colours = [SERIES.get(name.split(":")[0]) or OTHERS[others.index(name) % len(OTHERS)] for name in names]
+    ours = sorted(label for label in set(table["name"]) if label.split(":")[0] in SERIES)
+    others = sorted(set(table["name"]) - set(ours))
+    colours = [SERIES[label.split(":")[0]] for label in ours]
+    colours += [OTHERS[i % len(OTHERS)] for i in range(len(others))]
     legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 28)
-    return alt.Color("name", type="nominal", scale=alt.Scale(domain=names, range=colours), legend=legend)
+    return alt.Color("name", type="nominal", scale=alt.Scale(domain=[*ours, *others], range=colours), legend=legend)
 
 
 def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> alt.Title:
@@ -148,8 +146,8 @@ def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.C
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
     """Write the chart as SVG, PNG (4 pixels per px) and PDF to ``build_dir``/figures, and return the SVG's path.
 
-    The same data give the same SVG, byte for byte. A figure that is wider than a page, as long names of own series can
-    make it, is warned of, and shrinks in the PDF of the paper.
+    The same data give the same SVG, byte for byte. A figure can become wider than a page by long names of own series:
+    it then warns, and the paper shows it smaller.
     """
     folder = Path(build_dir) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +164,7 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
 
 
 def save_spec(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> None:
-    """Write the chart's Vega-Lite specification for the interactive report; a mark tells what it encodes."""
+    """Write the chart's Vega-Lite specification for the interactive report; marks have tooltips."""
     spec = chart.to_dict()
     spec["config"]["mark"] = {"tooltip": {"content": "encoding"}}
     path = Path(build_dir) / "figures" / f"{name}.json"

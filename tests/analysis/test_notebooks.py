@@ -3,7 +3,6 @@
 import ast
 import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,10 +11,12 @@ import pytest
 
 from energynn.analysis import numbers, paper
 from energynn.files import REPOSITORY
+from tests.analysis.notebook import execute
 
 ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 ANALYSIS = [path.stem for path in ALL if path.stem[0] in "12345678"]
 MINE = [path for path in ALL if path.stem in ("00_start_here", *ANALYSIS)]
+pytestmark = pytest.mark.timeout(900)  # a first test waits until all notebooks are executed
 
 
 @pytest.mark.parametrize("path", MINE, ids=lambda path: path.stem)
@@ -41,28 +42,114 @@ def test_notebook_is_plain(path):
         ast.literal_eval(statement.value)
 
 
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_no_cell_depends_on_a_name_that_a_later_one_binds_again(path):
+    """A cell that is executed once more, as one does in Jupyter, finds what it found the first time."""
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    names = [names_of(ast.parse("".join(cell["source"])).body) for cell in cells]
+    for i, cell in enumerate(cells):
+        needs, _ = names[i]
+        for later, (_, binds) in zip(cells[i:], names[i:], strict=True):
+            assert not needs & binds, f"{cell['id']} needs {needs & binds}, which {later['id']} binds again"
+
+
+def names_of(statements: list[ast.stmt]) -> tuple[set[str], set[str]]:
+    """What statements need of the cells before theirs, and what they bind at the top level."""
+    needs, binds = set(), set()
+    for statement in statements:
+        needed, bound = names_of_one(statement)
+        needs |= needed - binds
+        binds |= bound
+    return needs, binds
+
+
+def names_of_one(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    if isinstance(statement, ast.FunctionDef):
+        arguments = {argument.arg for argument in ast.walk(statement.args) if isinstance(argument, ast.arg)}
+        loads, stores = loads_and_stores(ast.Module(statement.body, []))
+        return loads - stores - arguments, {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return set(), {(name.asname or name.name).split(".")[0] for name in statement.names}
+    blocks = [getattr(statement, field, []) for field in ("body", "orelse", "finalbody")]
+    heads = [value for value in ast.iter_child_nodes(statement) if not isinstance(value, ast.stmt)]
+    needs, binds = set(), set()
+    for head in heads:
+        loads, stores = loads_and_stores(head)
+        needs |= loads
+        binds |= stores
+    for block in blocks:
+        needed, bound = names_of(block)
+        needs |= needed - binds
+        binds |= bound
+    if isinstance(statement, ast.AugAssign):
+        needs |= binds
+    return needs, binds
+
+
+def loads_and_stores(tree: ast.AST) -> tuple[set[str], set[str]]:
+    """Names that are read, less those of comprehensions and lambdas, and names that are bound."""
+    loads, stores, inner = set(), set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            (loads if isinstance(node.ctx, ast.Load) else stores).add(node.id)
+        if isinstance(node, ast.comprehension):
+            inner |= {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+        if isinstance(node, ast.Lambda):
+            inner |= {argument.arg for argument in ast.walk(node.args) if isinstance(argument, ast.arg)}
+    return loads - inner, stores - inner
+
+
+def test_a_name_that_is_bound_again_would_be_found():
+    cells = ["x = 1", "def panel():\n    return x", "x = 2", "y = [x for x in range(3)]", "z = 0\nz += 1"]
+    names = [names_of(ast.parse(cell).body) for cell in cells]
+    assert names[1] == ({"x"}, {"panel"}) and names[2] == (set(), {"x"})
+    assert names[3] == ({"range"}, {"y"}) and names[4] == (set(), {"z"})
+
+
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_cells_are_plain(path):
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        for node in ast.walk(ast.parse("".join(cell["source"]))):
+            assert not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda)), cell["id"]
+            generators = getattr(node, "generators", [])
+            assert len(generators) < 2, f"{cell['id']}: two loops in one comprehension"
+            if generators:
+                within = [inner for part in ast.iter_child_nodes(node) for inner in ast.walk(part)]
+                assert not any(isinstance(inner, ast.ListComp | ast.DictComp | ast.SetComp) for inner in within), (
+                    f"{cell['id']}: a comprehension within another"
+                )
+
+
 @pytest.fixture(scope="module", params=["without own runs", "with own runs"])
 def built(request, synthetic, tmp_path_factory):
-    """Build folder after all analysis notebooks ran, two at a time."""
+    """Build folder after all analysis notebooks ran."""
     folder = tmp_path_factory.mktemp("build")
     if request.param == "with own runs":
         synthetic.write_study(folder / "runs")
-    for pair in (ANALYSIS[i : i + 2] for i in range(0, len(ANALYSIS), 2)):
-        processes = [_execute(name, folder) for name in pair]
-        for name, process in zip(pair, processes, strict=True):
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, f"{name}:\n{output}"
+    for name in ANALYSIS:
+        execute(name, runs_dir=str(folder / "runs"), build_dir=str(folder))
     numbers.colophon(folder)
     return request.param, folder, numbers.merge(folder)
 
 
-def _execute(name, folder):
-    parameters = ["-p", "runs_dir", str(folder / "runs"), "-p", "build_dir", str(folder)]
-    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(folder / f"{name}.ipynb")]
-    return subprocess.Popen(
-        [*command, *parameters, "--no-progress-bar"], cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+def test_papermill_executes_a_notebook(tmp_path):
+    """As `make paper` does, with a kernel of its own; tests/test_launch.py executes run_training so."""
+    name = "10_scaling_schemes"
+    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(tmp_path / f"{name}.ipynb")]
+    command += ["-p", "build_dir", str(tmp_path), "--no-progress-bar"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / "here").mkdir()
+    execute(name, build_dir=str(tmp_path / "here"))
+    for made in (f"numbers/{name}.json", "figures/scaling_schemes.svg"):
+        assert (tmp_path / made).read_bytes() == (tmp_path / "here" / made).read_bytes()
+
+
+def test_a_parameter_that_a_notebook_lacks_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="10_scaling_schemes: has no parameter build_folder"):
+        execute("10_scaling_schemes", build_folder=str(tmp_path))
 
 
 def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
@@ -116,9 +203,8 @@ def test_the_readmes_results_are_those_of_the_notebooks(built):
 def test_numbers_name_the_rows_they_rest_on(built):
     _, _, merged = built
     assert all(entry["source"] for entry in merged.values())
-    derived = (
-        r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_|socket_"
-    )
+    derived = r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_"
+    derived += "|socket_"
     names = [name for name in merged if re.match(derived, name) and merged[name]["value"] is not None]
     assert len(names) > 100
     unnamed = [name for name in names if not re.search(r"\b[RFT]\d n=\d", merged[name]["source"])]
@@ -143,22 +229,17 @@ def test_every_statement_has_commands_minutes_and_an_expected_range(built):
 def test_own_measured_pairs_and_fits_get_rows_of_their_own(synthetic, tmp_path):
     synthetic.write_replica(tmp_path / "runs", series="F1 F4")
     for name in ("30_fourcastnet_scaling", "60_energy_against_gpu_hours"):
-        process = _execute(name, tmp_path)
-        output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, f"{name}:\n{output}"
+        execute(name, runs_dir=str(tmp_path / "runs"), build_dir=str(tmp_path))
     merged = numbers.merge(tmp_path)
     assert merged["table1_rows"]["value"] == "4 16 32 own_1"
-    pair = {
-        name: merged[f"table1_{name}_own_1"] for name in ("energy_A100", "energy_H100", "energy_difference", "devices")
-    }
+    names = ("energy_A100", "energy_H100", "energy_difference", "devices")
+    pair = {name: merged[f"table1_{name}_own_1"] for name in names}
     assert {one["provenance"] for one in pair.values()} == {"measured"} and pair["devices"]["value"] == 16
     moved = 100 * (pair["energy_H100"]["value"] / pair["energy_A100"]["value"] - 1)
     assert pair["energy_difference"]["value"] == pytest.approx(moved)
     keys = merged["fits_keys"]["value"].split()
-    assert (
-        keys[:7] == ["R4", "R5", "R6", "ResNet50", "F1", "A100", "H100"]
-        and len(keys) == 7 + merged["own_fits"]["value"]
-    )
+    assert keys[:7] == ["R4", "R5", "R6", "ResNet50", "F1", "A100", "H100"]
+    assert len(keys) == 7 + merged["own_fits"]["value"]
     assert merged["slope_own_0"]["provenance"] == "measured" and "replica-F1-n4" in merged["slope_own_0"]["source"]
 
 

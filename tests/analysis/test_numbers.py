@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from energynn.analysis import numbers
+from energynn.analysis import numbers, regression
 
 
 def test_numbers_are_merged_in_order(tmp_path):
@@ -89,3 +89,49 @@ def test_colophon_names_commit_and_versions(tmp_path):
     numbers.colophon(tmp_path)
     numbers.merge(tmp_path)
     assert (tmp_path / "numbers.json").read_bytes() == again
+
+
+def test_a_table_gives_a_number_for_each_cell(tmp_path):
+    book = numbers.Numbers("n", tmp_path)
+    table = pd.DataFrame({"value": [1.0, 2.0], "low": [0.5, np.nan], "n": [3, 4], "source": ["R4", "R5"]}, ["a", "b"])
+    book.add_table(table, {"value": "kW", "low": "kW"}, "published", "slope_{row}_{column}", digits=2, reason="none")
+    book.add_table(table, {"n": ""}, names="rows_{row}")
+    assert list(book.entries) == ["slope_a", "slope_b", "slope_a_low", "slope_b_low", "rows_a", "rows_b"]
+    expected = {"value": 2.0, "unit": "kW", "digits": 2, "text": "2.0", "source": "R5", "provenance": "published"}
+    assert book.entries["slope_b"] == expected | {"notebook": "n"}
+    assert book.entries["slope_b_low"]["reason"] == "none"
+    assert book.entries["rows_b"]["text"] == "4"
+
+
+def test_one_unit_stands_for_all_columns_but_those_that_tell_of_the_row(tmp_path):
+    book = numbers.Numbers("n", tmp_path)
+    table = pd.DataFrame({"low": [1.0], "high": [2.0], "provenance": ["measured"]}, ["own"])
+    book.add_table(table, "W")
+    assert {name: entry["provenance"] for name, entry in book.entries.items()} == {
+        "own_low": "measured",
+        "own_high": "measured",
+    }
+
+
+def test_a_fit_gives_its_slope_interval_and_quality(tmp_path):
+    x = np.arange(1.0, 6.0)
+    runs = pd.DataFrame({"x": x, "y": 2 * x + [0.1, -0.1, 0.05, 0, -0.05], "origin": "own", "run": list("abcde")})
+    fit = regression.fit("y ~ x", runs)
+    book = numbers.Numbers("n", tmp_path)
+    book.add_fit("line", fit, "kW", "measured", decimals=3)
+    book.add_fit("start", fit, "kWh", "measured", term="Intercept")
+    book.add_fit("none", None, "kW", "measured", source="no fit, of a", reason="a spread is missing")
+    values = {name: entry["value"] for name, entry in book.entries.items()}
+    slope = fit.parameters.loc["x"]
+    assert [values[name] for name in ("line", "line_low", "line_high")] == list(slope[["value", "low", "high"]])
+    assert values["line_r_squared"] == fit.r_squared and values["line_covariance"] == "classical"
+    assert values["start"] == fit.parameters.loc["Intercept", "value"] and "start_r_squared" not in values
+    assert book.entries["line"]["source"] == "least squares y ~ x, classical errors, on a, b, c, d, e"
+    assert values["none"] is None and values["none_leverage"] is None
+    assert book.entries["none"]["reason"] == "a spread is missing" and book.entries["none"]["source"] == "no fit, of a"
+
+
+def test_an_energy_is_told_in_the_unit_that_is_easy_to_read():
+    assert numbers.energy_and_unit(0.5) == (500.0, "Wh")
+    assert numbers.energy_and_unit(2.0) == (2.0, "kWh")
+    assert numbers.energy_and_unit(None) == (None, "Wh")

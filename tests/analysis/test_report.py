@@ -2,7 +2,6 @@
 
 import html
 import json
-import os
 import re
 import shutil
 import socket
@@ -14,6 +13,7 @@ import pytest
 
 from energynn.analysis import numbers, report
 from energynn.files import REPOSITORY
+from tests.analysis.notebook import execute
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -37,20 +37,16 @@ def page():
         browser.close()
 
 
-def execute(name, runs, build, *more):
-    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(build / f"{name}.ipynb"), *more]
-    command += ["-p", "runs_dir", str(runs), "-p", "build_dir", str(build), "--no-progress-bar"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
 @pytest.fixture(scope="module")
 def built(synthetic, tmp_path_factory):
     """Report of a build with own runs, of which some have a trace."""
     folder = tmp_path_factory.mktemp("report")
     synthetic.write_study(folder / "runs")
     synthetic.write_replica(folder / "runs", series="R4", repeats=1)
-    for name, more in (("50_power_draw", []), ("70_claims", []), ("90_explore", ["-p", "live", "False"])):
-        execute(name, folder / "runs", folder, *more)
+    places = {"runs_dir": str(folder / "runs"), "build_dir": str(folder)}
+    execute("50_power_draw", **places)
+    execute("70_claims", **places)
+    execute("90_explore", **places, live=False)
     numbers.colophon(folder)
     numbers.merge(folder)
     return report.build(folder)
@@ -120,7 +116,11 @@ def test_a_click_in_the_report_shows_record_and_profile(built, page):
 def test_choices_and_brush_filter_the_points(built, page):
     page.goto(built.as_uri())
     page.wait_for_function("window.views.explore", timeout=60000)
-    count = lambda: page.evaluate("document.querySelectorAll('#figure-explore g.mark-symbol.role-mark path').length")  # noqa: E731
+
+    def count():
+        marks = "#figure-explore g.mark-symbol.role-mark path"
+        return page.evaluate(f"document.querySelectorAll('{marks}').length")
+
     everything = count()
     page.select_option("#choices select >> nth=0", label="fourcastnet")
     page.wait_for_timeout(500)
@@ -157,21 +157,9 @@ def jupyter(synthetic, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        f"--port={port}",
-        "--IdentityProvider.token=",
-        "--allow-root",
-    ]
-    command += [
-        f"--ServerApp.root_dir={folder}",
-        "--LabApp.news_url=",
-        "--LabApp.expose_app_in_browser=True",
-        "--ServerApp.disable_check_xsrf=True",
-    ]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--port={port}"]
+    command += [f"--ServerApp.root_dir={folder}", "--IdentityProvider.token=", "--LabApp.news_url="]
+    command += ["--LabApp.expose_app_in_browser=True", "--ServerApp.disable_check_xsrf=True"]
     with open(folder / "log.txt", "w") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     deadline = time.monotonic() + 90

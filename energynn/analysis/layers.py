@@ -1,0 +1,46 @@
+"""Layers that figures of several notebooks share; the notebooks choose data, axes, colours and shapes."""
+
+from __future__ import annotations
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from energynn.analysis import theme
+from energynn.analysis.regression import Fit
+
+
+def with_error_bars(
+    chart: alt.Chart, x: alt.X, y: alt.Y, color: alt.Color, shape: alt.Shape, clip: bool | None = None
+) -> alt.LayerChart:
+    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour.
+
+    ``clip``: whether bars end at the panel's edge.
+    """
+    base = chart.encode(x, color=color)
+    line = base.mark_line(strokeDash=[2, 2], strokeWidth=0.7).encode(y, detail="origin:N")
+    clipped = {} if clip is None else {"clip": clip}
+    bars = base.mark_rule(strokeWidth=1, **clipped).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
+
+
+def fitted_lines(fits: list[Fit], x: alt.X, color: alt.Color) -> list[alt.Chart]:
+    """A line for each fit, in the colour of its series, as far as the fit's observations reach."""
+    lines = []
+    for fit in fits:
+        observed = fit.data[fit.regressor]
+        line = fit.line(np.geomspace(observed.min(), observed.max(), 20)).assign(name=fit.data["name"].iloc[0])
+        lines.append(alt.Chart(line).mark_line(strokeWidth=0.9).encode(x, alt.Y("mean:Q"), color=color))
+    return lines
+
+
+def ideal(ends: list[float], x: alt.X, y: alt.Y) -> alt.Chart:
+    """The line on which the speed-up is the ratio of the numbers of devices."""
+    line = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends}))
+    return line.mark_line(color=theme.GREY, strokeWidth=0.8).encode(x, y)
+
+
+def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
+    """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is never drawn as a point."""
+    bar = alt.Chart(rows).mark_rule(strokeWidth=3, color=theme.GREY, opacity=0.6)
+    return bar.encode(alt.X(f"{x}:Q"), alt.Y("low:Q"), alt.Y2("high:Q"))

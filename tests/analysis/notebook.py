@@ -1,0 +1,47 @@
+"""Execute a notebook in the test's own process: no kernel has to start, and what is imported is shared."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+
+import altair as alt
+
+from energynn.files import REPOSITORY
+
+
+def execute(name: str, **parameters) -> dict:
+    """Execute the code cells of a notebook with its parameters replaced as papermill does; returns its globals.
+
+    What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that: ``theme.save`` draws them.
+    Raises ValueError for a parameter that the notebook does not have.
+    """
+    cells = json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    namespace = {"__name__": "__main__", "display": repr}
+    where = os.getcwd()
+    theme = alt.theme.active
+    os.chdir(REPOSITORY)
+    try:
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                _execute_cell("".join(cell["source"]), f"{name}.ipynb, cell {cell['id']}", namespace)
+            if "parameters" in cell["metadata"].get("tags", []):
+                unknown = parameters.keys() - namespace.keys()
+                if unknown:
+                    raise ValueError(f"{name}: has no parameter {', '.join(sorted(unknown))}")
+                namespace |= parameters
+    finally:
+        os.chdir(where)
+        alt.theme.enable(theme)
+    return namespace
+
+
+def _execute_cell(source: str, place: str, namespace: dict) -> None:
+    tree = ast.parse(source)
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        exec(compile(tree, place, "exec"), namespace)
+        return
+    shown = ast.Expression(tree.body.pop().value)
+    exec(compile(tree, place, "exec"), namespace)
+    repr(eval(compile(shown, place, "eval"), namespace))
