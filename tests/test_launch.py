@@ -80,17 +80,23 @@ def victim(runs_dir, who, started):
     }[who]()  # fmt: skip
 
 
+PARENT_ENDED = "the process that started the run ended"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("who, number, status, words", [
-    ("papermill", signal.SIGKILL, "interrupted", "the process that started the run ended"),
-    ("papermill", signal.SIGTERM, "interrupted", "the process that started the run ended"),
-    ("kernel", signal.SIGKILL, "interrupted", "the process that started the run ended"),
-    ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
-    ("rank 0", signal.SIGKILL, ("killed", "failed"), "rank"),
-    ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
-    ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
-    ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "who, number, status, words",
+    [
+        ("papermill", signal.SIGKILL, "interrupted", PARENT_ENDED),
+        ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
+        ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
+        ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
+        ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
+        pytest.param("papermill", signal.SIGTERM, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
+        pytest.param("kernel", signal.SIGKILL, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
+        pytest.param("rank 0", signal.SIGKILL, ("killed", "failed"), "rank", marks=pytest.mark.nightly),
+    ],
+)
 def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_path, who, number, status, words):
     runs_dir = tmp_path / "runs"
     start = papermill if who in ("papermill", "kernel") else python_run

@@ -24,7 +24,8 @@ from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some minutes on a quiet machine
+# Some minutes on a quiet machine; all in one process of `pytest -n`, because they share one Slurm.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.xdist_group("slurm")]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
 LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle

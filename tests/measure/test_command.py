@@ -209,10 +209,19 @@ def test_one_rank_that_fails_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["perun", "own sampler"])
-@pytest.mark.parametrize("who, number", [
-    ("measure", signal.SIGTERM), ("measure", signal.SIGKILL), ("command", signal.SIGKILL), ("sampler", signal.SIGKILL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "way, who, number",
+    [
+        ("perun", "measure", signal.SIGKILL),
+        ("perun", "command", signal.SIGKILL),
+        ("perun", "sampler", signal.SIGKILL),
+        ("own sampler", "measure", signal.SIGTERM),
+        ("own sampler", "measure", signal.SIGKILL),
+        ("own sampler", "sampler", signal.SIGKILL),
+        pytest.param("perun", "measure", signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param("own sampler", "command", signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
 def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, way, who, number):
     folder = tmp_path / "run"
     marker = f"import time; time.sleep({60 if who != 'sampler' else 6})  # {folder}"

@@ -24,6 +24,7 @@ RESNET50 = dict(workload="resnet50", devices=2, local_batch_size=4, image_size=3
                 validation_samples=8, evaluate_training_set=False)  # fmt: skip
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
+NIGHTLY_MPIRUN = pytest.param("mpirun", marks=pytest.mark.nightly)
 
 
 def slurm_is_up() -> bool:
@@ -105,7 +106,7 @@ def test_variables_of_srun_are_enough(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
+@pytest.mark.parametrize("launcher", [NIGHTLY_MPIRUN, "torchrun", "srun"])
 def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
     started = start(launcher, tmp_path / "run", devices=3)
     assert started.wait(timeout=100) != 0
@@ -113,11 +114,18 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, number, base", [
-    *((launcher, number, TINY) for launcher in ("mpirun", "torchrun", "srun")
-      for number in (signal.SIGKILL, signal.SIGSTOP)),
-    ("torchrun", signal.SIGKILL, RESNET50),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "launcher, number, base",
+    [
+        ("mpirun", signal.SIGSTOP, TINY),
+        ("torchrun", signal.SIGKILL, RESNET50),
+        ("srun", signal.SIGKILL, TINY),
+        ("srun", signal.SIGSTOP, TINY),
+        pytest.param("mpirun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
+        pytest.param("torchrun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
+        pytest.param("torchrun", signal.SIGSTOP, TINY, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
     """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a collective finds out."""
     run_dir = tmp_path / "run"
