@@ -93,6 +93,7 @@ def assert_each_start_went_on_from(steps, run_dir, config):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_named_points_change_no_bit(tmp_path, name):
     """After a step, and within and between the writes of a checkpoint; each start goes on from the newest whole one."""
