@@ -18,10 +18,11 @@ def end(number=signal.SIGKILL):
 
 
 def vote_or_end(self, checkpoint_is_due):
-    """Every rank votes after each of its steps."""
+    """Every rank votes after each of its steps, and within an evaluation, where no checkpoint is ever due."""
     global steps
-    steps += 1
-    if is_dying and steps == LAST_STEP:
+    if checkpoint_is_due:
+        steps += 1
+    if is_dying and checkpoint_is_due and steps == LAST_STEP:
         if point == "killed after a step":
             end()
         if point == "asked to stop after a step":
