@@ -107,7 +107,7 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     for point, rank in POINTS[name]:
         dying_rank = str(min(rank, config.devices - 1))
         dying = start(broken, settings, config.devices, HERE / "killed_rank.py", DIES_AT=point, DYING_RANK=dying_rank)
-        output = dying.communicate(timeout=100)[0]
+        output = dying.communicate(timeout=250)[0]
         assert dying.returncode == 75 if point.startswith("asked") else dying.returncode not in (0, 75), output
         assert "Error" not in output or "BAD TERMINATION" in output or "Gloo" in output, output
         expected.append(newest(broken))
@@ -117,7 +117,7 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
         newest_file = max(broken.glob("checkpoint/*.pt")).stem
         assert (int(newest_file) > expected[-1]) == (point == "killed between weights and checksum")
     last = start(broken, settings, config.devices)
-    outputs = [started.communicate(timeout=100)[0] for started in (undisturbed, last)]
+    outputs = [started.communicate(timeout=250)[0] for started in (undisturbed, last)]
     assert_each_start_went_on_from(expected, broken, config)
     assert_same(outcome(unbroken, outputs[0]), outcome(broken, outputs[1]))
 
