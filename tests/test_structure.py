@@ -115,9 +115,10 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
     """In a process of its own: the whole analysis, the launcher and the command line, without torch."""
     names = [
         "energynn." + str(path.relative_to(PACKAGE).with_suffix("")).replace("/", ".")
-        for path in MODULES if part(path) not in TRAINING
+        for path in MODULES
+        if part(path) not in TRAINING
         and path.name not in ("__init__.py", "__main__.py", "perun_hook.py", "under_perun.py")
-    ]  # fmt: skip
+    ]
     program = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)

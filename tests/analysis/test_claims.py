@@ -132,13 +132,31 @@ def test_a_power_law_grows_faster_with_each_doubling():
 @pytest.mark.parametrize("idle_W, verdict", [(40.0, "supported"), (None, "contradicted")])
 def test_the_measured_idle_power_is_the_baseline(synthetic, tmp_path, only, idle_W, verdict):
     only("h100-stays-above-baseline")
-    sensor = {"id": "gpu0", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured", "to_SI": 1.0,
-              "wraps_at": None, "primary": True, "model": None, "notes": {}}  # fmt: skip
+    sensor = {
+        "id": "gpu0",
+        "component": "gpu",
+        "device": "0",
+        "kind": "power",
+        "provenance": "measured",
+        "to_SI": 1.0,
+        "wraps_at": None,
+        "primary": True,
+        "model": None,
+        "notes": {},
+    }
     run_dir = synthetic.write_run(
-        tmp_path, config.make("fourcastnet"), "measured", time_s=600.0, parts_W={"gpu": 270.0}, samples=False,
-        settings={"dataset": "era5"}, device_kind="gpu", device_name="NVIDIA H100", sensors=[sensor],
+        tmp_path,
+        config.make("fourcastnet"),
+        "measured",
+        time_s=600.0,
+        parts_W={"gpu": 270.0},
+        samples=False,
+        settings={"dataset": "era5"},
+        device_kind="gpu",
+        device_name="NVIDIA H100",
+        sensors=[sensor],
         idle_power_gpu_before_W=idle_W,
-    )  # fmt: skip
+    )
     second, start = 10**9, 10**12
     events = [{"event": "rank_start", "rank": 0, "host": "synthetic", "t_mono_ns": start}]
     events += [{"event": "training_start", "rank": 0, "t_mono_ns": start}]
@@ -187,10 +205,19 @@ def test_scatter_makes_a_small_effect_undecided(synthetic, tmp_path, only):
         settings = {"dataset": "imagenet", "devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
         settings["epochs"] = 100
         synthetic.write_run(
-            tmp_path, config.make("resnet50"), "measured", time_s=60 * minutes, samples=False, settings=settings,
-            parts_W={"gpu": 200.0 * n}, device_kind="gpu", device_name="NVIDIA A100", devices=n, run_id=f"n{n}",
+            tmp_path,
+            config.make("resnet50"),
+            "measured",
+            time_s=60 * minutes,
+            samples=False,
+            settings=settings,
+            parts_W={"gpu": 200.0 * n},
+            device_kind="gpu",
+            device_name="NVIDIA A100",
+            devices=n,
+            run_id=f"n{n}",
             dataset_samples=1281167,
-        )  # fmt: skip
+        )
     found = claims.evaluate(tmp_path)
     one = next(one for one in found["claims"] if one["id"] == "lbs-speed-up-below-optimal")["own"][0]
     assert one["verdict"] == "not testable with these data" and "estimate lies inside" in one["reason"]

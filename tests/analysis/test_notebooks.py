@@ -60,9 +60,13 @@ def _execute(name, folder):
     parameters = ["-p", "runs_dir", str(folder / "runs"), "-p", "build_dir", str(folder)]
     command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(folder / f"{name}.ipynb")]
     return subprocess.Popen(
-        [*command, *parameters, "--no-progress-bar"], cwd=REPOSITORY, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [*command, *parameters, "--no-progress-bar"],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def test_all_notebooks_leave_figures_numbers_and_a_paper(built):

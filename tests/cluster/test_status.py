@@ -83,9 +83,12 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
 def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, monkeypatch):
     lost = submitted(tmp_path, "a", "6_2")
     array = "JobId=8 ArrayJobId=6 ArrayTaskId=2 JobName=x UserId=me JobState=NODE_FAIL Reason=None\n"
-    cases = (("sacct", "6_0|COMPLETED\n6_2|OUT_OF_MEMORY\n", "OUT_OF_MEMORY"), ("scontrol", array, "NODE_FAIL"),
-             ("sacct", "6_[1-3,7]|CANCELLED by 0\n", "CANCELLED by 0"),
-             ("scontrol", array.replace("Id=2", "Id=0,2-4%1"), "NODE_FAIL"))  # fmt: skip
+    cases = (
+        ("sacct", "6_0|COMPLETED\n6_2|OUT_OF_MEMORY\n", "OUT_OF_MEMORY"),
+        ("scontrol", array, "NODE_FAIL"),
+        ("sacct", "6_[1-3,7]|CANCELLED by 0\n", "CANCELLED by 0"),
+        ("scontrol", array.replace("Id=2", "Id=0,2-4%1"), "NODE_FAIL"),
+    )
     for command, answer, words in cases:
 
         def say(*words, command=command, answer=answer):

@@ -21,12 +21,28 @@ from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 CASES = {
     "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=150),
     "resnet50 on two ranks with loader workers": dict(
-        workload="resnet50", devices=2, local_batch_size=4, image_size=32, epochs=8, training_samples=40,
-        validation_samples=10, loader_workers=1),
+        workload="resnet50",
+        devices=2,
+        local_batch_size=4,
+        image_size=32,
+        epochs=8,
+        training_samples=40,
+        validation_samples=10,
+        loader_workers=1,
+    ),
     "resnet50 as fast as it can, gradients added up": dict(
-        workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4, global_batch_size=8,
-        image_size=32, epochs=8, training_samples=40, validation_samples=10, loader_workers=1),
-}  # fmt: skip
+        workload="resnet50",
+        preset="fast",
+        dataset="photographs",
+        local_batch_size=4,
+        global_batch_size=8,
+        image_size=32,
+        epochs=8,
+        training_samples=40,
+        validation_samples=10,
+        loader_workers=1,
+    ),
+}
 KILLS = dict(zip(CASES, (20, 6, 6), strict=True))  # at random instants
 STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
 WRITE_KILLS = [
@@ -166,8 +182,16 @@ def test_kills_at_random_instants_change_no_bit(tmp_path, name):
 @pytest.mark.slow
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     """The evaluation is most of this training; afterwards it is made anew, and counted once."""
-    config = configuration.make("resnet50", local_batch_size=4, image_size=32, epochs=1, training_samples=20,
-                                validation_samples=250, checkpoint_period_s=0, save_weights=True)  # fmt: skip
+    config = configuration.make(
+        "resnet50",
+        local_batch_size=4,
+        image_size=32,
+        epochs=1,
+        training_samples=20,
+        validation_samples=250,
+        checkpoint_period_s=0,
+        save_weights=True,
+    )
     settings = json.dumps(configuration.to_dict(config))
     (tmp_path / "program.py").write_text(STOPPED_IN_EVALUATION % str(HERE / "rank_main.py"))
     weights = []
