@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all lab check bench gpu-study lock clean env train-env python needs
+.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab check bench gpu-study lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -18,8 +18,15 @@ EXTRAS := $(if $(SITE),train-site,train),lab,dev
 # Where there is no network: a folder from `make wheelhouse`.
 PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
 
-# Tests with real processes have deadlines that a busy machine can miss: what has failed must pass by itself.
-ONCE_MORE = { echo "energynn: once more, only what has failed"; $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
+PYTEST := $(BIN)/python -m pytest
+# Fast tests keep two processes busy. Slow ones mostly wait, so a third process runs the Slurm tests beside them.
+FAST := -n 2 --dist worksteal -m "not slow and not nightly"
+SLOW := -n 3 --dist loadgroup -m "slow and not nightly"
+# Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the
+# machine, and must pass then. The last line of the output counts and names these tests.
+RAN_TWICE := build/ran-twice.txt
+ONCE_MORE = { echo "energynn: once more, only what has failed"; \
+  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice $(RAN_TWICE) --ran-twice-add; }
 
 help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
@@ -42,12 +49,16 @@ paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.htm
 	@$(MAKE) --no-print-directory -j2 build/paper.pdf
 	@echo "open build/paper.pdf, or build/report.html in a browser; figures are in build/figures/, numbers in build/numbers.json"
 
-test: $(TRAIN) ## tests that take minutes
-	$(BIN)/python -m pytest -m "not slow"
+test: $(TRAIN) ## the fast tests (5 min)
+	$(PYTEST) $(FAST)
 
-test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes
+test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
+	@rm -f $(RAN_TWICE)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
-	$(BIN)/python -m pytest -m slow || $(ONCE_MORE)
+	$(PYTEST) $(SLOW) --ran-twice $(RAN_TWICE) || $(ONCE_MORE)
+
+test-nightly: $(TRAIN) ## many kills at random instants, and the full matrices of launchers and signals
+	$(PYTEST) -m nightly
 
 lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \

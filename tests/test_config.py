@@ -68,13 +68,33 @@ def test_fine_tuning_needs_the_run_it_starts_from():
 
 def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
     paper, fast = (config.to_dict(config.make("resnet50", preset=preset)) for preset in ("paper", "fast"))
-    assert paper | {
-        "dataset": "imagenet", "image_size": 224, "local_batch_size": 256, "epochs": 100, "warmup_epochs": 5,
-        "loader_workers": 4, "data_staging": True, "precision": "float32", "evaluate_training_set": True,
-        "validation_crop": "random", "image_loading": "pil", "pinned_memory": False, "persistent_workers": False,
-        "channels_last": False, "fused_optimizer": False, "compile": False, "deterministic": True,
-        "uint8_to_device": False, "crop_scale_min": 0.5, "perun_sampling_period_s": 1.0, "preset": "paper",
-    } == paper  # fmt: skip
+    assert (
+        paper
+        | {
+            "dataset": "imagenet",
+            "image_size": 224,
+            "local_batch_size": 256,
+            "epochs": 100,
+            "warmup_epochs": 5,
+            "loader_workers": 4,
+            "data_staging": True,
+            "precision": "float32",
+            "evaluate_training_set": True,
+            "validation_crop": "random",
+            "image_loading": "pil",
+            "pinned_memory": False,
+            "persistent_workers": False,
+            "channels_last": False,
+            "fused_optimizer": False,
+            "compile": False,
+            "deterministic": True,
+            "uint8_to_device": False,
+            "crop_scale_min": 0.5,
+            "perun_sampling_period_s": 1.0,
+            "preset": "paper",
+        }
+        == paper
+    )
     assert {name for name in paper if paper[name] != fast[name]} == {"preset"} | set(config.FAST | config.FAST_IMAGES)
     assert config.make("resnet50", preset="fast", precision="float32").precision == "float32"
     tuning = dict(stage="finetune", initial_run="a-run", preset="paper")

@@ -33,10 +33,19 @@ ENDLESS = TINY | dict(epochs=10_000, devices=2)
 
 def papermill(runs_dir, parameters):
     command = [
-        sys.executable, "-m", "papermill", "--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY),
-        str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(Path(runs_dir).parent / "out.ipynb"),
-        "--parameters_yaml", json.dumps({**parameters, "runs_dir": str(runs_dir)}),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        "--log-level",
+        "WARNING",
+        "--cwd",
+        str(REPOSITORY),
+        str(REPOSITORY / "notebooks" / "run_training.ipynb"),
+        str(Path(runs_dir).parent / "out.ipynb"),
+        "--parameters_yaml",
+        json.dumps({**parameters, "runs_dir": str(runs_dir)}),
+    ]
     # ipykernel captures no file descriptors if it sees pytest's variable; a person's kernel does.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
@@ -47,8 +56,12 @@ def python_run(runs_dir, parameters, **options):
     program += f"start.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
     return subprocess.Popen(
         [sys.executable, "-c", program],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY, **options,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPOSITORY,
+        **options,
+    )
 
 
 def only_run(runs_dir):
@@ -70,27 +83,37 @@ def victim(runs_dir, who, started):
     mpirun = next(p for p in supervisor.children() if "mpirun" in p.name() or "mpiexec" in " ".join(p.cmdline()))
     by_event = {
         event["rank"]: psutil.Process(event["pid"])
-        for event in read_events(only_run(runs_dir)) if event["event"] == "rank_start"
-    }  # fmt: skip
+        for event in read_events(only_run(runs_dir))
+        if event["event"] == "rank_start"
+    }
     header = (next(only_run(runs_dir).glob("samples-*.jsonl"))).read_text().splitlines()[0]
     return {
-        "kernel": supervisor.parent, "supervisor": lambda: supervisor, "mpirun": lambda: mpirun,
-        "rank 0": lambda: by_event[0], "rank 1": lambda: by_event[1],
+        "kernel": supervisor.parent,
+        "supervisor": lambda: supervisor,
+        "mpirun": lambda: mpirun,
+        "rank 0": lambda: by_event[0],
+        "rank 1": lambda: by_event[1],
         "sampler": lambda: psutil.Process(json.loads(header)["pid"]),
-    }[who]()  # fmt: skip
+    }[who]()
+
+
+PARENT_ENDED = "the process that started the run ended"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who, number, status, words", [
-    ("papermill", signal.SIGKILL, "interrupted", "the process that started the run ended"),
-    ("papermill", signal.SIGTERM, "interrupted", "the process that started the run ended"),
-    ("kernel", signal.SIGKILL, "interrupted", "the process that started the run ended"),
-    ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
-    ("rank 0", signal.SIGKILL, ("killed", "failed"), "rank"),
-    ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
-    ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
-    ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "who, number, status, words",
+    [
+        ("papermill", signal.SIGKILL, "interrupted", PARENT_ENDED),
+        ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
+        ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
+        ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
+        ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
+        pytest.param("papermill", signal.SIGTERM, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
+        pytest.param("kernel", signal.SIGKILL, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
+        pytest.param("rank 0", signal.SIGKILL, ("killed", "failed"), "rank", marks=pytest.mark.nightly),
+    ],
+)
 def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_path, who, number, status, words):
     runs_dir = tmp_path / "runs"
     start = papermill if who in ("papermill", "kernel") else python_run
@@ -141,8 +164,14 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
         launcher = intent.launcher
         raise SystemExit(supervise.supervise(run_dir, os.getppid(), launcher.mpirun, launcher.flavour))
     """)
-    started = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"HOW_IT_ENDS": how}, cwd=REPOSITORY,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    started = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | {"HOW_IT_ENDS": how},
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     output = started.communicate(timeout=90)[0]
     ended_at = time.time_ns()
     assert started.returncode == 1 and not processes_of(runs_dir), output
@@ -241,11 +270,14 @@ def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     assert again.wait() == 0 and (run_dir / "record.json").stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize("parameters, words", [
-    (dict(lerning_rate=0.1), "ValueError: lerning_rate: not a parameter"),
-    (dict(local_batch_size=0), "ValueError: local_batch_size: must be at least 1"),
-    (dict(local_batch_size="many"), "ValueError: local_batch_size: must be a whole number"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "parameters, words",
+    [
+        (dict(lerning_rate=0.1), "ValueError: lerning_rate: not a parameter"),
+        (dict(local_batch_size=0), "ValueError: local_batch_size: must be at least 1"),
+        (dict(local_batch_size="many"), "ValueError: local_batch_size: must be a whole number"),
+    ],
+)
 def test_papermill_refuses_bad_parameters_in_one_line(tmp_path, parameters, words):
     started = papermill(tmp_path / "runs", parameters)
     output = started.communicate()[0].strip().splitlines()
@@ -254,10 +286,17 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path, parameters, word
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("name, value", [
-    ("lerning_rate", "0.1"), ("local_batch_size", "0"), ("local_batch_size", "1.5"), ("devices", "two"),
-    ("workload", "alexnet"), ("dataset", "era6"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("lerning_rate", "0.1"),
+        ("local_batch_size", "0"),
+        ("local_batch_size", "1.5"),
+        ("devices", "two"),
+        ("workload", "alexnet"),
+        ("dataset", "era6"),
+    ],
+)
 def test_the_command_line_refuses_bad_parameters_with_status_2(tmp_path, capsys, name, value):
     assert cli.main(["run", "-p", name, value, "--runs-dir", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
@@ -361,7 +400,7 @@ def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
     assert done.returncode == 0 and len(found) == 6 and all(record["valid"] for record in found), done.stdout[-3000:]
     assert {(record["workload"], record["config"]["preset"]) for record in found} == {
         (workload, preset) for workload in ("resnet50", "fourcastnet") for preset in ("paper", "fast")
-    }  # fmt: skip
+    }
     assert all(record["idle_power_cpu_before_W"] > 0 and record["samples_in_training"] >= 60 for record in found)
     assert (tmp_path / "all.tar.gz").stat().st_size < 16 * 2**20
     with tarfile.open(tmp_path / "all.tar.gz") as packed:
@@ -410,8 +449,11 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     runs_dir = tmp_path / "runs"
     writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)  # wraps around every 5 s
     try:
-        started = python_run(runs_dir, TINY | dict(devices=2, epochs=40), env=os.environ | {
-            perun_adapter.POWERCAP_VARIABLE: str(tmp_path / "powercap")})  # fmt: skip
+        started = python_run(
+            runs_dir,
+            TINY | dict(devices=2, epochs=40),
+            env=os.environ | {perun_adapter.POWERCAP_VARIABLE: str(tmp_path / "powercap")},
+        )
         output = started.communicate(timeout=120)[0]
     finally:
         writer.kill()
@@ -438,8 +480,10 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
 def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line_and_a_record(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    if shutil.which("mount") is None or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)],
-                                                       capture_output=True).returncode:  # fmt: skip
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)], capture_output=True).returncode
+    ):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         started = python_run(disk / "runs", ENDLESS)

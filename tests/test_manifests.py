@@ -112,9 +112,11 @@ def test_manifests_say_what_is_needed():
     rule = texts["photographs"]["energynn:rule"]
     for constant in (
         f"{photographs.CROPS['train']} training crops of {photographs.CROP_PIXELS} x {photographs.CROP_PIXELS} pixels",
-        f"left {photographs.TRAIN_SHARE:.0%}", f"{photographs.CROPS['val']} validation crops",
-        f"[{photographs.SEED}, class index]", f"JPEG quality {photographs.JPEG_QUALITY}",
-    ):  # fmt: skip
+        f"left {photographs.TRAIN_SHARE:.0%}",
+        f"{photographs.CROPS['val']} validation crops",
+        f"[{photographs.SEED}, class index]",
+        f"JPEG quality {photographs.JPEG_QUALITY}",
+    ):
         assert constant in rule
     assert ", ".join(era5_sources.CHANNELS) in texts["era5"]["description"]
 

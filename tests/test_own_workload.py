@@ -19,13 +19,26 @@ def test_a_module_of_ones_own_makes_a_valid_record(tmp_path):
     assert len(WORKLOAD.read_text().splitlines()) <= 100
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     environment["PYTHONPATH"] = os.pathsep.join([str(WORKLOAD.parent), environment.get("PYTHONPATH", "")])
-    parameters = dict(workload="thumbnails", devices=2, hidden=512, epochs=200, sampling_period_s=0.02,
-                      runs_dir=str(tmp_path / "runs"))  # fmt: skip
+    parameters = dict(
+        workload="thumbnails",
+        devices=2,
+        hidden=512,
+        epochs=200,
+        sampling_period_s=0.02,
+        runs_dir=str(tmp_path / "runs"),
+    )
     command = [
-        sys.executable, "-m", "papermill", "--no-progress-bar", "--cwd", str(REPOSITORY),
-        str(REPOSITORY / "notebooks" / "run_training.ipynb"), str(tmp_path / "out.ipynb"),
-        "--parameters_yaml", json.dumps(parameters),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        "--cwd",
+        str(REPOSITORY),
+        str(REPOSITORY / "notebooks" / "run_training.ipynb"),
+        str(tmp_path / "out.ipynb"),
+        "--parameters_yaml",
+        json.dumps(parameters),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (run_dir,) = (path.parent for path in tmp_path.glob("runs/local/*/record.json"))

@@ -27,20 +27,33 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
     assert record["perun_time_s"] == pytest.approx(21.0) and record["perun_samples"] == 81
     assert record["samples_in_training"] == 201 and record["coverage"] == pytest.approx(1.0)
     assert record["metrics"] == {"top1_error": 0.25} and record["phases"] == [
-        {"rank": 0, "forward_s": 8.0, "backward_s": 10.0}, {"rank": 1, "forward_s": 8.000001, "backward_s": 10.0}
-    ]  # fmt: skip
+        {"rank": 0, "forward_s": 8.0, "backward_s": 10.0},
+        {"rank": 1, "forward_s": 8.000001, "backward_s": 10.0},
+    ]
     assert record["phase_spread"]["forward_s"] == {"min": 8.0, "mean": pytest.approx(8.0000005), "max": 8.000001}
     assert "energy_gpu_J" not in record and "energy_ram_J" not in record
     assert set(record) <= set(records.FIELDS)
     assert records.check(run_dir.parent.parent) == []
 
 
-@pytest.mark.parametrize("field, value", [
-    ("energy_total_J", 2000.0), ("training_time_s", 19.0), ("samples_trained", 640), ("valid", False),
-    ("metrics", {"top1_error": 0.2}), ("energy_cpu_provenance", "measured"), ("energy_perun_total_J", 1.0),
-    ("device_hours_training", 1.0), ("coverage", 0.995), ("energy_gpu_J", 5.0), ("status", "excellent"),
-    ("started_at", "2027-01-01T00:00:00Z"), ("more", 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("energy_total_J", 2000.0),
+        ("training_time_s", 19.0),
+        ("samples_trained", 640),
+        ("valid", False),
+        ("metrics", {"top1_error": 0.2}),
+        ("energy_cpu_provenance", "measured"),
+        ("energy_perun_total_J", 1.0),
+        ("device_hours_training", 1.0),
+        ("coverage", 0.995),
+        ("energy_gpu_J", 5.0),
+        ("status", "excellent"),
+        ("started_at", "2027-01-01T00:00:00Z"),
+        ("more", 1),
+    ],
+)
 def test_a_number_changed_by_somebody_who_mends_the_digest_is_found(run_dir, field, value):
     records.build(run_dir, "finished", "")
     rewrite(run_dir, **{field: value})

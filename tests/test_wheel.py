@@ -42,8 +42,12 @@ def installed(wheel, tmp_path_factory):
     def python(*words, **options):
         return subprocess.run(
             [sys.executable, "-P", *map(str, words)],
-            cwd=here, env=environment | {"PYTHONPATH": str(target)}, capture_output=True, text=True, **options,
-        )  # fmt: skip
+            cwd=here,
+            env=environment | {"PYTHONPATH": str(target)},
+            capture_output=True,
+            text=True,
+            **options,
+        )
 
     program = "import energynn, energynn.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
     assert python("-c", program).stdout.split() == [str(target / "energynn" / "__init__.py"), "False", str(here)]

@@ -16,9 +16,15 @@ PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", 
 
 
 def write_run(
-    runs_dir: Path, configuration: config.RunConfig, provenance: str = "simulated", time_s: float | None = None,
-    parts_W: dict | None = None, settings: dict | None = None, samples: bool = True, **changes,
-) -> Path:  # fmt: skip
+    runs_dir: Path,
+    configuration: config.RunConfig,
+    provenance: str = "simulated",
+    time_s: float | None = None,
+    parts_W: dict | None = None,
+    settings: dict | None = None,
+    samples: bool = True,
+    **changes,
+) -> Path:
     """Write the files of one run as the launcher does; ``changes`` replace fields of the record, None removes one.
 
     ``parts_W``: mean power per component; by default all is the CPU's. ``settings`` replace the configuration's.
@@ -44,25 +50,55 @@ def write_run(
     sensor = {"id": "cpu_estimate", "component": "cpu", "device": "all", "kind": "busy", "provenance": provenance}
     sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": model, "notes": {}}
     record = {
-        "schema": "energynn-record/2", "run_id": name, "workload": configuration.workload,
-        "system": configuration.system, "status": "finished", "status_reason": "", "valid": True, "invalid_reasons": [],
-        "started_at": "2026-01-01T00:00:00Z", "config": settings, "config_digest": config.digest(settings),
-        "data_digest": "0", "device_kind": "cpu core", "device_name": "synthetic core", "devices": devices,
-        "nodes": 1, "sockets": 1, "dataset_samples": 1000, "samples_trained": 1000, "samples_evaluated": 100,
-        "optimizer_steps": 50, "forward_backward_passes": 50, "training_time_s": training_time_s,
-        "device_hours_training": devices * training_time_s / 3600, "perun_time_s": training_time_s + 3.0,
+        "schema": "energynn-record/2",
+        "run_id": name,
+        "workload": configuration.workload,
+        "system": configuration.system,
+        "status": "finished",
+        "status_reason": "",
+        "valid": True,
+        "invalid_reasons": [],
+        "started_at": "2026-01-01T00:00:00Z",
+        "config": settings,
+        "config_digest": config.digest(settings),
+        "data_digest": "0",
+        "device_kind": "cpu core",
+        "device_name": "synthetic core",
+        "devices": devices,
+        "nodes": 1,
+        "sockets": 1,
+        "dataset_samples": 1000,
+        "samples_trained": 1000,
+        "samples_evaluated": 100,
+        "optimizer_steps": 50,
+        "forward_backward_passes": 50,
+        "training_time_s": training_time_s,
+        "device_hours_training": devices * training_time_s / 3600,
+        "perun_time_s": training_time_s + 3.0,
         "device_hours_perun": devices * (training_time_s + 3.0) / 3600,
-        **{f"energy_{c}_J": watts * training_time_s for c, watts in parts_W.items()}, "energy_total_J": energy_J,
+        **{f"energy_{c}_J": watts * training_time_s for c, watts in parts_W.items()},
+        "energy_total_J": energy_J,
         **{f"energy_{c}_provenance": provenance for c in (*parts_W, "total")},
-        **{f"mean_power_{c}_W": watts for c, watts in parts_W.items()}, "mean_power_total_W": power_W,
-        "sampling_period_s": 0.1, "samples_in_training": int(training_time_s / 0.1),
-        "coverage": 1.0, "sensors": [sensor], "metrics": metrics,
+        **{f"mean_power_{c}_W": watts for c, watts in parts_W.items()},
+        "mean_power_total_W": power_W,
+        "sampling_period_s": 0.1,
+        "samples_in_training": int(training_time_s / 0.1),
+        "coverage": 1.0,
+        "sensors": [sensor],
+        "metrics": metrics,
         "energy_phases": [
-            {"rank": rank, "device": "cpu", "phase": phase, "time_s": training_time_s / 7,
-             "energy_cpu_J": energy_J / 7 / devices} for rank in range(devices) for phase in PHASES
+            {
+                "rank": rank,
+                "device": "cpu",
+                "phase": phase,
+                "time_s": training_time_s / 7,
+                "energy_cpu_J": energy_J / 7 / devices,
+            }
+            for rank in range(devices)
+            for phase in PHASES
         ],
         "machine": {"hostname": "synthetic", "cpu": "none"},
-    } | changes  # fmt: skip
+    } | changes
     record = {field: value for field, value in record.items() if value is not None}
     (run_dir / "record.json").write_text(json.dumps(record))
     if samples:
@@ -109,11 +145,13 @@ def write_replica(runs_dir: Path, provenance: str = "measured", repeats: int = 2
     """Runs at the study's scale, by formulas of our own: not a copy of its values, and no evidence for anything."""
     powers = lambda low, high: [2**k for k in range(low, high + 1)]  # noqa: E731
     plans = {
-        "R1": (powers(0, 8), lambda n: (256, 1281167)), "R4": (powers(0, 8), lambda n: (256, 1281167 * n // 256)),
+        "R1": (powers(0, 8), lambda n: (256, 1281167)),
+        "R4": (powers(0, 8), lambda n: (256, 1281167 * n // 256)),
         "R5": (powers(0, 4), lambda n: (256 // n, 1281167 * n // 16)),
-        "R6": (powers(5, 8), lambda n: (8192 // n, 1281167 * n // 256)), "F1": (powers(2, 8), lambda n: (1, 54020)),
+        "R6": (powers(5, 8), lambda n: (8192 // n, 1281167 * n // 256)),
+        "F1": (powers(2, 8), lambda n: (1, 54020)),
         "F4": (powers(2, 4), lambda n: (16 // n, 54020)),
-    }  # fmt: skip
+    }
     for name in series.split():
         devices, plan = plans[name]
         for n in devices:
@@ -133,16 +171,36 @@ def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
         metrics = {"z500_rmse_6h_m": 20 * n**0.1, "z500_rmse_6h_persistence_m": 60.0}
     for repeat in range(repeats):
         noise = 1 + 0.004 * math.sin(7 * repeat + n)
-        settings = {"dataset": "imagenet" if image else "era5", "devices": n, "local_batch_size": lbs, "epochs": epochs,
-                    "global_batch_size": lbs * n, "repeat": repeat, "system": f"replica-{name}"}  # fmt: skip
+        settings = {
+            "dataset": "imagenet" if image else "era5",
+            "devices": n,
+            "local_batch_size": lbs,
+            "epochs": epochs,
+            "global_batch_size": lbs * n,
+            "repeat": repeat,
+            "system": f"replica-{name}",
+        }
         write_run(
-            runs_dir, config.make("resnet50" if image else "fourcastnet"), provenance, samples=False, settings=settings,
-            time_s=noise * samples * epochs / rate / n, parts_W=parts_W,
-            device_name=hardware, device_kind="gpu", devices=n, metrics=metrics, dataset_samples=samples,
-            nodes=-(-n // 4), sockets=sockets, samples_trained=samples * epochs,
-            optimizer_steps=steps, forward_backward_passes=steps, run_id=f"replica-{name}-n{n}-r{repeat}",
+            runs_dir,
+            config.make("resnet50" if image else "fourcastnet"),
+            provenance,
+            samples=False,
+            settings=settings,
+            time_s=noise * samples * epochs / rate / n,
+            parts_W=parts_W,
+            device_name=hardware,
+            device_kind="gpu",
+            devices=n,
+            metrics=metrics,
+            dataset_samples=samples,
+            nodes=-(-n // 4),
+            sockets=sockets,
+            samples_trained=samples * epochs,
+            optimizer_steps=steps,
+            forward_backward_passes=steps,
+            run_id=f"replica-{name}-n{n}-r{repeat}",
             system=f"replica-{name}",
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(scope="session")

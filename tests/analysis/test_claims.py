@@ -25,6 +25,25 @@ def replica(synthetic, tmp_path_factory):
     return claims.evaluate(synthetic.write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R6 F1 F4"))
 
 
+@pytest.fixture(scope="module")
+def without_own_runs(tmp_path_factory):
+    return claims.evaluate(tmp_path_factory.mktemp("nothing"))
+
+
+@pytest.fixture
+def only(monkeypatch, tmp_path_factory):
+    """Let the ledger have one statement only: to judge all of them takes seconds."""
+
+    def keep(claim_id):
+        head, *entries = claims.CLAIMS.read_text().split("[[claim]]\n")
+        (entry,) = [entry for entry in entries if f'id = "{claim_id}"' in entry]
+        path = tmp_path_factory.mktemp("ledger") / "claims.toml"
+        path.write_text(f"{head}[[claim]]\n{entry}")
+        monkeypatch.setattr(claims, "CLAIMS", path)
+
+    return keep
+
+
 def test_entries_are_precise():
     entries = LEDGER["claim"]
     assert len(entries) >= 100 and len({one["id"] for one in entries}) == len(entries)
@@ -58,8 +77,8 @@ def test_entries_are_precise():
     assert all(name in ids for erratum in published.errata() for name in erratum.get("claims", []))
 
 
-def test_published_values_judge_the_text(tmp_path):
-    found = claims.evaluate(tmp_path)
+def test_published_values_judge_the_text(without_own_runs):
+    found = without_own_runs
     verdict = verdicts(found, "published")
     assert verdict["scaled-lbs-energy-per-sample"] == "supported"
     assert verdict["interval-resnet50"] == "supported" and verdict["interval-resnet50-all"] == "contradicted"
@@ -76,7 +95,7 @@ def test_published_values_judge_the_text(tmp_path):
     assert sum(found["counts"]["published"].values()) == len(LEDGER["claim"])
 
 
-def test_own_runs_are_judged_in_a_column_of_their_own(replica, tmp_path):
+def test_own_runs_are_judged_in_a_column_of_their_own(replica, without_own_runs):
     verdict = verdicts(replica)
     # What the replica's formulas say: rates fall as n^-0.04, power follows the rate, errors rise beyond 8192.
     assert verdict["lbs-error-constant-to-8192"] == verdict["lbs-error-rises-rapidly"] == "supported"
@@ -87,8 +106,7 @@ def test_own_runs_are_judged_in_a_column_of_their_own(replica, tmp_path):
     assert time["effect"] == pytest.approx(1 / 1.35 - 1, abs=0.01)  # within 25 % to 30 %, but from single runs
     assert time["verdict"] == "not testable with these data" and "estimate lies inside" in time["reason"]
     assert verdict["gbs-energy-minimum"] == "not testable with these data"
-    alone = claims.evaluate(tmp_path)
-    for one, other in zip(replica["claims"], alone["claims"], strict=True):
+    for one, other in zip(replica["claims"], without_own_runs["claims"], strict=True):
         assert one["published"] == other["published"], "own runs must not touch the published column"
 
 
@@ -115,14 +133,33 @@ def test_a_power_law_grows_faster_with_each_doubling():
 
 
 @pytest.mark.parametrize("idle_W, verdict", [(40.0, "supported"), (None, "contradicted")])
-def test_the_measured_idle_power_is_the_baseline(synthetic, tmp_path, idle_W, verdict):
-    sensor = {"id": "gpu0", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured", "to_SI": 1.0,
-              "wraps_at": None, "primary": True, "model": None, "notes": {}}  # fmt: skip
+def test_the_measured_idle_power_is_the_baseline(synthetic, tmp_path, only, idle_W, verdict):
+    only("h100-stays-above-baseline")
+    sensor = {
+        "id": "gpu0",
+        "component": "gpu",
+        "device": "0",
+        "kind": "power",
+        "provenance": "measured",
+        "to_SI": 1.0,
+        "wraps_at": None,
+        "primary": True,
+        "model": None,
+        "notes": {},
+    }
     run_dir = synthetic.write_run(
-        tmp_path, config.make("fourcastnet"), "measured", time_s=600.0, parts_W={"gpu": 270.0}, samples=False,
-        settings={"dataset": "era5"}, device_kind="gpu", device_name="NVIDIA H100", sensors=[sensor],
+        tmp_path,
+        config.make("fourcastnet"),
+        "measured",
+        time_s=600.0,
+        parts_W={"gpu": 270.0},
+        samples=False,
+        settings={"dataset": "era5"},
+        device_kind="gpu",
+        device_name="NVIDIA H100",
+        sensors=[sensor],
         idle_power_gpu_before_W=idle_W,
-    )  # fmt: skip
+    )
     second, start = 10**9, 10**12
     events = [{"event": "rank_start", "rank": 0, "host": "synthetic", "t_mono_ns": start}]
     events += [{"event": "training_start", "rank": 0, "t_mono_ns": start}]
@@ -165,22 +202,32 @@ def test_small_runs_on_a_cpu_are_no_evidence(synthetic, tmp_path):
     assert len(reasons) == 1 and "cpu core with era5_ensemble" in reasons.pop()
 
 
-def test_scatter_makes_a_small_effect_undecided(synthetic, tmp_path):
+def test_scatter_makes_a_small_effect_undecided(synthetic, tmp_path, only):
+    only("lbs-speed-up-below-optimal")
     for n, minutes in ((32, 60.0), (256, 60.0 * 0.125 * 1.03)):  # 3 % more GPU hours, single runs: scatter of 4 % each
         settings = {"dataset": "imagenet", "devices": n, "local_batch_size": 256, "global_batch_size": 256 * n}
         settings["epochs"] = 100
         synthetic.write_run(
-            tmp_path, config.make("resnet50"), "measured", time_s=60 * minutes, samples=False, settings=settings,
-            parts_W={"gpu": 200.0 * n}, device_kind="gpu", device_name="NVIDIA A100", devices=n, run_id=f"n{n}",
+            tmp_path,
+            config.make("resnet50"),
+            "measured",
+            time_s=60 * minutes,
+            samples=False,
+            settings=settings,
+            parts_W={"gpu": 200.0 * n},
+            device_kind="gpu",
+            device_name="NVIDIA A100",
+            devices=n,
+            run_id=f"n{n}",
             dataset_samples=1281167,
-        )  # fmt: skip
+        )
     found = claims.evaluate(tmp_path)
     one = next(one for one in found["claims"] if one["id"] == "lbs-speed-up-below-optimal")["own"][0]
     assert one["verdict"] == "not testable with these data" and "estimate lies inside" in one["reason"]
     assert one["effect"] == pytest.approx(0.03, abs=1e-6) and one["low"] < 0 < one["high"]
 
 
-def test_command_line_prints_the_same_twice(synthetic, tmp_path, capsys):
+def test_command_line_prints_the_same_twice(synthetic, tmp_path, capsys, monkeypatch):
     runs = str(synthetic.write_replica(tmp_path, series="R1"))
     printed = []
     for _ in range(2):
@@ -189,8 +236,10 @@ def test_command_line_prints_the_same_twice(synthetic, tmp_path, capsys):
     assert printed[0] == printed[1]
     found = json.loads(printed[0])
     assert found["tolerances"] == LEDGER["tolerances"]
+    monkeypatch.setattr(claims, "evaluate", lambda data: found)
     assert cli.main(["claims", "--data", runs]) == 0
     text = capsys.readouterr().out
     assert "lbs-speed-up-near-optimal (Section 3.2.2, second paragraph)" in text and "base: n = 1" in text
     assert "erratum regimes-swapped" in text
+    monkeypatch.undo()
     assert cli.main(["claims", "--data", "/no/such/folder"]) == 2

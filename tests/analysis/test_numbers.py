@@ -21,10 +21,20 @@ def test_numbers_are_merged_in_order(tmp_path):
     assert merged["slope"] == expected | {"source": "runs/published", "notebook": "20_b"}
 
 
-@pytest.mark.parametrize(("value", "digits", "text"), [
-    (0.27, 3, "0.270"), (1034.2, 3, "1034"), (99.96, 3, "100"), (18, 3, "18"), (-0.4832, 2, "\N{MINUS SIGN}0.48"),
-    (0.0, 3, "0"), (1e-7, 2, "0.00000010"), ("abc", 3, "abc"), (np.int64(7), 3, "7"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.27, 3, "0.270"),
+        (1034.2, 3, "1034"),
+        (99.96, 3, "100"),
+        (18, 3, "18"),
+        (-0.4832, 2, "\N{MINUS SIGN}0.48"),
+        (0.0, 3, "0"),
+        (1e-7, 2, "0.00000010"),
+        ("abc", 3, "abc"),
+        (np.int64(7), 3, "7"),
+    ],
+)
 def test_text_has_significant_digits(tmp_path, value, digits, text):
     book = numbers.Numbers("n", tmp_path)
     book.add("name", value, digits=digits)
@@ -44,10 +54,15 @@ def test_nan_is_not_available_with_a_reason(tmp_path):
     assert book.entries["other"]["reason"]
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("taken", 1), "already"), (("a-b", 1), "letters"), (("x", 1, "", 3, "", "guessed"), "provenance"),
-    (("x", float("inf")), "infinite"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("taken", 1), "already"),
+        (("a-b", 1), "letters"),
+        (("x", 1, "", 3, "", "guessed"), "provenance"),
+        (("x", float("inf")), "infinite"),
+    ],
+)
 def test_rules(tmp_path, arguments, message):
     book = numbers.Numbers("n", tmp_path)
     book.add("taken", 1)
@@ -64,10 +79,14 @@ def test_the_least_certain_provenance_counts():
 
 
 def test_source_rows_have_names():
-    table = pd.DataFrame({
-        "origin": ["published", "published", "own"], "series": ["R4", "R4", "R4"], "devices": [8, 8, 8],
-        "run": ["published 3", "published 3", "lab-a, lab-b"],
-    })  # fmt: skip
+    table = pd.DataFrame(
+        {
+            "origin": ["published", "published", "own"],
+            "series": ["R4", "R4", "R4"],
+            "devices": [8, 8, 8],
+            "run": ["published 3", "published 3", "lab-a, lab-b"],
+        }
+    )
     assert numbers.rows(table) == "R4 n=8, lab-a, lab-b"
 
 

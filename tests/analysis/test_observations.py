@@ -97,8 +97,12 @@ def test_small_runs_of_a_laptop_are_in_no_series_of_the_study(synthetic_runs):
     assert "pre-training, constant LBS = 1" in set(own["series"])
 
 
-CHANGES = {"as the study": {}, "shorter": {"settings": {"epochs": 1}}, "less data": {"dataset_samples": 128116},
-           "other hardware": {"device_name": "NVIDIA H200"}}  # fmt: skip
+CHANGES = {
+    "as the study": {},
+    "shorter": {"settings": {"epochs": 1}},
+    "less data": {"dataset_samples": 128116},
+    "other hardware": {"device_name": "NVIDIA H200"},
+}
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -108,9 +112,16 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(synthetic, tmp_path, w
         more = {"dataset_samples": 1281167, "device_name": "NVIDIA A100"} | CHANGES[what]
         more["settings"] = settings | {"devices": n, "global_batch_size": 256 * n}
         synthetic.write_run(
-            tmp_path, config.make("resnet50"), time_s=3600.0, parts_W={"gpu": 300.0 * n}, samples=False, devices=n,
-            device_kind="gpu", run_id=f"n{n}", **more,
-        )  # fmt: skip
+            tmp_path,
+            config.make("resnet50"),
+            time_s=3600.0,
+            parts_W={"gpu": 300.0 * n},
+            samples=False,
+            devices=n,
+            device_kind="gpu",
+            run_id=f"n{n}",
+            **more,
+        )
     own = own_runs(tmp_path)
     assert own["series"].to_list() == 2 * ["R1" if what == "as the study" else "constant LBS = 256"]
 

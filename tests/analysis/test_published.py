@@ -10,9 +10,13 @@ from energynn.analysis import observations, published
 from energynn.files import REPOSITORY
 
 TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from the paper
-    ("H100", 4): (115.63, 105.32, 421.26), ("A100", 4): (120.70, 139.92, 559.70), ("H100", 16): (145.31, 32.26, 516.18),
-    ("A100", 16): (144.87, 43.28, 692.55), ("H100", 32): (174.25, 20.72, 663.13), ("A100", 32): (175.72, 28.42, 909.31),
-}  # fmt: skip
+    ("H100", 4): (115.63, 105.32, 421.26),
+    ("A100", 4): (120.70, 139.92, 559.70),
+    ("H100", 16): (145.31, 32.26, 516.18),
+    ("A100", 16): (144.87, 43.28, 692.55),
+    ("H100", 32): (174.25, 20.72, 663.13),
+    ("A100", 32): (175.72, 28.42, 909.31),
+}
 
 
 def test_files_are_those_of_the_checksums():
@@ -75,8 +79,13 @@ def test_repository_values_are_those_of_the_study():
         rows = list(csv.DictReader(file))
     assert len(rows) == 18
     for row in rows:
-        (found,) = [one for one in runs.itertuples() if row["series"] in one.series.split()
-                    and one.devices == int(row["gpus"]) and one.energy_total_kWh_half == 0]  # fmt: skip
+        (found,) = [
+            one
+            for one in runs.itertuples()
+            if row["series"] in one.series.split()
+            and one.devices == int(row["gpus"])
+            and one.energy_total_kWh_half == 0
+        ]
         assert found.energy_total_kWh == float(row["energy_kWh_mean"])
         assert found.energy_total_kWh_std == float(row["energy_kWh_std"])
         assert (found.gpu_hours, found.gpu_hours_std) == (float(row["gpu_hours_mean"]), float(row["gpu_hours_std"]))

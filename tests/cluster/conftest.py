@@ -25,18 +25,26 @@ class Cluster:
         self.folder = folder
         hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET")
         self.environment = {name: value for name, value in os.environ.items() if name not in hidden} | {
-            "SLURM_CONF": str(folder / "etc" / "slurm.conf"), "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
-            "ENERGYNN_POWERCAP": str(folder / "powercap"), "PYTHONPATH": str(REPOSITORY), "A_SECRET_TOKEN": "hush-hush",
-        }  # fmt: skip
+            "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
+            "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
+            "ENERGYNN_POWERCAP": str(folder / "powercap"),
+            "PYTHONPATH": str(REPOSITORY),
+            "A_SECRET_TOKEN": "hush-hush",
+        }
 
     def script(self, command, *words):
-        subprocess.run([HERE / "slurm_nodes.sh", command, self.folder, *words], env=self.environment, check=True,
-                       stdout=subprocess.DEVNULL, timeout=60)  # fmt: skip
+        subprocess.run(
+            [HERE / "slurm_nodes.sh", command, self.folder, *words],
+            env=self.environment,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=60,
+        )
 
     def run(self, *command, check=True):
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=1200, cwd=REPOSITORY
-        )  # fmt: skip
+        )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 

@@ -24,7 +24,8 @@ from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some minutes on a quiet machine
+# Some minutes on a quiet machine; all in one process of `pytest -n`, because they share one Slurm.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.xdist_group("slurm")]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
 LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle
@@ -170,7 +171,9 @@ def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluste
         folder = study.runs_dir / "two-nodes" / row["run_id"]
         record = records.read(folder)
         assert record["nodes"] == 2 and {path.name for path in folder.glob("samples-*")} == {
-            "samples-n1.jsonl", "samples-n2.jsonl"}  # fmt: skip
+            "samples-n1.jsonl",
+            "samples-n2.jsonl",
+        }
         assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
         assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)
         assert record["energy_perun_total_J"] > record["energy_total_J"] > 0  # perun counts start and end too
@@ -187,8 +190,20 @@ def test_the_analysis_notebooks_read_the_study_back(study, cluster, tmp_path):
     table = results.load(study.runs_dir)
     assert len(table.run) == 4 and set(table.nodes.values) == {2}
     for name in ("30_fourcastnet_scaling", "80_measurement"):
-        cluster.run(sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", tmp_path / f"{name}.ipynb",
-                    "--no-progress-bar", "-p", "runs_dir", study.runs_dir, "-p", "build_dir", tmp_path)  # fmt: skip
+        cluster.run(
+            sys.executable,
+            "-m",
+            "papermill",
+            f"notebooks/{name}.ipynb",
+            tmp_path / f"{name}.ipynb",
+            "--no-progress-bar",
+            "-p",
+            "runs_dir",
+            study.runs_dir,
+            "-p",
+            "build_dir",
+            tmp_path,
+        )
     told = json.loads((tmp_path / "numbers" / "80_measurement.json").read_text())
     assert told["own_runs"]["value"] == 4 and all(run in told["components"]["source"] for run in table.run_id.values)
 
@@ -233,11 +248,18 @@ def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study,
 
 def test_scancel_and_the_loss_of_a_node_cost_one_start_each(cluster, tmp_path):
     """And the fine-tuning that waits for the run waits for whatever job the run has then."""
-    run = Study(cluster, tmp_path, write_study(tmp_path, f"""
+    run = Study(
+        cluster,
+        tmp_path,
+        write_study(
+            tmp_path,
+            f"""
         first = config.make("fourcastnet", system=system, devices=2, checkpoint_period_s=1, **{LONG!r})
         tuned = dict(embed_dim=32, depth=1, epochs=30, stage="finetune", initial_run=config.run_id(first))
         return [first, config.make("fourcastnet", system=system, devices=2, **tuned)]
-    """))  # fmt: skip
+    """,
+        ),
+    )
     cluster.wait_for(run.is_training, "the run")
     first, tuned = sorted(run.rows(), key=lambda row: row["state"], reverse=True)
     assert (first["state"], tuned["state"]) == ("running", "queued")
@@ -275,10 +297,17 @@ def steps_of(node):
 
 
 def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(cluster, tmp_path):
-    study = Study(cluster, tmp_path, write_study(tmp_path, f"""
+    study = Study(
+        cluster,
+        tmp_path,
+        write_study(
+            tmp_path,
+            f"""
         good = config.make("fourcastnet", system=system, device="cpu", **{LONG!r})
         return [good, config.make("fourcastnet", system=system, device="gpu", **{LONG!r})]
-    """))  # fmt: skip
+    """,
+        ),
+    )
     assert "2 x" in study.said
     good, bad = study.rows()
     folder = study.runs_dir / "two-nodes" / good["run_id"]

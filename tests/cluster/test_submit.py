@@ -21,8 +21,21 @@ from energynn.cluster import costs, slurm, submit, systems
 from energynn.files import REPOSITORY
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
-COUNTS = {"R1": 45, "R2": 25, "R3": 20, "R4": 45, "R5": 25, "R6": 20, "F1": 7, "F2": 5, "F3": 3, "F4": 3, "F5": 3,
-          "T1": 3, "fluctuation": 3}  # fmt: skip
+COUNTS = {
+    "R1": 45,
+    "R2": 25,
+    "R3": 20,
+    "R4": 45,
+    "R5": 25,
+    "R6": 20,
+    "F1": 7,
+    "F2": 5,
+    "F3": 3,
+    "F4": 3,
+    "F5": 3,
+    "T1": 3,
+    "fluctuation": 3,
+}
 
 
 def hardware(name):
@@ -442,8 +455,13 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
         ["manifest", "verify", "era5_ensemble"],
         ["submit", "smoke", "--system", "local", "--dry-run"],
     ):
-        done = subprocess.run([sys.executable, "-m", "energynn.cli", *words], cwd=root, capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "energynn.cli", *words],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(root)},
+        )
         assert done.returncode == 0, done.stderr
 
 

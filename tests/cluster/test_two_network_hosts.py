@@ -35,8 +35,10 @@ class Hosts:
         hosts = [f"{self.network}.{i} {name}\n" for i, name in enumerate(self.names, 1)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
         # In place of ssh, for mpirun: options, the host, and words that a shell there puts together again.
-        (folder / "ssh").write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-                                    f'exec {" ".join(self.on("$host"))} sh -c "$*"\n')  # fmt: skip
+        (folder / "ssh").write_text(
+            '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
+            f'exec {" ".join(self.on("$host"))} sh -c "$*"\n'
+        )
         (folder / "ssh").chmod(0o755)
         (folder / "on-host").write_text(
             f'#!/bin/sh\nhostname "$1" && mount --bind {folder}/hosts /etc/hosts && shift && exec "$@"\n'
@@ -70,9 +72,12 @@ class Hosts:
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PYTEST_CURRENT"))}
         with open(output, "w") as file:
             return subprocess.Popen(
-                [*self.on(host), *map(str, command)], cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT,
+                [*self.on(host), *map(str, command)],
+                cwd=REPOSITORY,
+                stdout=file,
+                stderr=subprocess.STDOUT,
                 env=clean | ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)} | environment,
-            )  # fmt: skip
+            )
 
 
 def ip(*words):
@@ -114,10 +119,23 @@ def says_so_in_time(output, cut):
 def test_a_run_by_mpirun_on_two_hosts_survives_a_cut_link(hosts, tmp_path):
     run = config.make("fourcastnet", **LONG)
     folder = tmp_path / "runs" / "local" / config.run_id(run)
-    command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", tmp_path / "runs", "-p", "workload",
-               "fourcastnet", *(word for name, value in LONG.items() for word in ("-p", name, value))]  # fmt: skip
-    hydra = {"HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(tmp_path / "ssh"),
-             "HYDRA_HOST_FILE": str(tmp_path / "host-file")}  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "run",
+        "--runs-dir",
+        tmp_path / "runs",
+        "-p",
+        "workload",
+        "fourcastnet",
+        *(word for name, value in LONG.items() for word in ("-p", name, value)),
+    ]
+    hydra = {
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": str(tmp_path / "ssh"),
+        "HYDRA_HOST_FILE": str(tmp_path / "host-file"),
+    }
     started = hosts.start(hosts.names[0], tmp_path / "first", *command, **hydra)
     cut = cut_once_training(hosts, lambda: folder)
     says_so_in_time(tmp_path / "first", cut)
@@ -145,11 +163,30 @@ def test_ranks_by_torchrun_on_two_hosts_survive_a_cut_link(hosts, tmp_path):
     def start(attempt):
         return [
             hosts.start(
-                host, tmp_path / f"{attempt}-{rank}", sys.executable, "-m", "torch.distributed.run", "--nnodes", 2,
-                "--node-rank", rank, "--nproc-per-node", 1, "--master-addr", f"{hosts.network}.1", "--master-port",
-                29500, "--no-python", sys.executable, HERE / "rank_main.py", folder, settings, "float32",
-            ) for rank, host in enumerate(hosts.names)
-        ]  # fmt: skip
+                host,
+                tmp_path / f"{attempt}-{rank}",
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                2,
+                "--node-rank",
+                rank,
+                "--nproc-per-node",
+                1,
+                "--master-addr",
+                f"{hosts.network}.1",
+                "--master-port",
+                29500,
+                "--no-python",
+                sys.executable,
+                HERE / "rank_main.py",
+                folder,
+                settings,
+                "float32",
+            )
+            for rank, host in enumerate(hosts.names)
+        ]
 
     started = start("first")
     cut = cut_once_training(hosts, lambda: folder)

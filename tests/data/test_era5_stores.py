@@ -62,9 +62,11 @@ def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time=
             values = np.stack([[plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours])
             variables[NAMES[name][which]] = ((time, level, "latitude", "longitude"), values[..., ::order, :])
     coordinates = {
-        time: np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"), level: LEVELS_HPA,
-        "latitude": LATITUDE_DEG[::order], "longitude": np.arange(COLUMNS) * 360 / COLUMNS,
-    }  # fmt: skip
+        time: np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"),
+        level: LEVELS_HPA,
+        "latitude": LATITUDE_DEG[::order],
+        "longitude": np.arange(COLUMNS) * 360 / COLUMNS,
+    }
     found = xr.Dataset(variables, coordinates)
     for name, variable in found.items():
         variable.attrs["units"] = "%" if name in NAMES["r"] and which else "1"
@@ -146,9 +148,15 @@ def test_relative_humidity_against_tables():
 
 @pytest.mark.parametrize(
     "shape, kind, message",
-    [((4, 20, 9, 16), "f4", r"\(4, 20, 9, 16\)"), ((4, 21, 8, 16), "f4", "rows"), ((4, 21, 9, 16), "f8", "float64"),
-     ((9, 16), "f4", r"\(9, 16\)"), (None, "f4", "found None"), ((1461, 21, 1, 0), "f4", "1461 times")],
-)  # fmt: skip
+    [
+        ((4, 20, 9, 16), "f4", r"\(4, 20, 9, 16\)"),
+        ((4, 21, 8, 16), "f4", "rows"),
+        ((4, 21, 9, 16), "f8", "float64"),
+        ((9, 16), "f4", r"\(9, 16\)"),
+        (None, "f4", "found None"),
+        ((1461, 21, 1, 0), "f4", "1461 times"),
+    ],
+)
 def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind, message):
     with h5py.File(tmp_path / "2019.h5", "w") as file:
         if shape:
@@ -256,9 +264,9 @@ def test_a_killed_prepare_goes_on_and_ends_with_the_same_bytes(tmp_path):
     first_year = (out / "2015.npy").stat().st_mtime_ns
     era5_store.prepare(str(tmp_path / "source"), out, [2015, 2016], progress=lambda line: None)
     assert (out / "2015.npy").stat().st_mtime_ns == first_year
-    for name in [f"{part}{year}.{kind}" for year in (2015, 2016) for part, kind in (
-        ("", "npy"), ("", "json"), ("mean-", "npy")
-    )]:  # statistics to the last bit, too  # fmt: skip
+    for name in [
+        f"{part}{year}.{kind}" for year in (2015, 2016) for part, kind in (("", "npy"), ("", "json"), ("mean-", "npy"))
+    ]:  # statistics to the last bit, too
         assert (out / name).read_bytes() == (whole / name).read_bytes()
     assert not list(out.glob("*.part"))
 
@@ -432,10 +440,21 @@ print(json.dumps(fourcastnet.main(made, folder / "run")))
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
 def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     parameters = dict(
-        workload="fourcastnet", dataset="era5", training_years=2015,
-        validation_years="2016", test_years="2019", patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1,
-        stage=stage, initial_run="earlier" if stage == "finetune" else "", loader_workers=workers, device="cpu",
-    )  # fmt: skip
+        workload="fourcastnet",
+        dataset="era5",
+        training_years=2015,
+        validation_years="2016",
+        test_years="2019",
+        patch_size=4,
+        embed_dim=16,
+        depth=1,
+        num_blocks=2,
+        epochs=1,
+        stage=stage,
+        initial_run="earlier" if stage == "finetune" else "",
+        loader_workers=workers,
+        device="cpu",
+    )
     command = [sys.executable, "-c", TRAIN, str(tmp_path), json.dumps(parameters)]
     done = subprocess.run(command, cwd=files.REPOSITORY, check=True, capture_output=True, text=True)
     losses = json.loads(done.stdout.splitlines()[-1])
@@ -458,9 +477,19 @@ def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
     elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
     script.write_text(f"import os\nif ({rank}) == '1':\n    {elsewhere}\n{TRAIN}")
     parameters = dict(
-        workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
-        patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", devices=2,
-    )  # fmt: skip
+        workload="fourcastnet",
+        dataset="era5",
+        training_years="2015",
+        validation_years="2016",
+        test_years="2019",
+        patch_size=4,
+        embed_dim=16,
+        depth=1,
+        num_blocks=2,
+        epochs=1,
+        device="cpu",
+        devices=2,
+    )
     done = start_ranks(2, str(script), str(tmp_path), json.dumps(parameters))
     assert done.returncode != 0
     said = re.findall(
@@ -474,10 +503,21 @@ def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
     found = []
     for devices in (1, 2, 3):
         parameters = dict(
-            workload="fourcastnet", dataset="era5", training_years="2015", validation_years="2016", test_years="2019",
-            patch_size=4, embed_dim=16, depth=1, num_blocks=2, epochs=1, device="cpu", learning_rate=0,
-            local_batch_size=2, devices=devices,
-        )  # fmt: skip
+            workload="fourcastnet",
+            dataset="era5",
+            training_years="2015",
+            validation_years="2016",
+            test_years="2019",
+            patch_size=4,
+            embed_dim=16,
+            depth=1,
+            num_blocks=2,
+            epochs=1,
+            device="cpu",
+            learning_rate=0,
+            local_batch_size=2,
+            devices=devices,
+        )
         folder = tmp_path / str(devices)
         folder.mkdir()
         (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")

@@ -219,10 +219,14 @@ def test_a_png_named_jpeg_is_decoded():
 @pytest.mark.parametrize("scale_min", [0.08, 0.5])
 def test_fast_crops_are_torchvision_s(scale_min):
     """The same random numbers, hence the same crop and flip; pixels within one of 255 on average."""
-    pipeline = transforms.Compose([
-        load_pillow, transforms.RandomResizedCrop(224, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-    ])  # fmt: skip
+    pipeline = transforms.Compose(
+        [
+            load_pillow,
+            transforms.RandomResizedCrop(224, scale=(scale_min, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+        ]
+    )
     for seed, name in enumerate(photographs.PHOTOGRAPHS):
         data = photograph(name, seed)
         torch.manual_seed(seed)
@@ -234,10 +238,15 @@ def test_fast_crops_are_torchvision_s(scale_min):
 
 
 def test_centre_crop_and_normalization_are_the_usual_ones():
-    usual = transforms.Compose([
-        load_pillow, transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ])  # fmt: skip
+    usual = transforms.Compose(
+        [
+            load_pillow,
+            transforms.Resize(256),
+            transforms.CenterCrop(224),
+            transforms.ToTensor(),
+            transforms.Normalize(MEAN, STD),
+        ]
+    )
     data = photograph("coffee", 0)
     batch = normalized(torch.stack([centre_crop(data, 224)] * 2), MEAN, STD)
     assert batch.is_contiguous(memory_format=torch.channels_last) and batch.dtype == torch.float32
@@ -309,17 +318,26 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
     for name in ("n02_1.JPEG", "n02_2.JPEG"):
         (tree / "train" / "n02" / name).write_bytes(b"")
     settings = config.make(
-        local_batch_size=3, epochs=2, image_size=32, training_samples=11, validation_samples=6, loader_workers=2,
-        evaluate_training_set=True, on_bad_image=on_bad_image,
-    )  # fmt: skip
-    program = "import sys, runpy, pathlib; from energynn.data import manifests; " \
-              "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); " \
-              "runpy.run_path('tests/train/rank_main.py')"  # fmt: skip
+        local_batch_size=3,
+        epochs=2,
+        image_size=32,
+        training_samples=11,
+        validation_samples=6,
+        loader_workers=2,
+        evaluate_training_set=True,
+        on_bad_image=on_bad_image,
+    )
+    program = (
+        "import sys, runpy, pathlib; from energynn.data import manifests; "
+        "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); "
+        "runpy.run_path('tests/train/rank_main.py')"
+    )
 
     def train(folder):
         arguments = [str(folder), json.dumps(config.to_dict(settings)), "float32", str(tree)]
-        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True,
-                              cwd=files.REPOSITORY)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=files.REPOSITORY
+        )
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
         return done, [json.loads(line) for line in lines]
 

@@ -21,8 +21,15 @@ def two_gpus(tmp_path):
     sensors = [{"id": "cpu_0", "component": "cpu", "device": "0", "kind": "energy"}]
     gpu = {"component": "gpu", "kind": "energy"}
     sensors += [gpu | {"id": f"gpu_{n}", "device": str(n), "notes": {"uuid": f"GPU-{n}"}} for n in range(2)]
-    common = {"provenance": "simulated", "to_SI": 1.0, "wraps_at": None, "primary": True, "checks": None,
-              "update_s": 0.001, "model": None}  # fmt: skip
+    common = {
+        "provenance": "simulated",
+        "to_SI": 1.0,
+        "wraps_at": None,
+        "primary": True,
+        "checks": None,
+        "update_s": 0.001,
+        "model": None,
+    }
 
     def joules(watts, t):  # half power outside of 0 to 10 s
         return watts * (0.5 * (t + 3) if t < 0 else 1.5 + t if t < 10 else 11.5 + 0.5 * (t - 10))
@@ -34,18 +41,29 @@ def two_gpus(tmp_path):
         lines.append({"t": T0 + int(t * 1e9), "w": int(t * 1e9), "d": 50, "v": readings})
     write_lines(tmp_path / "samples-h.jsonl", lines)
     for rank in range(2):
-        marks = [(-2.5, "idle_start", dict(when="before")), (-0.5, "idle_end", dict(when="before")),
-                 (-0.4, "rank_start", dict(rank=rank, host="h", gpu_uuid=str(rank))), (0, "training_start", {}),
-                 (10, "training_end", {}), (10.2, "idle_start", dict(when="after")),
-                 (12.2, "idle_end", dict(when="after"))]  # fmt: skip
-        write_lines(tmp_path / f"events-rank{rank}.jsonl", [
-            {"t_mono_ns": T0 + int(t * 1e9), "t_wall_ns": int(t * 1e9), "event": name, **more}
-            for t, name, more in marks
-        ])  # fmt: skip
-        write_lines(tmp_path / f"phases-rank{rank}.jsonl", [
-            {"names": ["forward", "backward"]},
-            {"t": T0, "phase": [0, 1], "gap_us": [1_000_000, 0], "length_us": [3_000_000, 5_000_000]},
-        ])  # fmt: skip
+        marks = [
+            (-2.5, "idle_start", dict(when="before")),
+            (-0.5, "idle_end", dict(when="before")),
+            (-0.4, "rank_start", dict(rank=rank, host="h", gpu_uuid=str(rank))),
+            (0, "training_start", {}),
+            (10, "training_end", {}),
+            (10.2, "idle_start", dict(when="after")),
+            (12.2, "idle_end", dict(when="after")),
+        ]
+        write_lines(
+            tmp_path / f"events-rank{rank}.jsonl",
+            [
+                {"t_mono_ns": T0 + int(t * 1e9), "t_wall_ns": int(t * 1e9), "event": name, **more}
+                for t, name, more in marks
+            ],
+        )
+        write_lines(
+            tmp_path / f"phases-rank{rank}.jsonl",
+            [
+                {"names": ["forward", "backward"]},
+                {"t": T0, "phase": [0, 1], "gap_us": [1_000_000, 0], "length_us": [3_000_000, 5_000_000]},
+            ],
+        )
     return tmp_path
 
 
@@ -84,8 +102,10 @@ def test_a_gpu_that_no_rank_uses_is_in_no_sum(two_gpus):
     found = accounting.account(two_gpus)
     assert found["energy_gpu_J"] == pytest.approx(2000, rel=1e-3) and found["coverage"] > 0.99
     assert {entry["id"]: entry.get("used", True) for entry in found["sensors"]} == {
-        "cpu_0": True, "gpu_0": True, "gpu_1": False
-    }  # fmt: skip
+        "cpu_0": True,
+        "gpu_0": True,
+        "gpu_1": False,
+    }
 
 
 def test_a_rank_whose_gpu_has_no_sensor_is_said_and_no_evidence(two_gpus):

@@ -106,12 +106,19 @@ def test_an_amd_gpu_gives_its_power_in_watts(amdsmi):
     assert found[0].notes["power"] == "average" and "MI210" in found[0].notes["name"]
 
 
-@pytest.mark.parametrize("variables, devices", [
-    ({"ROCR_VISIBLE_DEVICES": "2,0"}, "02"), ({"HIP_VISIBLE_DEVICES": "1"}, "1"), ({"CUDA_VISIBLE_DEVICES": "1"}, "1"),
-    ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "2"),  # counted within what the first one leaves
-    ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, "0"), ({"ROCR_VISIBLE_DEVICES": ""}, ""),
-    ({"ROCR_VISIBLE_DEVICES": "GPU-dead1"}, "1"), ({"HIP_VISIBLE_DEVICES": "0,-1,2"}, "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "variables, devices",
+    [
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, "02"),
+        ({"HIP_VISIBLE_DEVICES": "1"}, "1"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "2"),  # counted within what the first one leaves
+        ({"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}, "0"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-dead1"}, "1"),
+        ({"HIP_VISIBLE_DEVICES": "0,-1,2"}, "0"),
+    ],
+)
 def test_only_the_gpus_of_the_job_count(amdsmi, monkeypatch, variables, devices):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -122,8 +129,9 @@ def test_only_the_gpus_of_the_job_count(amdsmi, monkeypatch, variables, devices)
 def test_a_variable_that_names_no_gpu_is_said(amdsmi, monkeypatch):
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-beef,0")
     assert perun_adapter.backend_sensors() == (
-        [], ["ROCR_VISIBLE_DEVICES names 'GPU-beef', no AMD GPU of this host"],
-    )  # fmt: skip
+        [],
+        ["ROCR_VISIBLE_DEVICES names 'GPU-beef', no AMD GPU of this host"],
+    )
 
 
 def test_gpus_whose_power_perun_does_not_read(amdsmi):
@@ -160,8 +168,9 @@ def test_a_broken_amdsmi_is_one_line(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(perun_adapter, "AMD_DRIVER", tmp_path)
     assert perun_adapter.backend_sensors() == (
-        [], ["perun's backend for AMD does not start: OSError: libamd_smi.so: cannot open shared object file"],
-    )  # fmt: skip
+        [],
+        ["perun's backend for AMD does not start: OSError: libamd_smi.so: cannot open shared object file"],
+    )
 
 
 def test_grace_counts_the_cpu_once(hwmon):
@@ -212,8 +221,9 @@ def test_energy_of_a_known_power_with_an_outage(amdsmi, tmp_path):
     assert np.isnan(samples.readings[:, 1]).sum() > 5
     start_ns = int(begun * 1e9) + 200_000_000
     (entry,) = [
-        e for e in energy.energy_of_sensors(energy.curves(samples), start_ns, start_ns + 2 * 10**9)
+        e
+        for e in energy.energy_of_sensors(energy.curves(samples), start_ns, start_ns + 2 * 10**9)
         if e["device"] == "1"
-    ]  # fmt: skip
+    ]
     # perun rounds down to whole watts: half a watt less on average
     assert entry["energy_J"] == pytest.approx(200 * 2 + 40 / 2 * (2.2**2 - 0.2**2) - 1, rel=2e-3)

@@ -37,8 +37,12 @@ def clock(tmp_path):
 def test_two_hosts_5000_s_apart_agree_within_a_millisecond(tmp_path, clock):
     reference, other, third = clock("a"), clock("b", ahead), clock("c")
     assert reference.measure() == {
-        "host": "a", "reference": "a", "offset_ns": 0, "uncertainty_ns": 0, "method": "reference"
-    }  # fmt: skip
+        "host": "a",
+        "reference": "a",
+        "offset_ns": 0,
+        "uncertainty_ns": 0,
+        "method": "reference",
+    }
     measured = other.measure()
     assert (measured["host"], measured["reference"], measured["method"]) == ("b", "a", "exchange")
     assert abs(measured["offset_ns"] + AHEAD_NS) <= min(measured["uncertainty_ns"], 10**6)
@@ -115,19 +119,34 @@ def test_an_exchange_is_not_followed_by_anything_worse(clock):
     assert other.measure() is None
 
 
-@pytest.mark.parametrize("text", [
-    "", "{", "[]", "null", '{"host": "a"}', "\0" * 100,
-    '{"host": 1, "address": 2, "port": "x", "token": null, "wall_minus_monotonic_ns": []}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"host": "a"}',
+        "\0" * 100,
+        '{"host": 1, "address": 2, "port": "x", "token": null, "wall_minus_monotonic_ns": []}',
+    ],
+)
 def test_a_damaged_file_gives_no_measurement_and_no_error(tmp_path, clock, text):
     (tmp_path / clocks.FILE).write_text(text)
     assert clock("a").measure() is None
 
 
-@pytest.mark.parametrize("wrong", [
-    {"port": 99999}, {"port": -1}, {"address": "no such address"}, {"address": "\0"}, {"token": "zz"},
-    {"token": "00" * 40},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"port": 99999},
+        {"port": -1},
+        {"address": "no such address"},
+        {"address": "\0"},
+        {"token": "zz"},
+        {"token": "00" * 40},
+    ],
+)
 def test_a_file_with_nonsense_leaves_the_wall_clocks(tmp_path, clock, wrong):
     clock("a")
     path = tmp_path / clocks.FILE
@@ -206,11 +225,25 @@ def test_events_of_two_time_namespaces_align_within_5_ms(tmp_path):
         pytest.skip("needs the right to make UTS and time namespaces (unshare, as root)")
     hosts = {
         host: subprocess.Popen(
-            [*unshare, "--monotonic", str(ahead_s), "sh", "-c", 'hostname "$0" && exec "$@"', host,
-             sys.executable, "-c", HOST, str(tmp_path), "2"],
-            stdout=subprocess.PIPE, text=True,
-        ) for host, ahead_s in (("host-a", 0), ("host-b", 5000))
-    }  # fmt: skip
+            [
+                *unshare,
+                "--monotonic",
+                str(ahead_s),
+                "sh",
+                "-c",
+                'hostname "$0" && exec "$@"',
+                host,
+                sys.executable,
+                "-c",
+                HOST,
+                str(tmp_path),
+                "2",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for host, ahead_s in (("host-a", 0), ("host-b", 5000))
+    }
     told = {host: json.loads(process.communicate(timeout=60)[0]) for host, process in hosts.items()}
     a, b = told["host-a"], told["host-b"]
     assert b["event"]["t"] - a["event"]["t"] > 4900e9, "the clocks are apart"

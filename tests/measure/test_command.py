@@ -34,14 +34,14 @@ def fake():
 def environment(gpus=(), **more):
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "CUDA_", "ENERGYNN_"))}
     python = os.pathsep.join(filter(None, [str(FAKES), os.environ.get("PYTHONPATH")]))
-    return clean | {"FAKE_GPUS": json.dumps(list(gpus)), "PYTHONPATH": python,
-                    "FAKE_T0": str(time.monotonic())} | more  # fmt: skip
+    return clean | {"FAKE_GPUS": json.dumps(list(gpus)), "PYTHONPATH": python, "FAKE_T0": str(time.monotonic())} | more
 
 
 def start(folder, *command, options=(), env=None, before=(), **more):
     words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder), *options, "--", *command]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment(),
-                            **more)  # fmt: skip
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment(), **more
+    )
 
 
 def measured(folder, *command, **more):
@@ -59,8 +59,11 @@ def has_begun(folder):
 @pytest.mark.slow
 def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
     """Nine GPUs: constant and varying power, counters that change every 20, 50 and 100 ms."""
-    loads = [dict(shape="constant", high_W=300.0), dict(shape="sine", low_W=200.0, high_W=400.0, rhythm_s=7.3),
-             dict(shape="sine", low_W=100.0, high_W=500.0, rhythm_s=2.9)]  # fmt: skip
+    loads = [
+        dict(shape="constant", high_W=300.0),
+        dict(shape="sine", low_W=200.0, high_W=400.0, rhythm_s=7.3),
+        dict(shape="sine", low_W=100.0, high_W=500.0, rhythm_s=2.9),
+    ]
     gpus = [load | {"update_s": update_s, "noise_W": 2.0} for load in loads for update_s in (0.02, 0.05, 0.1)]
     record, status, _ = measured(tmp_path / "run", "sleep", "14", env=environment(gpus))
     assert status == 0 and record["status"] == "finished" and record["valid"], record["invalid_reasons"]
@@ -70,8 +73,9 @@ def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
     assert record["idle_power_gpu_before_W"] > 0 and "energy_net_gpu_J" in record
 
     events = samples.read_events(tmp_path / "run")
-    start_ns, end_ns = (next(e["t_mono_ns"] for e in events if e["event"] == f"training_{mark}")
-                        for mark in ("start", "end"))  # fmt: skip
+    start_ns, end_ns = (
+        next(e["t_mono_ns"] for e in events if e["event"] == f"training_{mark}") for mark in ("start", "end")
+    )
     (host,) = samples.read_hosts(tmp_path / "run")
     random, true_J = np.random.default_rng(0), fake()["energy_J"]
     for curve in energy.curves(host):
@@ -89,8 +93,11 @@ def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
 
     with h5py.File(next((tmp_path / "run").glob("perun/*.hdf5"))) as file:
         in_perun = {}
-        file.visititems(lambda path, item: in_perun.__setitem__(path.split("/")[-3], item[:])
-                        if path.endswith("POWER/raw_data/values") else None)  # fmt: skip
+        file.visititems(
+            lambda path, item: (
+                in_perun.__setitem__(path.split("/")[-3], item[:]) if path.endswith("POWER/raw_data/values") else None
+            )
+        )
     assert len(in_perun) == 9
     for name, values in in_perun.items():
         assert (
@@ -108,9 +115,13 @@ def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
 @pytest.mark.slow
 def test_outages_and_false_readings_are_gaps_bridged_by_counters_and_flagged(tmp_path):
     faults = dict(shape="sine", low_W=200.0, high_W=400.0, rhythm_s=6.0, fails_from_s=5.0, fails_to_s=7.0)
-    gpus = [faults | {"update_s": 0.02}, faults | {"update_s": None}, faults | {"update_s": 0.05, "fault": "nan"},
-            faults | {"update_s": 0.05, "fault": "negative"},
-            faults | {"update_s": 0.02, "fault": "gone", "fails_from_s": 9.0, "fails_to_s": 1e9}]  # fmt: skip
+    gpus = [
+        faults | {"update_s": 0.02},
+        faults | {"update_s": None},
+        faults | {"update_s": 0.05, "fault": "nan"},
+        faults | {"update_s": 0.05, "fault": "negative"},
+        faults | {"update_s": 0.02, "fault": "gone", "fails_from_s": 9.0, "fails_to_s": 1e9},
+    ]
     record, status, errors = measured(tmp_path / "run", "sleep", "12", env=environment(gpus) | ALONE)
     assert status == 0
     events = samples.read_events(tmp_path / "run")
@@ -209,10 +220,19 @@ def test_one_rank_that_fails_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["perun", "own sampler"])
-@pytest.mark.parametrize("who, number", [
-    ("measure", signal.SIGTERM), ("measure", signal.SIGKILL), ("command", signal.SIGKILL), ("sampler", signal.SIGKILL),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "way, who, number",
+    [
+        ("perun", "measure", signal.SIGKILL),
+        ("perun", "command", signal.SIGKILL),
+        ("perun", "sampler", signal.SIGKILL),
+        ("own sampler", "measure", signal.SIGTERM),
+        ("own sampler", "measure", signal.SIGKILL),
+        ("own sampler", "sampler", signal.SIGKILL),
+        pytest.param("perun", "measure", signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param("own sampler", "command", signal.SIGKILL, marks=pytest.mark.nightly),
+    ],
+)
 def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, way, who, number):
     folder = tmp_path / "run"
     marker = f"import time; time.sleep({60 if who != 'sampler' else 6})  # {folder}"
@@ -221,8 +241,11 @@ def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, w
     wait_until(lambda: has_begun(folder))
     time.sleep(1.5)
     header = json.loads(next(folder.glob("samples-*.jsonl")).read_text().splitlines()[0])
-    child = next(p for p in processes_of(folder) if marker in p.cmdline() and "energynn.cli" not in p.cmdline()
-                   and "perun" not in p.cmdline())  # fmt: skip
+    child = next(
+        p
+        for p in processes_of(folder)
+        if marker in p.cmdline() and "energynn.cli" not in p.cmdline() and "perun" not in p.cmdline()
+    )
     victim = {"measure": started.pid, "command": child.pid, "sampler": header["pid"]}[who]
     killed_at = time.time_ns()
     os.kill(victim, number)
@@ -277,11 +300,15 @@ def test_an_nvml_that_does_not_start_is_said_and_the_command_runs(tmp_path):
     assert "version mismatch" in errors and any("version mismatch" in flag for flag in record["flags"])
 
 
-@pytest.mark.parametrize("words, said", [
-    ([], "no command"), (["--", "no-such-command"], "'no-such-command' is no command"),
-    (["--period", "0", "--", "true"], "period: must be 0.01 to 60"),
-    (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ([], "no command"),
+        (["--", "no-such-command"], "'no-such-command' is no command"),
+        (["--period", "0", "--", "true"], "period: must be 0.01 to 60"),
+        (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
+    ],
+)
 def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["measure", *words]) == 2
@@ -416,8 +443,9 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     events = [json.loads(line) for line in path.read_text().splitlines()]
     kept = [event for event in events if event["event"] in ("rank_start", "training_start")]
     t_ns = kept[-1]["t_mono_ns"] + 10**10
-    kept.append({"t_mono_ns": t_ns, "t_wall_ns": 10**10, "event": "progress", "samples_trained": 320,
-                 "samples_to_train": 640})  # fmt: skip
+    kept.append(
+        {"t_mono_ns": t_ns, "t_wall_ns": 10**10, "event": "progress", "samples_trained": 320, "samples_to_train": 640}
+    )
     path.write_text("".join(json.dumps(event) + "\n" for event in kept))
     (run_dir / "events-rank1.jsonl").write_text("")
     file = next(run_dir.glob("samples-*.jsonl"))

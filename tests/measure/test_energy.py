@@ -19,8 +19,18 @@ def write(path, sensors, times_s, readings, host="h", period_s=0.1):
 
 
 def sensor(kind, **more):
-    return {"id": kind, "component": "cpu", "device": "0", "kind": kind, "provenance": "simulated", "to_SI": 1.0,
-            "wraps_at": None, "primary": True, "model": None, **more}  # fmt: skip
+    return {
+        "id": kind,
+        "component": "cpu",
+        "device": "0",
+        "kind": kind,
+        "provenance": "simulated",
+        "to_SI": 1.0,
+        "wraps_at": None,
+        "primary": True,
+        "model": None,
+        **more,
+    }
 
 
 def joules(samples, start_s, end_s):
@@ -116,8 +126,10 @@ def test_a_counter_that_is_reset_goes_on_from_there(tmp_path):
 
 
 def sensors_of_a_gpu(**counter):
-    return [sensor("energy", **{"id": "gpu_0_energy", "component": "gpu", **counter}),
-            sensor("power", id="gpu_0_power", component="gpu", primary=False, checks="gpu_0_energy")]  # fmt: skip
+    return [
+        sensor("energy", **{"id": "gpu_0_energy", "component": "gpu", **counter}),
+        sensor("power", id="gpu_0_power", component="gpu", primary=False, checks="gpu_0_energy"),
+    ]
 
 
 def test_an_outage_is_bridged_by_the_counter_and_flagged_where_there_is_none(tmp_path):
@@ -145,8 +157,10 @@ def test_counter_and_power_that_disagree_are_flagged(tmp_path):
     assert check["counter_J"] == pytest.approx(4800) and check["power_J"] == pytest.approx(327 * 16)
 
 
-@pytest.mark.parametrize("period_s, rhythm_s, aliased", [(1.0, 0.5, True), (1.0, 1.0, True), (0.04, 0.5, False),
-                                                         (1.0, 60.0, False), (0.04, None, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "period_s, rhythm_s, aliased",
+    [(1.0, 0.5, True), (1.0, 1.0, True), (0.04, 0.5, False), (1.0, 60.0, False), (0.04, None, False)],
+)
 def test_a_square_wave_that_is_sampled_too_slowly_is_flagged(tmp_path, period_s, rhythm_s, aliased):
     """Sampled at the instants that our sampler chooses, which no rhythm of the load can follow."""
     index = np.arange(100)

@@ -117,10 +117,16 @@ def test_the_run_folder_names_its_source(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert intent.pop("method") == perun_import.METHOD
     assert intent == {
-        "run_id": run_dir.name, "workload": "perun import", "system": "imported", "started_at": STARTED,
+        "run_id": run_dir.name,
+        "workload": "perun import",
+        "system": "imported",
+        "started_at": STARTED,
         "config": {"source": "perun.hdf5", "source_sha256": digest, "application": "app", "run": STARTED},
-        "perun_version": "1.0.0", "perun_run": STARTED, "machine": {"sockets": 1}, "devices": 1,
-    }  # fmt: skip
+        "perun_version": "1.0.0",
+        "perun_run": STARTED,
+        "machine": {"sockets": 1},
+        "devices": 1,
+    }
     assert (run_dir / "perun" / "perun.hdf5").read_bytes() == path.read_bytes()
     before = {file: file.stat().st_mtime_ns for file in run_dir.rglob("*")}
     assert perun_import.import_file(path, tmp_path / "runs") == [run_dir], "a second import changes nothing"
@@ -139,8 +145,9 @@ def test_counters_of_1_0_are_not_integrated_again(tmp_path):
     assert run["energy_gpu_J"] == run["energy_perun_gpu_J"] == pytest.approx(8000)
     assert run["energy_total_J"] == pytest.approx(11500), "what perun does not sum we do not"
     assert [(s["id"], s["kind"]) for s in run["sensors"]] == [
-        ("cpu_0_package-0", "energy"), ("ROCM:00ff74a0-0000-1000_POWER", "power"),
-    ]  # fmt: skip
+        ("cpu_0_package-0", "energy"),
+        ("ROCM:00ff74a0-0000-1000_POWER", "power"),
+    ]
     assert samples["samples-a.jsonl"].header["sensors"][1]["device"] == "00ff74a0-0000-1000"
 
 
@@ -149,8 +156,9 @@ def test_two_hosts_have_a_file_each(tmp_path):
     (run_dir,) = perun_import.import_file(path, tmp_path / "runs")
     energies, samples = energies_of(run_dir)
     assert {name: read.header["host"] for name, read in samples.items()} == {
-        "samples-a.jsonl": "a", "samples-b.cluster.jsonl": "b.cluster",
-    }  # fmt: skip
+        "samples-a.jsonl": "a",
+        "samples-b.cluster.jsonl": "b.cluster",
+    }
     assert sum(energies.values()) == pytest.approx(2 * 7400)
     intent = json.loads((run_dir / "run.json").read_text())
     assert (intent["devices"], intent["machine"]["sockets"]) == (2, 1)
@@ -288,11 +296,20 @@ def with_other_lengths(path):
         raw.create_dataset("timesteps", data=SECONDS[:5]).attrs["mag"] = 1.0
 
 
-@pytest.mark.parametrize("spoil", [
-    cut, folder, without_runs, with_other_lengths, lambda path: path.unlink(), lambda path: path.write_bytes(b""),
-    lambda path: path.write_text("no HDF5"), lambda path: h5py.File(path, "w").create_group("x").file.close(),
-    lambda path: h5py.File(path, "w").create_dataset("x", data=1).file.close(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        cut,
+        folder,
+        without_runs,
+        with_other_lengths,
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("no HDF5"),
+        lambda path: h5py.File(path, "w").create_group("x").file.close(),
+        lambda path: h5py.File(path, "w").create_dataset("x", data=1).file.close(),
+    ],
+)
 def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil):
     path = write_run(tmp_path / "bad.hdf5", sensors=layout_0_8())
     spoil(path)

@@ -28,9 +28,11 @@ def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
     found, problems = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
     assert problems == []
     assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.component != "gpu"] == [
-        ("cpu", "0", "energy", "simulated"), ("ram", "0", "energy", "simulated"),
-        ("cpu", "1", "energy", "simulated"), ("ram", "1", "energy", "simulated"),
-    ]  # fmt: skip
+        ("cpu", "0", "energy", "simulated"),
+        ("ram", "0", "energy", "simulated"),
+        ("cpu", "1", "energy", "simulated"),
+        ("ram", "1", "energy", "simulated"),
+    ]
     assert found[0].read() == 1000000 and found[0].wraps_at == 262143328850.0
 
 
@@ -86,11 +88,24 @@ def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
 GPUS = [{"gpu-aa11", "mig-gpu-aa11"}, {"gpu-ab22", "mig-gpu-ab22", "mig-77"}, {"gpu-cc33", "mig-gpu-cc33"}]
 
 
-@pytest.mark.parametrize("value, chosen, wrong", [
-    (None, [0, 1, 2], None), ("", [], None), ("2,0", [2, 0], None), (" 1 , 2 ", [1, 2], None), ("-1", [], None),
-    ("0,-1,2", [0], None), ("0,7,1", [0], "7"), ("GPU-AB22", [1], None), ("GPU-c", [2], None), ("NoDevFiles", [], None),
-    ("MIG-GPU-ab22/1/0,MIG-GPU-ab22/2/0", [1], None), ("MIG-77", [1], None), ("GPU-beef,0", [], "GPU-beef"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value, chosen, wrong",
+    [
+        (None, [0, 1, 2], None),
+        ("", [], None),
+        ("2,0", [2, 0], None),
+        (" 1 , 2 ", [1, 2], None),
+        ("-1", [], None),
+        ("0,-1,2", [0], None),
+        ("0,7,1", [0], "7"),
+        ("GPU-AB22", [1], None),
+        ("GPU-c", [2], None),
+        ("NoDevFiles", [], None),
+        ("MIG-GPU-ab22/1/0,MIG-GPU-ab22/2/0", [1], None),
+        ("MIG-77", [1], None),
+        ("GPU-beef,0", [], "GPU-beef"),
+    ],
+)
 def test_visible_devices_are_those_of_the_runtime(value, chosen, wrong):
     assert sensors.visible_devices(GPUS, value) == (chosen, wrong)
 
@@ -195,9 +210,7 @@ def test_what_cannot_be_true_is_a_gap(tmp_path, capsys, value):
 
 def test_a_wall_clock_that_is_set_shows_and_changes_no_reading(tmp_path):
     ahead_s = iter([*[0.0] * 10, 0.3, *[0.0] * 10, *[5000.0] * 10])  # once a lost core, once a clock that is set
-    sampler = sensors.Sampler(
-        tmp_path / "s", [], 1, wall_ns=lambda: time.monotonic_ns() + int(next(ahead_s) * 1e9)
-    )  # fmt: skip
+    sampler = sensors.Sampler(tmp_path / "s", [], 1, wall_ns=lambda: time.monotonic_ns() + int(next(ahead_s) * 1e9))
     for _ in range(31):
         sampler.sample()
     steps = read_samples(tmp_path / "s").wall_clock_steps()

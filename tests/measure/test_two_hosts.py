@@ -42,9 +42,13 @@ def train(tmp_path, monkeypatch, powercap, hosts):
             words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
         command = words[:-1]
     done = subprocess.run(
-        command, env=supervise.rank_environment(run_dir, intent),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-    )  # fmt: skip
+        command,
+        env=supervise.rank_environment(run_dir, intent),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stdout
     return run_dir, records.build(run_dir, "finished", "")
 

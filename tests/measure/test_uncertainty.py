@@ -17,9 +17,12 @@ _found.loader.exec_module(fake)
 
 def simulated_run(kind, random, period_s=0.04, seconds=15.0):
     """Samples of one device and the true energy of a random window of 3 to 10 s."""
-    load = {"shape": random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3]),
-            "low_W": random.uniform(60, 150), "high_W": random.uniform(200, 600),
-            "rhythm_s": random.uniform(0.7, 9.0)}  # fmt: skip
+    load = {
+        "shape": random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3]),
+        "low_W": random.uniform(60, 150),
+        "high_W": random.uniform(200, 600),
+        "rhythm_s": random.uniform(0.7, 9.0),
+    }
     phase, update_s = random.uniform(100, 200), random.uniform(0.015, 0.1)
     index = np.arange(int(seconds / period_s))
     t = phase + period_s * (index + ((index * 0.6180339887) % 1 - 0.5) / 2) + random.exponential(2e-4, len(index))
@@ -27,13 +30,28 @@ def simulated_run(kind, random, period_s=0.04, seconds=15.0):
     shown = np.floor((t + random.uniform(0, update_s)) / update_s)
     shown_at = shown * update_s - random.uniform(0, 1e-9)
     counter = np.floor(1e3 * np.array([fake.energy_J(load, s) for s in np.minimum(shown_at, t)]))
-    common = {"component": "gpu", "device": "0", "provenance": "simulated", "wraps_at": None, "model": None,
-              "to_SI": 1e-3, "notes": {}}  # fmt: skip
+    common = {
+        "component": "gpu",
+        "device": "0",
+        "provenance": "simulated",
+        "wraps_at": None,
+        "model": None,
+        "to_SI": 1e-3,
+        "notes": {},
+    }
     energy_sensor = common | {"id": "e", "kind": "energy", "primary": True, "update_s": update_s, "checks": None}
-    power_sensor = common | {"id": "p", "kind": "power", "primary": kind == "power", "update_s": None,
-                             "checks": None if kind == "power" else "e"}  # fmt: skip
-    columns = {"power": [(power_sensor, power * 1e3)], "counter": [(energy_sensor, counter)],
-               "both": [(energy_sensor, counter), (power_sensor, power * 1e3)]}[kind]  # fmt: skip
+    power_sensor = common | {
+        "id": "p",
+        "kind": "power",
+        "primary": kind == "power",
+        "update_s": None,
+        "checks": None if kind == "power" else "e",
+    }
+    columns = {
+        "power": [(power_sensor, power * 1e3)],
+        "counter": [(energy_sensor, counter)],
+        "both": [(energy_sensor, counter), (power_sensor, power * 1e3)],
+    }[kind]
     readings = np.stack([values for _, values in columns], axis=1)
     if kind == "power" and random.random() < 0.3:  # a gap of up to half a second
         first = random.integers(100, 250)

@@ -88,14 +88,26 @@ def test_full_size_has_the_published_parameters():
     assert count + 2 * 768 == 74_691_840  # published, with the LayerNorm that it never uses
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     block = {
-        "norm1.weight": (768,), "norm1.bias": (768,), "filter.w1": (2, 8, 96, 96), "filter.b1": (2, 8, 96),
-        "filter.w2": (2, 8, 96, 96), "filter.b2": (2, 8, 96), "norm2.weight": (768,), "norm2.bias": (768,),
-        "mlp.fc1.weight": (3072, 768), "mlp.fc1.bias": (3072,), "mlp.fc2.weight": (768, 3072), "mlp.fc2.bias": (768,),
-    }  # fmt: skip
+        "norm1.weight": (768,),
+        "norm1.bias": (768,),
+        "filter.w1": (2, 8, 96, 96),
+        "filter.b1": (2, 8, 96),
+        "filter.w2": (2, 8, 96, 96),
+        "filter.b2": (2, 8, 96),
+        "norm2.weight": (768,),
+        "norm2.bias": (768,),
+        "mlp.fc1.weight": (3072, 768),
+        "mlp.fc1.bias": (3072,),
+        "mlp.fc2.weight": (768, 3072),
+        "mlp.fc2.bias": (768,),
+    }
     assert shapes == {
-        "pos_embed": (1, 16200, 768), "patch_embed.proj.weight": (768, 20, 8, 8), "patch_embed.proj.bias": (768,),
-        "head.weight": (1280, 768), **{f"blocks.{i}.{name}": shape for i in range(12) for name, shape in block.items()},
-    }  # fmt: skip
+        "pos_embed": (1, 16200, 768),
+        "patch_embed.proj.weight": (768, 20, 8, 8),
+        "patch_embed.proj.bias": (768,),
+        "head.weight": (1280, 768),
+        **{f"blocks.{i}.{name}": shape for i in range(12) for name, shape in block.items()},
+    }
 
 
 def test_published_state_dict_loads():

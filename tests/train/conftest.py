@@ -17,9 +17,13 @@ HERE = Path(__file__).parent
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 # Open MPI wants to be told that the tests may run as root and on few cores; MPICH does not look at these.
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1", "CUDA_VISIBLE_DEVICES": "", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 
 
 @dataclass
@@ -44,9 +48,14 @@ def start_ranks(ranks: int, script: str, *arguments: str, extra: dict | None = N
         pytest.skip("no mpirun")
     command = [MPIRUN, "-n", str(ranks)] if ranks > 1 else []
     return subprocess.run(
-        [*command, sys.executable, str(HERE / script), *arguments], env=os.environ | ENVIRONMENT | (extra or {}),
-        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120,
-    )  # fmt: skip
+        [*command, sys.executable, str(HERE / script), *arguments],
+        env=os.environ | ENVIRONMENT | (extra or {}),
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +69,13 @@ def train():
     """Train in so many ranks (as many as devices, if not told otherwise) with these parameters."""
 
     def start(
-        run_dir: Path, workload: str, ranks: int | None = None, extra: dict | None = None, dtype: str = "float32",
+        run_dir: Path,
+        workload: str,
+        ranks: int | None = None,
+        extra: dict | None = None,
+        dtype: str = "float32",
         **parameters,
-    ) -> Run:  # fmt: skip
+    ) -> Run:
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.to_dict(config))

@@ -41,9 +41,16 @@ def test_published_checkpoints_load(tmp_path, sizes):
     optimizer = torch.optim.Adam(theirs.parameters())
     theirs(torch.randn(1, 3, 8, 16)).mean().backward()
     optimizer.step()
-    torch.save({"iters": 100, "epoch": 3, "model_state": OrderedDict(state),
-                "optimizer_state_dict": optimizer.state_dict(),
-                "scheduler_state_dict": {"T_max": 80, "last_epoch": 3}}, tmp_path / "weights.pt")  # fmt: skip
+    torch.save(
+        {
+            "iters": 100,
+            "epoch": 3,
+            "model_state": OrderedDict(state),
+            "optimizer_state_dict": optimizer.state_dict(),
+            "scheduler_state_dict": {"T_max": 80, "last_epoch": 3},
+        },
+        tmp_path / "weights.pt",
+    )
     if sizes:
         with pytest.raises(ValueError, match=r"another architecture \(size mismatch for pos_embed.*") as caught:
             load_weights(tmp_path / "weights.pt", ours, {"embed_dim": 32})

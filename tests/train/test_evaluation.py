@@ -45,20 +45,23 @@ def test_scores_are_the_formulas(split, monkeypatch):
     metrics = fourcastnet.evaluate(Drift(), split, WORLD)
     for lead, step in (("6h", 1), ("12h", 2)):
         of = {}
-        for name, forecast in (
-            ("model", lambda s, n=step: 0.5**n * np.roll(s, n, -1)), ("persistence", lambda s: s)
-        ):  # fmt: skip
-            of[name] = np.mean([
-                [rmse_and_acc(forecast(sequence[0])[c], sequence[step, c], split.climatology[c]) for c in range(4)]
-                for sequence in split.sequences.astype(np.float64)
-            ], axis=0)  # fmt: skip
+        for name, forecast in (("model", lambda s, n=step: 0.5**n * np.roll(s, n, -1)), ("persistence", lambda s: s)):
+            of[name] = np.mean(
+                [
+                    [rmse_and_acc(forecast(sequence[0])[c], sequence[step, c], split.climatology[c]) for c in range(4)]
+                    for sequence in split.sequences.astype(np.float64)
+                ],
+                axis=0,
+            )
         expected = {
             f"z500_rmse_{lead}_m2_s2": 500 * of["model"][2, 0],
             f"z500_rmse_{lead}_m": 500 * of["model"][2, 0] / 9.80665,
             f"z500_rmse_{lead}_persistence_m": 500 * of["persistence"][2, 0] / 9.80665,
-            f"z500_acc_{lead}": of["model"][2, 1], f"z500_acc_{lead}_persistence": of["persistence"][2, 1],
-            f"rmse_{lead}": of["model"][:, 0].mean(), f"acc_{lead}": of["model"][:, 1].mean(),
-        }  # fmt: skip
+            f"z500_acc_{lead}": of["model"][2, 1],
+            f"z500_acc_{lead}_persistence": of["persistence"][2, 1],
+            f"rmse_{lead}": of["model"][:, 0].mean(),
+            f"acc_{lead}": of["model"][:, 1].mean(),
+        }
         found = {name: metrics.pop(name) for name in expected}
         assert found == pytest.approx(expected, rel=1e-6)
     assert not metrics

@@ -20,10 +20,18 @@ from tests.processes import processes_of, wait_until
 from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 
 TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
-RESNET50 = dict(workload="resnet50", devices=2, local_batch_size=4, image_size=32, training_samples=80,
-                validation_samples=8, evaluate_training_set=False)  # fmt: skip
+RESNET50 = dict(
+    workload="resnet50",
+    devices=2,
+    local_batch_size=4,
+    image_size=32,
+    training_samples=80,
+    validation_samples=8,
+    evaluate_training_set=False,
+)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
+NIGHTLY_MPIRUN = pytest.param("mpirun", marks=pytest.mark.nightly)
 
 
 def slurm_is_up() -> bool:
@@ -50,8 +58,14 @@ def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parame
     settings = json.dumps(configuration.to_dict(configuration.make(**base | parameters)))
     command = [*commands[launcher], sys.executable, str(HERE / script), str(run_dir), settings, "float32"]
     with open(run_dir / "output", "w") as output:
-        return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=files.REPOSITORY, stdout=output,
-                                stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        return subprocess.Popen(
+            command,
+            env=os.environ | ENVIRONMENT,
+            cwd=files.REPOSITORY,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def pids(run_dir) -> dict[int, int]:
@@ -92,20 +106,26 @@ def test_variables_of_srun_are_enough(tmp_path):
     ranks = [
         subprocess.Popen(
             [sys.executable, str(HERE / "rank_main.py"), str(tmp_path), settings, "float32"],
-            cwd=files.REPOSITORY, env=os.environ | ENVIRONMENT | {
-                "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank), "SLURM_STEP_ID": "0",
-                "MASTER_PORT": port
+            cwd=files.REPOSITORY,
+            env=os.environ
+            | ENVIRONMENT
+            | {
+                "SLURM_PROCID": str(rank),
+                "SLURM_NTASKS": "2",
+                "SLURM_LOCALID": str(rank),
+                "SLURM_STEP_ID": "0",
+                "MASTER_PORT": port,
             },
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     assert [process.wait(timeout=100) for process in ranks] == [0, 0]
     starts = [event for event in read_events(tmp_path) if event["event"] == "rank_start"]
     assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
+@pytest.mark.parametrize("launcher", [NIGHTLY_MPIRUN, "torchrun", "srun"])
 def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
     started = start(launcher, tmp_path / "run", devices=3)
     assert started.wait(timeout=100) != 0
@@ -113,11 +133,18 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher, number, base", [
-    *((launcher, number, TINY) for launcher in ("mpirun", "torchrun", "srun")
-      for number in (signal.SIGKILL, signal.SIGSTOP)),
-    ("torchrun", signal.SIGKILL, RESNET50),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "launcher, number, base",
+    [
+        ("mpirun", signal.SIGSTOP, TINY),
+        ("torchrun", signal.SIGKILL, RESNET50),
+        ("srun", signal.SIGKILL, TINY),
+        ("srun", signal.SIGSTOP, TINY),
+        pytest.param("mpirun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
+        pytest.param("torchrun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
+        pytest.param("torchrun", signal.SIGSTOP, TINY, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
     """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a collective finds out."""
     run_dir = tmp_path / "run"

@@ -32,9 +32,14 @@ def runs(tmp_path_factory, train):
 # (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
 COUNTS = {"resnet50": (80, 100, 10, 40), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
 SCORES = (
-    "z500_rmse_{}_m", "z500_rmse_{}_m2_s2", "z500_rmse_{}_persistence_m", "z500_acc_{}", "z500_acc_{}_persistence",
-    "rmse_{}", "acc_{}",
-)  # fmt: skip
+    "z500_rmse_{}_m",
+    "z500_rmse_{}_m2_s2",
+    "z500_rmse_{}_persistence_m",
+    "z500_acc_{}",
+    "z500_acc_{}_persistence",
+    "rmse_{}",
+    "acc_{}",
+)
 METRICS = {
     "resnet50": {"top1_error", "top5_error", "validation_loss", "top1_error_training"},
     "pretrain": {name.format("12h") for name in SCORES},
@@ -53,8 +58,10 @@ def test_events_tell_the_whole_run(runs, name):
         assert order == ["rank_start", "training_start", "training_end"]
         by_name = {event["event"]: event for event in events}
         assert {key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")} == {
-            "rank": rank, "world_size": 2, "device": "cpu"
-        }  # fmt: skip
+            "rank": rank,
+            "world_size": 2,
+            "device": "cpu",
+        }
         start, end = by_name["training_start"], by_name["training_end"]
         assert start["dataset_samples"] == dataset and start["samples_done"] == 0
         assert (end["samples_trained"], end["samples_evaluated"], end["optimizer_steps"]) == (trained, evaluated, steps)
@@ -89,9 +96,7 @@ def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
 
 
 def test_persistence_is_the_known_one(runs):
-    for name, metric, height_m in (
-        ("pretrain", "z500_rmse_12h", 41.06), ("finetune", "z500_rmse_24h", 64.29)
-    ):  # fmt: skip
+    for name, metric, height_m in (("pretrain", "z500_rmse_12h", 41.06), ("finetune", "z500_rmse_24h", 64.29)):
         epochs = [event for event in runs[name].events() if event["event"] == "epoch"]
         assert epochs[0][f"{metric}_persistence_m"] == pytest.approx(height_m, abs=0.01)
         assert epochs[-1][f"{metric}_m2_s2"] == pytest.approx(9.80665 * epochs[-1][f"{metric}_m"])
@@ -150,8 +155,14 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp
 def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
     """bfloat16 in the products, one kernel for all updates, workers that live on; and the same from epoch to epoch."""
     usual = train(tmp_path / "usual", "fourcastnet", epochs=2, **AFNO)
-    fast = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, persistent_workers=True,
-                pinned_memory=True, loader_workers=1)  # fmt: skip
+    fast = dict(
+        precision="bfloat16",
+        fused_optimizer=True,
+        deterministic=False,
+        persistent_workers=True,
+        pinned_memory=True,
+        loader_workers=1,
+    )
     faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast, **AFNO)
     assert (usual.status, faster.status) == (0, 0), faster.output
     assert faster.losses == pytest.approx(usual.losses, rel=0.02) and faster.losses != usual.losses

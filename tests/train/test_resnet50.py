@@ -37,10 +37,17 @@ def crops_of(data, seed=3, crop="random", **fields):
 def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
     config = configuration.make("resnet50", **SIZES | dict(training_samples=0))
     training, _ = resnet50.load_images(config, alone)
-    usual = ImageFolder(manifests.root("photographs") / "train", transforms.Compose([
-        transforms.RandomResizedCrop(32, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(), transforms.ToTensor(),
-        transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    ]))  # fmt: skip
+    usual = ImageFolder(
+        manifests.root("photographs") / "train",
+        transforms.Compose(
+            [
+                transforms.RandomResizedCrop(32, scale=(0.5, 1.0)),
+                transforms.RandomHorizontalFlip(),
+                transforms.ToTensor(),
+                transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+            ]
+        ),
+    )
     assert len(training) == len(usual) == 1000
     for index in (0, 17, 999):
         torch.manual_seed(index)
@@ -68,8 +75,12 @@ def test_every_way_of_loading_gives_the_same_crop(crop):
 
 def test_batches_arrive_normalized_and_in_their_memory_format(alone):
     batches = []
-    for fields in (dict(), dict(channels_last=True), dict(uint8_to_device=True),
-                   dict(uint8_to_device=True, channels_last=True)):  # fmt: skip
+    for fields in (
+        dict(),
+        dict(channels_last=True),
+        dict(uint8_to_device=True),
+        dict(uint8_to_device=True, channels_last=True),
+    ):
         config = configuration.make("resnet50", **SIZES, **fields)
         loader = resnet50.make_loader(resnet50.load_images(config, alone)[0], config, alone)
         images, labels = resnet50.to_device(next(iter(loader)), config, alone)
@@ -94,8 +105,9 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
 
 
 def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_path, monkeypatch):
-    pil, store = (configuration.make("resnet50", **SIZES, image_loading=way, uint8_to_device=True)
-                  for way in ("pil", "store"))  # fmt: skip
+    pil, store = (
+        configuration.make("resnet50", **SIZES, image_loading=way, uint8_to_device=True) for way in ("pil", "store")
+    )
     monkeypatch.setattr(resnet50, "REPOSITORY", tmp_path)
     ours, theirs = (resnet50.load_images(config, alone)[0] for config in (store, pil))
     assert ours.listing.place == tmp_path / "build" / "store" / "photographs" / "train.ppm"
@@ -109,9 +121,14 @@ def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_pa
         resnet50.load_images(configuration.make("resnet50", image_loading="store", dataset="imagenet"), alone)
 
 
-@pytest.mark.parametrize("fields", [
-    dict(preset="fast", dataset="photographs", loader_workers=2), dict(image_loading="device"),
-], ids=["fast", "device"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(preset="fast", dataset="photographs", loader_workers=2),
+        dict(image_loading="device"),
+    ],
+    ids=["fast", "device"],
+)
 def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fields):
     run = train(tmp_path / "run", "resnet50", epochs=2, **SIZES, **fields)
     assert run.status == 0, run.output
@@ -180,8 +197,9 @@ def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
 
 def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(tmp_path, train):
     sizes = SIZES | dict(training_samples=40, evaluate_training_set=False)
-    run = train(tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e30, checkpoint_period_s=0.01,
-                **sizes)  # fmt: skip
+    run = train(
+        tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e30, checkpoint_period_s=0.01, **sizes
+    )
     assert run.status != 0
     (line,) = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
     assert line.startswith("ValueError: loss is ") and "in epoch 2, step " in line and "learning_rate" in line

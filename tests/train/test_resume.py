@@ -21,13 +21,38 @@ from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
 CASES = {
     "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=150),
     "resnet50 on two ranks with loader workers": dict(
-        workload="resnet50", devices=2, local_batch_size=4, image_size=32, epochs=8, training_samples=40,
-        validation_samples=10, loader_workers=1),
+        workload="resnet50",
+        devices=2,
+        local_batch_size=4,
+        image_size=32,
+        epochs=8,
+        training_samples=40,
+        validation_samples=10,
+        loader_workers=1,
+    ),
     "resnet50 as fast as it can, gradients added up": dict(
-        workload="resnet50", preset="fast", dataset="photographs", local_batch_size=4, global_batch_size=8,
-        image_size=32, epochs=8, training_samples=40, validation_samples=10, loader_workers=1),
-}  # fmt: skip
-KILLS = dict(zip(CASES, (20, 6, 6), strict=True))
+        workload="resnet50",
+        preset="fast",
+        dataset="photographs",
+        local_batch_size=4,
+        global_batch_size=8,
+        image_size=32,
+        epochs=8,
+        training_samples=40,
+        validation_samples=10,
+        loader_workers=1,
+    ),
+}
+KILLS = dict(zip(CASES, (20, 6, 6), strict=True))  # at random instants
+STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
+WRITE_KILLS = [
+    ("killed with half a file", 0),
+    ("killed between weights and checksum", 0),
+    ("killed after the checksum", 0),
+]
+POINTS = dict(
+    zip(CASES, ([STEP_KILL, *WRITE_KILLS, STEP_STOP], [STEP_STOP, STEP_KILL], [STEP_KILL, STEP_STOP]), strict=True)
+)
 STOPPED_IN_EVALUATION = """
 import pathlib, runpy, sys
 from energynn.train import resnet50
@@ -40,11 +65,18 @@ runpy.run_path(%r)
 """
 
 
-def start(run_dir, settings, devices, script=HERE / "rank_main.py"):
+def start(run_dir, settings, devices, script=HERE / "rank_main.py", **environment):
     ranks = [MPIRUN, "-n", str(devices)] if devices > 1 else []
     command = [*ranks, sys.executable, str(script), str(run_dir), settings, "float32"]
-    return subprocess.Popen(command, env=os.environ | ENVIRONMENT, cwd=files.REPOSITORY, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+    return subprocess.Popen(
+        command,
+        env=os.environ | ENVIRONMENT | environment,
+        cwd=files.REPOSITORY,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def ranks_of(run_dir):
@@ -57,14 +89,63 @@ def newest(run_dir) -> int:
     return max((int(mark.stem) for mark in run_dir.glob("checkpoint/*.sha256")), default=0)
 
 
+def outcome(run_dir, output):
+    """Weights and losses of a training that came to its end."""
+    assert not (run_dir / "checkpoint").exists(), "of no use after the end"
+    losses = next(line for line in output.splitlines() if line.startswith("losses "))
+    return torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"], losses
+
+
+def assert_same(one, other):
+    (weights, losses), (other_weights, other_losses) = one, other
+    assert all(torch.equal(weights[key], other_weights[key]) for key in weights), "weights differ"
+    assert losses == other_losses
+
+
+def assert_each_start_went_on_from(steps, run_dir, config):
+    """The trainings began after these optimizer steps, every rank of them."""
+    starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
+    assert sorted(starts) == sorted(config.devices * [number * config.global_batch_size for number in steps])
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", CASES)
+def test_kills_at_named_points_change_no_bit(tmp_path, name):
+    """After a step, and within and between the writes of a checkpoint; each start goes on from the newest whole one."""
+    config = configuration.make(**CASES[name] | {"epochs": 4}, save_weights=True, checkpoint_period_s=0.001)
+    settings = json.dumps(configuration.to_dict(config))
+    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
+    unbroken.mkdir()
+    broken.mkdir()
+    undisturbed = start(unbroken, settings, config.devices)
+    expected = [0]
+    for point, rank in POINTS[name]:
+        dying_rank = str(min(rank, config.devices - 1))
+        dying = start(broken, settings, config.devices, HERE / "killed_rank.py", DIES_AT=point, DYING_RANK=dying_rank)
+        output = dying.communicate(timeout=250)[0]
+        assert dying.returncode == 75 if point.startswith("asked") else dying.returncode not in (0, 75), output
+        assert "Error" not in output or "BAD TERMINATION" in output or "Gloo" in output, output
+        expected.append(newest(broken))
+        assert expected[-1] > expected[-2], f"{point}: {output}"
+        temporary = [path for path in broken.glob("checkpoint/.*")]
+        assert bool(temporary) == (point == "killed with half a file"), temporary
+        newest_file = max(broken.glob("checkpoint/*.pt")).stem
+        assert (int(newest_file) > expected[-1]) == (point == "killed between weights and checksum")
+    last = start(broken, settings, config.devices)
+    outputs = [started.communicate(timeout=250)[0] for started in (undisturbed, last)]
+    assert_each_start_went_on_from(expected, broken, config)
+    assert_same(outcome(unbroken, outputs[0]), outcome(broken, outputs[1]))
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_random_instants_change_no_bit(tmp_path, name):
     """Every other one is a kill -9 of a rank, the others are a SIGTERM to one; each start goes on where it can."""
     config = configuration.make(**CASES[name], save_weights=True, checkpoint_period_s=0.3)
     settings, seeded = json.dumps(configuration.to_dict(config)), random.Random(name)
-    weights, losses, kills = {}, {}, []
+    outcomes, kills = [], []
     for wanted in (0, KILLS[name]):
         run_dir = tmp_path / str(wanted)
         run_dir.mkdir()
@@ -91,22 +172,26 @@ def test_kills_at_random_instants_change_no_bit(tmp_path, name):
             assert "Error" not in output or "BAD TERMINATION" in output or "Gloo" in output, output
             expected.append(newest(run_dir))
             assert expected[-1] >= expected[-2], "a checkpoint was lost"
-        weights[run_dir] = torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"]
         starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
         assert set(starts) == {steps * config.global_batch_size for steps in expected}, "each goes on from the newest"
-        losses[run_dir] = next(line for line in output.splitlines() if line.startswith("losses "))
-        assert not (run_dir / "checkpoint").exists(), "of no use after the end"
+        outcomes.append(outcome(run_dir, output))
     assert len(kills) == KILLS[name], "the training was over before"
-    one, other = weights.values()
-    assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
-    assert len(set(losses.values())) == 1
+    assert_same(*outcomes)
 
 
 @pytest.mark.slow
 def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
     """The evaluation is most of this training; afterwards it is made anew, and counted once."""
-    config = configuration.make("resnet50", local_batch_size=4, image_size=32, epochs=1, training_samples=20,
-                                validation_samples=250, checkpoint_period_s=0, save_weights=True)  # fmt: skip
+    config = configuration.make(
+        "resnet50",
+        local_batch_size=4,
+        image_size=32,
+        epochs=1,
+        training_samples=20,
+        validation_samples=250,
+        checkpoint_period_s=0,
+        save_weights=True,
+    )
     settings = json.dumps(configuration.to_dict(config))
     (tmp_path / "program.py").write_text(STOPPED_IN_EVALUATION % str(HERE / "rank_main.py"))
     weights = []

@@ -24,12 +24,19 @@ AFNO = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=2, num_blo
 # while the updates change the loss by several percent.
 RUNS = {
     "resnet50": dict(
-        workload="resnet50", local_batch_size=4, image_size=64, epochs=2, training_samples=40, validation_samples=10,
-        learning_rate=1e-5, warmup_epochs=0, evaluate_training_set=False,
+        workload="resnet50",
+        local_batch_size=4,
+        image_size=64,
+        epochs=2,
+        training_samples=40,
+        validation_samples=10,
+        learning_rate=1e-5,
+        warmup_epochs=0,
+        evaluate_training_set=False,
     ),
     "fourcastnet-pretrain": dict(**AFNO, epochs=1, save_weights=True),
     "fourcastnet-finetune": dict(**AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"),
-}  # fmt: skip
+}
 DTYPES = {"resnet50": "float64"}
 
 
