@@ -1,6 +1,7 @@
 """README.md and docs/*.md: their links lead somewhere, and their commands, studies and paths exist."""
 
 import argparse
+import ast
 import re
 import shlex
 import textwrap
@@ -190,3 +191,14 @@ def test_an_own_study_gives_runs(path, tmp_path):
 
 def test_the_guide_to_clusters_has_a_study_of_ones_own():
     assert len(own_studies((REPOSITORY / "docs/cluster.md").read_text())) == 1
+
+
+def test_the_architecture_has_a_line_for_each_file():
+    """The line is the first sentence of the module's docstring."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text()
+    for path in sorted((REPOSITORY / "energynn").rglob("*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        if docstring and path.parent.name + path.stem != "energynn__init__":
+            sentence = " ".join(docstring.split("\n\n")[0].split())
+            line = f"- `{path.relative_to(REPOSITORY)}`: {sentence}"
+            assert line in text.splitlines(), f"docs/architecture.md lacks this line: {line}"

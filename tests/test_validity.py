@@ -34,7 +34,7 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
 def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
     def change(line):
         if "metrics" in line:
-            line["metrics"] = {"top1_error": None}
+            line["metrics"] = {"top1_error": float("nan")}
 
     change_events(run_dir, change)
     record = records.build(run_dir, "finished", "")

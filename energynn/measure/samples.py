@@ -229,11 +229,11 @@ def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def _whole_lines(path: Path) -> list[dict]:
-    """The lines of a JSONL file that are whole."""
+    """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
     for text in path.read_text(errors="replace").splitlines():
         try:
-            line = json.loads(text)
+            line = json.loads(text, parse_constant=lambda _constant: None)
         except ValueError:
             continue
         if isinstance(line, dict):
