@@ -61,8 +61,10 @@ def derive(run_dir: Path, intent: dict) -> dict:
 
 def _history(events: list[dict]) -> list[dict]:
     """One entry for each epoch. An epoch that was made again from an older checkpoint counts as it went last."""
-    epochs = {event["epoch"]: event for event in events_of_kind(events, "epoch")}
-    return [{name: event[name] for name in event if name not in OF_AN_EVENT} for event in epochs.values()]
+    epochs = {}
+    for event in events_of_kind(events, "epoch"):
+        epochs[event["epoch"]] = {name: event[name] for name in event if name not in OF_AN_EVENT}
+    return list(epochs.values())
 
 
 def _phases(run_dir: Path) -> list[dict]:

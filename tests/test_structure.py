@@ -146,6 +146,31 @@ def test_the_package_stays_small():
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
 
 
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_code_is_calm(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < 70, f"{node.name} has more than 70 lines"
+        if isinstance(node, COMPREHENSIONS):
+            within = [part for child in ast.iter_child_nodes(node) for part in ast.walk(child)]
+            nested = [part for part in within if isinstance(part, COMPREHENSIONS)]
+            assert not nested, f"line {node.lineno}: a comprehension within another"
+        if isinstance(node, ast.IfExp):
+            assert not isinstance(node.orelse, ast.IfExp), f"line {node.lineno}: an if within an if"
+        if isinstance(node, ast.Assign):
+            assert not isinstance(node.value, ast.Lambda), f"line {node.lineno}: a lambda that has a name"
+
+
+def test_the_formatter_wins():
+    """Except for tables of data, which are read more easily as one writes them."""
+    everything = [path for folder in ("energynn", "tests", "notebooks") for path in (REPOSITORY / folder).rglob("*.*")]
+    skips = [path.read_text().count("# fmt: " + "skip") for path in everything if path.suffix in (".py", ".ipynb")]
+    assert sum(skips) <= 30
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_thin_and_clean(path):
     notebook = json.loads(path.read_text())

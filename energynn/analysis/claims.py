@@ -97,14 +97,16 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         tested = [verdict for verdict in judged if "effect" in verdict]
         entry["own"] = tested or judged[:1] or [{"on": "", "verdict": NOT_TESTABLE, "reason": nothing}]
         claims.append(entry)
-    columns = {
-        "published": Counter(claim["published"]["verdict"] for claim in claims),
-        "own": Counter(judged["verdict"] for claim in claims for judged in claim["own"]),
+    of_published = Counter(claim["published"]["verdict"] for claim in claims)
+    of_own = Counter(judged["verdict"] for claim in claims for judged in claim["own"])
+    counts = {
+        "published": {verdict: of_published[verdict] for verdict in VERDICTS},
+        "own": {verdict: of_own[verdict] for verdict in VERDICTS},
     }
     return {
         "tolerances": ledger["tolerances"],
         "scatter": ledger["scatter"],
-        "counts": {column: {verdict: counts[verdict] for verdict in VERDICTS} for column, counts in columns.items()},
+        "counts": counts,
         "claims": claims,
         "errata": published.errata(),
     }
@@ -439,11 +441,12 @@ def _compare(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
     if "match" not in claim:
         return _effects(["means"], _mean(y[:, a]) / _mean(y[:, b]) - 1)
     keys = list(rows[claim["match"]].itertuples(index=False, name=None))
-    of_a, of_b = ({keys[i]: i for i in np.flatnonzero(side)} for side in (a, b))
+    of_a = {keys[i]: i for i in np.flatnonzero(a)}
+    of_b = {keys[i]: i for i in np.flatnonzero(b)}
     pairs = {key: (i, of_b[key]) for key, i in of_a.items() if key in of_b}
     if not pairs:
         raise NotTestable(f"no pair of runs is equal in {', '.join(claim['match'])}")
-    labels = [", ".join(f"{name} {size}" for name, size in zip(claim["match"], key, strict=True)) for key in pairs]
+    labels = [_words(dict(zip(claim["match"], key, strict=True))) for key in pairs]
     above, below = np.array(list(pairs.values())).T
     return _effects(labels, y[:, above] / y[:, below] - 1)
 
@@ -530,6 +533,9 @@ def _sides(claim: dict, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     a, b = (rows.index.isin(_match(rows, claim[side]).index) for side in ("a", "b"))
     if not a.any() or not b.any():
         missing = claim["a"] if not a.any() else claim["b"]
-        words = ", ".join(f"{name} {wanted}" for name, wanted in missing.items())
-        raise NotTestable(f"no run with this quantity and {words}")
+        raise NotTestable(f"no run with this quantity and {_words(missing)}")
     return a, b
+
+
+def _words(conditions: dict) -> str:
+    return ", ".join(f"{name} {value}" for name, value in conditions.items())

@@ -175,7 +175,11 @@ def merge(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and (population) standard deviation of each channel over these years, (channels,) float64."""
-    collected = reduce(merge, [np.array([_note(root, year)[name] for name in MOMENTS]) for year in years])
+    moments = []
+    for year in years:
+        note = _note(root, year)
+        moments.append(np.array([note[name] for name in MOMENTS]))
+    collected = reduce(merge, moments)
     return collected[1], np.sqrt(collected[2] / collected[0])
 
 

@@ -108,10 +108,10 @@ def _raw_files(path: Path, run: PerunRun):
             raise ValueError(f"{path}: the sensors of {host} were not read at the same times, as perun does")
         translated = [_as_ours(sensor) for sensor in own]
         raw = [(sensor.counter or sensor.values).readings.tolist() for sensor in own]  # whole counters, not floats
-        columns = [
-            [None if np.isnan(good) else value for value, good in zip(values, readings, strict=True)]
-            for values, (_, readings) in zip(raw, translated, strict=True)
-        ]
+        columns = []
+        for values, (_, readings) in zip(raw, translated, strict=True):
+            pairs = zip(values, readings, strict=True)
+            columns.append([None if np.isnan(reading) else value for value, reading in pairs])
         start_ns = _start_ns(run) if round_ == rounds[0] else 0  # when later rounds began perun does not say
         period_s = float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0
         header = {"header": "energynn-samples/1", "host": host, "period_s": period_s}

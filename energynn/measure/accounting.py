@@ -165,9 +165,9 @@ def _missing(hosts: list[Samples], where: dict[int, str], gpus: dict[int, str | 
     """In words: hosts of ranks without samples, and ranks whose GPU no sensor reads."""
     sampled = {samples.host for samples in hosts if len(samples.t_ns)}
     lines = [f"no samples of {host}: its energy is missing" for host in sorted(set(where.values()) - sampled)]
-    known_gpus = {samples.host: {_uuid_of(sensor) for sensor in samples.header["sensors"]} for samples in hosts}
+    read = {(samples.host, _uuid_of(sensor)) for samples in hosts for sensor in samples.header["sensors"]}
     for rank, uuid in gpus.items():
-        if uuid and uuid not in known_gpus.get(where[rank], set()):
+        if uuid and (where[rank], uuid) not in read:
             lines.append(f"rank {rank}: no sensor of its GPU {uuid} on {where[rank]}; its energy is missing")
     return lines
 
