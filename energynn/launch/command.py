@@ -50,7 +50,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     if with_perun:
         gpus = [gpu["index"] for gpu in machine.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
-        perun = perun_adapter.command(Path(__file__).with_signal_name("under_perun.py"), folder, folder / "perun.ini")
+        perun = perun_adapter.command(Path(__file__).with_name("under_perun.py"), folder, folder / "perun.ini")
         # Hold a Ctrl-C back: in this process until perun runs, in perun until ``run_under_perun`` handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         variables = perun_adapter.environment(folder, dict(os.environ))

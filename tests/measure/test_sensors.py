@@ -253,3 +253,8 @@ def test_how_often_a_counter_changes_is_seen():
     still = sensors.Sensor("0", "gpu", "1", "energy", "simulated", lambda: 7)
     sensors.watch_updates([fast, slow, still])
     assert fast.update_s < 0.01 and slow.update_s == pytest.approx(0.05, abs=0.02) and still.update_s is None
+
+
+def test_rapl_counts_microjoules(tmp_path):
+    found, _ = sensors.rapl_sensors(powercap_tree(tmp_path))
+    assert [sensor.read() * sensor.to_SI for sensor in found] == [1.0, 1.0]  # J
