@@ -8,7 +8,7 @@ import psutil
 from energynn.measure import perun_adapter
 
 
-def wait_until(condition, timeout_s=60, what=""):
+def wait_until(condition, timeout_s=180, what=""):
     """Wait for a condition, or fail."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -172,7 +172,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
         stderr=subprocess.STDOUT,
         text=True,
     )
-    output = started.communicate(timeout=90)[0]
+    output = started.communicate(timeout=300)[0]
     ended_at = time.time_ns()
     assert started.returncode == 1 and not processes_of(runs_dir), output
     record = records.read(only_run(runs_dir))
@@ -207,7 +207,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         ranks = {event["rank"]: event["pid"] for event in read_events(folder) if event["event"] == "rank_start"}
         supervisor = next(one for one in processes_of(runs_dir) if "energynn.launch.supervise" in one.cmdline())
         (psutil.Process(ranks[1]) if who == "rank 1" else supervisor).send_signal(how)
-        output = started.communicate(timeout=60)[0]
+        output = started.communicate(timeout=300)[0]
         stopped = records.read(run_dir)
         assert started.returncode == status, output
         assert (stopped["status"] == "interrupted" and "it can go on" in stopped["status_reason"]) == (status == 75)
@@ -215,7 +215,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         assert how == signal.SIGKILL or list(folder.glob("perun/*.hdf5")), "perun's data are kept, too"
         assert len(stopped["segments"]) == number and (number == 1 or "goes on after " in output)
         energies_J.append(stopped["energy_cpu_J"])
-    done = subprocess.run(command, timeout=120, **pipes)
+    done = subprocess.run(command, timeout=300, **pipes)
     assert done.returncode == 0 and "goes on after " in done.stdout, done.stdout
     record = records.read(run_dir)
     assert record["status"] == "finished" and record["valid"] and records.check(runs_dir) == [], record[
@@ -454,7 +454,7 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
             TINY | dict(devices=2, epochs=40),
             env=os.environ | {perun_adapter.POWERCAP_VARIABLE: str(tmp_path / "powercap")},
         )
-        output = started.communicate(timeout=120)[0]
+        output = started.communicate(timeout=300)[0]
     finally:
         writer.kill()
         writer.wait()
@@ -491,7 +491,7 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line_and_a_record(tmp_path
         with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(b"\0" * 4096)
-        output = started.communicate(timeout=60)[0]
+        output = started.communicate(timeout=300)[0]
         assert started.returncode != 0 and "No space left on device" in output
         record = records.read(only_run(disk / "runs"))
         assert record["status"] == "failed" and "No space left on device" in record["status_reason"]

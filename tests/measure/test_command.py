@@ -46,7 +46,7 @@ def start(folder, *command, options=(), env=None, before=(), **more):
 
 def measured(folder, *command, **more):
     done = start(folder, *command, options=["--json"], **more)
-    output, errors = done.communicate(timeout=120)
+    output, errors = done.communicate(timeout=300)
     assert output, errors
     return json.loads(output), done.returncode, errors
 
@@ -211,7 +211,7 @@ def test_ranks_of_one_host_count_its_energy_once(tmp_path, inside):
 def test_one_rank_that_fails_is_named(tmp_path):
     ranks = [str(Path(sys.executable).with_name("mpirun")), "-n", "2"]
     started = start(tmp_path / "run", sys.executable, "-c", RANKS, "fail", before=ranks)
-    started.communicate(timeout=60)
+    started.communicate(timeout=300)
     record = records.read(tmp_path / "run")
     assert started.returncode != 0
     assert record is None or record["status_reason"] == "rank 1: the command ended with status 4"
@@ -250,7 +250,7 @@ def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, w
     killed_at = time.time_ns()
     os.kill(victim, number)
     if who == "sampler":
-        assert started.wait(timeout=60) == 0
+        assert started.wait(timeout=300) == 0
     else:
         wait_until(lambda: not [p for p in processes_of(folder) if p.pid == child.pid], 5)
         if number == signal.SIGKILL and who == "measure":
@@ -282,7 +282,7 @@ def test_a_full_disk_is_said_and_the_command_goes_on(tmp_path):
         with open(disk / "filler", "wb", buffering=0) as filler, pytest.raises(OSError):
             while True:
                 filler.write(b"\0" * 1024)
-        _, errors = started.communicate(timeout=60)
+        _, errors = started.communicate(timeout=300)
         assert "No space left on device" in errors and "Traceback" not in errors, errors
         assert started.returncode != 0
         (disk / "filler").unlink()
@@ -345,7 +345,7 @@ def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
         started = start(tmp_path / name, sys.executable, "-c", program, env=environment(), start_new_session=True)
         wait_until(sign.exists)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does
-        output, errors = started.communicate(timeout=60)
+        output, errors = started.communicate(timeout=300)
         assert started.returncode == 130, errors
         record = records.read(tmp_path / name)
         assert record["status"] == "interrupted" and "SIGINT" in record["status_reason"], record["status_reason"]
@@ -358,8 +358,8 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
     wait_until(lambda: has_begun(tmp_path / "run%d"))
     assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
     second = start(tmp_path / "run%d", "sleep", "5")
-    assert "this run goes on already" in second.communicate(timeout=60)[1] and second.returncode == 2
-    assert started.wait(timeout=60) == 0
+    assert "this run goes on already" in second.communicate(timeout=300)[1] and second.returncode == 2
+    assert started.wait(timeout=300) == 0
     record = records.read(tmp_path / "run%d")
     assert record["status"] == "finished" and list((tmp_path / "run%d").glob("perun/*.hdf5")), "a % in the path"
 

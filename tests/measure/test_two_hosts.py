@@ -47,7 +47,7 @@ def train(tmp_path, monkeypatch, powercap, hosts):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stdout
     return run_dir, records.build(run_dir, "finished", "")

@@ -54,7 +54,7 @@ def start_ranks(ranks: int, script: str, *arguments: str, extra: dict | None = N
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -90,7 +90,7 @@ def test_launchers_start_the_same_trainer(tmp_path):
     for launcher in ("mpirun", "torchrun", *(["srun"] if slurm_is_up() else [])):
         started = start(launcher, tmp_path / launcher, epochs=2)
         output = tmp_path / launcher / "output"
-        assert started.wait(timeout=100) == 0, output.read_text()
+        assert started.wait(timeout=300) == 0, output.read_text()
         losses = sorted(re.findall(r"losses (\[.*?\])", output.read_text()))
         assert len(losses) == 2 and losses == (expected := expected or losses)
         starts = [event for event in read_events(tmp_path / launcher) if event["event"] == "rank_start"]
@@ -119,7 +119,7 @@ def test_variables_of_srun_are_enough(tmp_path):
         )
         for rank in range(2)
     ]
-    assert [process.wait(timeout=100) for process in ranks] == [0, 0]
+    assert [process.wait(timeout=300) for process in ranks] == [0, 0]
     starts = [event for event in read_events(tmp_path) if event["event"] == "rank_start"]
     assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]
 
@@ -128,7 +128,7 @@ def test_variables_of_srun_are_enough(tmp_path):
 @pytest.mark.parametrize("launcher", [NIGHTLY_MPIRUN, "torchrun", "srun"])
 def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
     started = start(launcher, tmp_path / "run", devices=3)
-    assert started.wait(timeout=100) != 0
+    assert started.wait(timeout=300) != 0
     assert "ValueError: devices: 3 asked for, but the launcher made a world of" in (tmp_path / "run/output").read_text()
 
 
@@ -176,7 +176,7 @@ def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(tmp_pat
     try:
         rank = pids(run_dir)[1]
         os.kill(rank, signal.SIGUSR1)
-        status = started.wait(timeout=60)
+        status = started.wait(timeout=300)
         output = (run_dir / "output").read_text()
         assert len(re.findall("interrupted: checkpoint after", output)) == 2, output
         # torchrun has one status for whatever its ranks ended with, but says theirs.
