@@ -16,6 +16,9 @@ from pathlib import Path
 from energynn.files import DATA_MANIFESTS
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
+RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
+STATES_OF_A_YEAR = 1460  # of ERA5, every six hours, as FourCastNet's public files have them
+ERA5_STATE = (20, 720, 1440)  # channels, latitudes, longitudes
 REQUIRED = dataclasses.MISSING
 CODE = "the study's code"
 
@@ -62,6 +65,22 @@ class Facts:
 def parameter(default, meaning: str = "", **facts):
     """A field of a configuration with its default, its meaning and the other Facts."""
     return dataclasses.field(default=default, metadata={"facts": Facts(meaning, **facts)})
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch of a run does, as far as its configuration tells; a forecast needs no more of a workload.
+
+    training_samples, validation_samples: 0 where only the data tell how many there are. evaluates_training_set: whether
+    the training data are loaded a second time. gradient_bytes: what one update shares; 0 where nobody has said it.
+    forward_steps: of one sample.
+    """
+
+    training_samples: int = 0
+    validation_samples: int = 0
+    evaluates_training_set: bool = False
+    gradient_bytes: int = 0
+    forward_steps: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +132,10 @@ class RunConfig:
         600.0, "seconds between two checkpoints; 0: only when asked to stop", least=0
     )
 
+    def epoch(self) -> Epoch:
+        """What a forecast needs to know of an epoch; a workload of your own may say more."""
+        return Epoch(getattr(self, "training_samples", 0), getattr(self, "validation_samples", 0))
+
 
 IMAGE_LOADING = ("pil", "fast", "store", "device")
 
@@ -152,6 +175,15 @@ class ResNet50Config(RunConfig):
     top5_per_sample: bool = parameter(True, "top-5 error in a loop over samples; False: a batch at once", origin=CODE)
     drop_last: bool = parameter(True, "leave out what ranks cannot share; False: some count twice", origin=CODE)
 
+    def epoch(self) -> Epoch:
+        whole = IMAGENET_IMAGES if self.dataset == "imagenet" else {"train": 0, "val": 0}
+        return Epoch(
+            training_samples=self.training_samples or whole["train"],
+            validation_samples=self.validation_samples or whole["val"],
+            evaluates_training_set=self.evaluate_training_set,
+            gradient_bytes=4 * RESNET50_WEIGHTS,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class FourCastNetConfig(RunConfig):
@@ -178,6 +210,33 @@ class FourCastNetConfig(RunConfig):
     hard_thresholding_fraction: float = parameter(1.0, "part of the Fourier modes that is kept")
     filter_modes: str = parameter("published", "zonal corrects which modes pass", choices=("published", "zonal"))
     activation_checkpointing: bool = parameter(False, "less memory for one more forward pass")
+
+    def epoch(self) -> Epoch:
+        full_size = self.dataset in ("era5", "synthetic")
+        training, validation = (number_of_years(text) for text in (self.training_years, self.validation_years))
+        states = STATES_OF_A_YEAR if self.dataset == "era5" else 0
+        return Epoch(
+            training_samples=training * states,
+            validation_samples=validation * states,
+            gradient_bytes=4 * self.weights(*ERA5_STATE) if full_size else 0,
+            forward_steps=2 if self.stage == "finetune" else 1,
+        )
+
+    def weights(self, channels: int, latitudes: int, longitudes: int) -> int:
+        """Number of trained weights of the network (models/afno.py) for states of this shape."""
+        width, pixels = self.embed_dim, self.patch_size**2
+        embedding = width * channels * pixels + width
+        positions = latitudes * longitudes // pixels * width
+        mixing = 4 * (width * width // self.num_blocks + width)  # two complex layers
+        hidden = int(width * self.mlp_ratio)
+        mlp = 2 * width * hidden + hidden + width
+        return embedding + positions + self.depth * (mixing + mlp + 4 * width) + width * channels * pixels
+
+
+def number_of_years(text: str) -> int:
+    """How many years a text as "1979-2015" or "2016,2018" names."""
+    ends = [part.split("-") for part in text.split(",")]
+    return sum(int(years[-1]) - int(years[0]) + 1 for years in ends)
 
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
-WITHOUT_PERUN = ("alone", "torchrun")  # launchers whose ranks are measured by our own sampler only
+WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
 LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
 

@@ -28,6 +28,7 @@ LAYERS = (
     ("train",),
     ("launch",),
     ("cluster",),
+    ("forecast",),
     ("analysis",),
     ("cli",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from energynn.cli import analysis, cluster, data, records, runs
+from energynn.cli import analysis, cluster, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
 
 # In the order in which `energynn --help` lists them.
@@ -26,6 +26,7 @@ COMMANDS = (
     data.add_manifest,
     data.add_imagenet,
     data.add_era5,
+    forecast.add_forecast,
     analysis.add_claims,
     analysis.add_paper,
     analysis.add_compare,

@@ -37,8 +37,7 @@ def run(options) -> int:
     from energynn.launch import start, supervise
 
     try:
-        parameters = {name: _literal(value) for name, value in options.parameters}
-        start.run(config.make(**parameters), options.runs_dir)
+        start.run(config.make(**parameters_of(options)), options.runs_dir)
     except InterruptedError as error:
         print(f"energynn: {error}", file=sys.stderr)
         return supervise.CAN_GO_ON
@@ -46,6 +45,11 @@ def run(options) -> int:
         print(f"energynn: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def parameters_of(options) -> dict:
+    """The parameters of a run that ``-p`` gives, by name."""
+    return {name: _literal(value) for name, value in options.parameters}
 
 
 def _literal(text: str):

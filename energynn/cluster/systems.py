@@ -37,6 +37,15 @@ class Site:
     modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
     environment: dict[str, str] = field(default_factory=dict, metadata={"form": VARIABLE})
     stage_to: str = field(default="", metadata={"form": FOLDER})
+    # What a forecast needs (energynn/forecast/); 0: not known.
+    nodes: int = 0
+    link_GB_per_s: float = 0.0  # of one node to the others
+    gpu_link_GB_per_s: float = 0.0  # between the GPUs of a node
+    cpu_W: float = 0.0  # all sockets of a node, without a busy thread
+    cpu_thread_W: float = 0.0
+    ram_W: float = 0.0  # of a node
+    gpu_idle_W: float = 0.0
+    published_as: str = field(default="", metadata={"form": GPU})  # device_name of the published runs made here
 
 
 def site(name: str) -> Site:

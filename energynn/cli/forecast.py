@@ -1,0 +1,169 @@
+"""Commands that forecast time and energy of a training: forecast fit, predict, plan, simulate."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from energynn.cli.options import add_command, add_flag, add_json
+from energynn.cli.runs import parameters_of
+
+
+def add_forecast(commands) -> None:
+    text = "time and energy of a training before it is made: fit, predict, plan, simulate"
+    parser = commands.add_parser("forecast", help=text)
+    actions = parser.add_subparsers(dest="action", required=True)
+    for add in (_add_fit, _add_predict, _add_plan, _add_simulate):
+        add(actions)
+
+
+def _add(actions, function, text: str, example: str) -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = add_command(
+        actions, function, text, description=text, epilog=f"example:\n  {example}", formatter_class=raw
+    )
+    add_json(parser)
+    return parser
+
+
+def _add_workload_and_system(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", required=True, metavar="W", help="resnet50, fourcastnet or one of your own")
+    parser.add_argument("--system", required=True, metavar="S", help="`energynn system list`, or a file (.toml)")
+
+
+def _add_parameters(parser: argparse.ArgumentParser) -> None:
+    facts = dict(metavar=("NAME", "VALUE"), dest="parameters", help="another value of a run's parameter")
+    parser.add_argument("-p", nargs=2, action="append", default=[], **facts)
+
+
+def _tell(line: str) -> None:
+    """Progress, where it does not get into the answer."""
+    print(line, file=sys.stderr)
+
+
+def _add_fit(actions) -> None:
+    example = "energynn forecast fit --published --workload resnet50 --system horeka-a100 --out build/resnet50.json"
+    parser = _add(actions, fit, "calibrate the model with published runs or with your own", example)
+    source = parser.add_mutually_exclusive_group(required=True)
+    add_flag(source, "--published", "the study's runs of full length")
+    source.add_argument("--runs-dir", type=Path, metavar="DIR", help="records of your own")
+    _add_workload_and_system(parser)
+    parser.add_argument("--max-devices", type=int, metavar="N", help="only runs on so many devices")
+    text = "a fit of the same workload on another system gives the priors; published: the study's other system"
+    parser.add_argument("--like", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the fit, as JSON")
+
+
+def fit(options) -> int:
+    import json
+    import math
+
+    from energynn.cluster import systems
+    from energynn.forecast import calibration, fitting, report, runs
+
+    site, most, other = systems.site(options.system), options.max_devices or math.inf, None
+    if options.published:
+        seen, other = calibration.published(options.workload, site, most)
+    else:
+        seen = runs.own(options.runs_dir, options.workload, site, most)
+    if options.like:
+        other = calibration.of_workload(options.like, options.workload).fits
+    made = calibration.make(seen, other)
+    errors = fitting.examine(seen, other, made.fit, _tell)
+    calibration.write(options.out, made, errors)
+    answer = json.loads(options.out.read_text())
+    print(json.dumps(answer, indent=1) if options.json else report.fit(made, errors, options.out))
+    return 0
+
+
+def _add_predict(actions) -> None:
+    example = "energynn forecast predict R1 --fit build/resnet50.json"
+    parser = _add(actions, predict, "time and energy of a study's runs, of one run, or of parameters", example)
+    text = "a study, or a run's folder; parameters alone change the calibrated run"
+    parser.add_argument("what", nargs="?", metavar="STUDY_OR_RUN", help=text)
+    _add_parameters(parser)
+    parser.add_argument("--fit", type=Path, required=True, metavar="FILE", help="of `energynn forecast fit`")
+
+
+def predict(options) -> int:
+    import json
+
+    from energynn.forecast import calibration, predict, report
+
+    made = calibration.read(options.fit)
+    rows = predict.rows(made, predict.asked(made, options.what, parameters_of(options)))
+    print(json.dumps({"rows": rows}, indent=1) if options.json else report.predictions(rows))
+    return 0
+
+
+def _add_plan(actions) -> None:
+    example = "energynn forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3"
+    parser = _add(actions, plan, "how many devices and which batch size, within your limits", example)
+    _add_workload_and_system(parser)
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="default: the published runs, fitted on the spot")
+    parser.add_argument("--deadline-h", type=float, metavar="H", help="most hours")
+    parser.add_argument("--energy-kwh", type=float, metavar="KWH", help="most kWh")
+    parser.add_argument("--gpu-hours", type=float, metavar="H", help="most GPU hours")
+    text = "default: up to where the study saw no loss of accuracy"
+    parser.add_argument("--max-global-batch-size", type=int, metavar="N", help=text)
+    parser.add_argument("--devices", default="", metavar="1-256", help="range of the number of devices")
+    _add_parameters(parser)
+
+
+def plan(options) -> int:
+    import json
+
+    from energynn.cluster import systems
+    from energynn.forecast import calibration, plan, report
+
+    site = systems.site(options.system)
+    if options.fit:
+        made = calibration.for_workload(options.fit, options.workload, site.name)
+    else:
+        made = plan.published_fit(options.workload, site)
+    run = plan.base_run(made, parameters_of(options))
+    limits = {"time_h": options.deadline_h, "energy_kWh": options.energy_kwh, "gpu_hours": options.gpu_hours}
+    limits["global_batch_size"] = options.max_global_batch_size or plan.accuracy_threshold(run) or None
+    limits = {name: most for name, most in limits.items() if most is not None}
+    found = plan.make(made, run, *plan.grid(made, run, _range(options.devices)), limits)
+    print(json.dumps(plan.as_json(found), indent=1) if options.json else report.plan(found))
+    return 0
+
+
+def _range(text: str) -> tuple[int, int] | None:
+    """Ends of a range as "8" or "1-256"; None of an empty text."""
+    if not text:
+        return None
+    if not re.fullmatch(r"\d+(-\d+)?", text):
+        raise ValueError(f"devices: {text!r} is no range; write it as 1-256")
+    ends = [int(end) for end in text.split("-")]
+    return ends[0], ends[-1]
+
+
+def _add_simulate(actions) -> None:
+    example = "energynn forecast simulate R1 --fit build/resnet50.json --out build/simulated"
+    parser = _add(actions, simulate, "records of runs that nobody made, labelled as simulated", example)
+    parser.add_argument("study", metavar="STUDY", help="`energynn study list`, or a file of your own (.py)")
+    parser.add_argument("--fit", type=Path, required=True, metavar="FILE", help="of `energynn forecast fit`")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run folders go")
+    add_flag(parser, "--repeats", "every repeat of the study, not only the first")
+
+
+def simulate(options) -> int:
+    import json
+
+    from energynn import studies
+    from energynn.forecast import calibration, simulate
+
+    made = calibration.read(options.fit)
+    asked = [run for runs in studies.find([options.study], made.site.name).values() for run in runs]
+    if not options.repeats:
+        asked = [run for run in asked if run.repeat == 0]
+    folders = simulate.write(made, list(dict.fromkeys(asked)), options.out, _tell)
+    if options.json:
+        print(json.dumps({"runs": [str(folder) for folder in folders], "provenance": "simulated"}, indent=1))
+    else:
+        print(f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them as such")
+    return 0

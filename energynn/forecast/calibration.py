@@ -1,0 +1,184 @@
+"""A calibration on disk: fits of a workload on a system, what they were fitted to, and how far they reach."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from energynn import config
+from energynn.cluster import systems
+from energynn.cluster.systems import Site
+from energynn.config import RunConfig
+from energynn.files import write_json
+from energynn.forecast import fitting, runs
+from energynn.forecast.calibrate import Fit, Prior
+from energynn.forecast.model import BY_NAME
+from energynn.forecast.runs import Runs
+
+SCHEMA = "energynn-forecast/1"
+# Fields that a forecast takes into account, or that change neither time nor power.
+ACCOUNTED = {"workload", "preset", "system", "devices", "local_batch_size", "global_batch_size", "accumulation_steps"}
+ACCOUNTED |= {"epochs", "seed", "repeat", "initial_run", "learning_rate", "loader_workers", "training_samples"}
+ACCOUNTED |= {"validation_samples", "evaluate_training_set", "training_years", "validation_years", "test_years"}
+ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "perun_sampling_period_s", "collective_timeout_s"}
+ACCOUNTED |= {"save_weights", "checkpoint_period_s", "warmup_epochs", "plateau_patience", "on_bad_image"}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What ``energynn forecast fit`` has found.
+
+    fits: by reading, the one to forecast with first. config: of the run with the most samples. samples: sizes of
+    training and validation data. workers: of their loaders. ranges: least and greatest of what varied. fields: other
+    fields of the configuration with the values that occurred. watts: of a node's CPUs and memory, where runs have
+    measured them. provenance: of the runs.
+    """
+
+    workload: str
+    site: Site
+    fits: dict[str, Fit]
+    config: RunConfig
+    samples: tuple[int, int]
+    workers: int
+    ranges: dict[str, tuple[float, float]]
+    fields: dict[str, list]
+    watts: dict[str, float]
+    provenance: str
+    number_of_runs: int
+    notes: list[str]
+
+    @property
+    def fit(self) -> Fit:
+        return next(iter(self.fits.values()))
+
+
+def make(seen: Runs, other=None) -> Calibration:
+    """Calibrate with runs; ``other``: runs or fits of the same workload on another system, see ``fitting.fits``."""
+    work = seen.observations.work
+    varied = {
+        "devices": work.devices,
+        "nodes": work.nodes,
+        "local_batch_size": work.local_batch_size,
+        "samples of a device": work.trained,
+        "evaluated per trained sample": work.evaluated / work.trained,
+    }
+    plain = [config.to_dict(run) for run in seen.configs]
+    fields = {}
+    for name in plain[0]:
+        if name not in ACCOUNTED:
+            fields[name] = sorted({each[name] for each in plain}, key=str)
+    return Calibration(
+        workload=seen.workload,
+        site=seen.site,
+        fits=fitting.fits(seen, other),
+        config=max(seen.configs, key=lambda run: runs.epoch_of(run, seen.samples).training_samples),
+        samples=seen.samples,
+        workers=seen.workers,
+        ranges={name: (float(values.min()), float(values.max())) for name, values in varied.items()},
+        fields=fields,
+        watts=seen.watts,
+        provenance=seen.provenance,
+        number_of_runs=len(seen.configs),
+        notes=seen.notes,
+    )
+
+
+def published(workload: str, site: Site, max_devices: float = np.inf) -> tuple[Runs, Runs | None]:
+    """The published runs to calibrate with, and those of the other system that the study had, where it has any."""
+    seen = runs.published(workload, site, max_devices)
+    for path in sorted(Path(systems.site("local").file).parent.glob("*.toml")):
+        there = systems.site(path.stem)
+        if there.published_as and there.name != site.name:
+            try:
+                return seen, runs.published(workload, there, max_devices)
+            except ValueError:  # nothing is published of this workload there
+                continue
+    return seen, None
+
+
+# ------------------------------------------------------------------------------------------------------------- on disk
+
+
+def describe(found: Fit) -> dict[str, dict]:
+    """Every parameter with value, 90 % interval, unit, prior, source, meaning and contraction."""
+    intervals, contraction = found.intervals(), found.contraction()
+    table = {}
+    for name, prior in found.priors.items():
+        known, (low, high) = BY_NAME[name], intervals[name]
+        facts = {"value": found.values[name], "low": low, "high": high, "unit": known.unit, "prior": prior.centre}
+        facts |= {"prior_spread": prior.spread, "prior_is_relative": known.is_log, "source": prior.source}
+        table[name] = facts | {"contraction": contraction[name], "meaning": known.meaning}
+    return table
+
+
+def to_dict(made: Calibration) -> dict:
+    """The calibration as JSON values, which ``read`` takes; ``parameters`` is for people."""
+    fits = {}
+    for reading, found in made.fits.items():
+        facts = {"parameters": describe(found), "evidence": found.evidence, "flags": fitting.flags(found)}
+        for name in ("prior_covariance", "point", "covariance", "errors", "freedom"):
+            facts[name] = getattr(found, name).tolist()
+        fits[reading] = facts
+    plain = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
+    plain |= {"site": dataclasses.asdict(made.site) | {"file": ""}, "config": config.to_dict(made.config), "fits": fits}
+    return {"schema": SCHEMA, **json.loads(json.dumps(plain))}
+
+
+def write(path: Path, made: Calibration, examined: dict) -> None:
+    """Write a fit file, with a checksum of its own; ``examined``: errors, for people."""
+    content = to_dict(made) | {"errors": examined}
+    write_json(path, content | {"sha256": config.digest(content)})
+
+
+def read(path: Path) -> Calibration:
+    """Read a fit file; raises ValueError with one line for one that is missing, damaged or of another kind."""
+    again = "`energynn forecast fit` writes one"
+    try:
+        content = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such fit; {again}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read as a fit ({error}); {again}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: is no fit of this version ({SCHEMA}); {again}")
+    digest = content.pop("sha256", "")
+    if digest != config.digest(content):
+        raise ValueError(f"{path}: was damaged or changed after it was written; {again}")
+    fits = {reading: _fit(reading, facts) for reading, facts in content["fits"].items()}
+    known = {field.name for field in dataclasses.fields(Site)}
+    facts = {field.name: content[field.name] for field in dataclasses.fields(Calibration)}
+    facts |= {
+        "fits": fits,
+        "site": Site(**{name: value for name, value in content["site"].items() if name in known}),
+        "config": config.from_dict(content["config"]),
+        "samples": tuple(content["samples"]),
+        "ranges": {name: tuple(ends) for name, ends in content["ranges"].items()},
+    }
+    return Calibration(**facts)
+
+
+def _fit(reading: str, facts: dict) -> Fit:
+    given = facts["parameters"]
+    priors = {name: Prior(one["prior"], one["prior_spread"], one["source"]) for name, one in given.items()}
+    names = ("prior_covariance", "point", "covariance", "errors", "freedom")
+    return Fit(reading, priors, **{name: np.array(facts[name]) for name in names}, evidence=facts["evidence"])
+
+
+def of_workload(path: Path, workload: str) -> Calibration:
+    """Read a fit file that must be of this workload; raises ValueError where it is of another."""
+    made = read(path)
+    if made.workload != workload:
+        raise ValueError(f"{path}: is a fit of {made.workload}, not of {workload}; give one of {workload}")
+    return made
+
+
+def for_workload(path: Path, workload: str, system: str) -> Calibration:
+    """Read a fit file that must be of this workload and system; raises ValueError where it is of others."""
+    made = of_workload(path, workload)
+    if made.site.name != system:
+        raise ValueError(f"{path}: is a fit of {workload} on {made.site.name}, not on {system}; give one of {system}")
+    return made

@@ -1,0 +1,86 @@
+"""Fits, forecasts and plans for people: the answer first, then how it was found."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from energynn.forecast import calibration, fitting, predict
+from energynn.forecast.calibration import Calibration
+from energynn.forecast.plan import UNITS, Plan, as_json
+
+TIME_CAUSES = {"images": "samples", "starts": "loaders' starts", "fill": "fill", "allreduce": "all-reduce"}
+
+
+def fit(made: Calibration, errors: dict, path: Path) -> str:
+    """Errors beside those of the toys, parameters with intervals, and what the data do not tell."""
+    runs = f"{made.number_of_runs} {made.provenance} runs of {made.workload} on {made.site.name}"
+    lines = [f"Model fitted to {runs}: {path}", "", "errors in %, median / max      GPU hours             kWh"]
+    for predictor, questions in errors.items():
+        for question, of in questions.items():
+            both = "  ".join(_errors(of[name]) for name in ("gpu_hours", "energy"))
+            lines.append(f"  {predictor + ', ' + question:36}{both}")
+    lines += ["", "parameter           value       90 % interval  told by the data   meaning"]
+    for name, of in calibration.describe(made.fit).items():
+        ends = f"{of['low']:.3g} to {of['high']:.3g} {of['unit']}"
+        lines.append(f"  {name:13}{of['value']:10.4g}{ends:>24}{of['contraction']:10.0%}   {of['meaning']}")
+    lines += ["", *fitting.flags(made.fit), *made.notes]
+    others = ", ".join(list(made.fits)[1:])
+    lines.append(f"read as {made.fit.reading}; {others} is kept beside it, and intervals cover both where they differ")
+    return "\n".join(lines)
+
+
+def _errors(of: dict | None) -> str:
+    return f"{of['median']:5.1f} / {of['max']:5.1f}" if of else "not known    "
+
+
+def predictions(rows: list[dict]) -> str:
+    """One line a configuration, then what lies outside the calibrated runs."""
+    lines = [_HEAD + "   most of the time"]
+    for row in rows:
+        causes = sorted(row["time_causes_h"].items(), key=lambda item: -item[1])[:3]
+        whole = sum(row["time_causes_h"].values())
+        words = ", ".join(f"{TIME_CAUSES.get(name, name)} {hours / whole:.0%}" for name, hours in causes)
+        lines.append(_line(row) + f"   {words}")
+    lines += ["", *_outside(rows)]
+    return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
+
+
+_HEAD = f"{'':14}{'devices':>8}{'LBS':>6}{'GBS':>7}{'hours':>26}{'GPU hours':>26}{'kWh':>26}"
+
+
+def _line(row: dict, name: str = "") -> str:
+    sizes = f"{row['devices']:8}{row['local_batch_size']:6}{row['global_batch_size']:7}"
+    spans = f"{_span(row['time_h']):>26}{_span(row['gpu_hours']):>26}{_span(row['energy_kWh']):>26}"
+    return f"{name:14}{sizes}{spans}{' *' if row['outside'] else '  '}"
+
+
+def _span(of: dict[str, float | None]) -> str:
+    if of["value"] is None:
+        return "not known"
+    ends = "no interval" if of["low"] is None else f"{of['low']:.4g} to {of['high']:.4g}"
+    return f"{of['value']:.4g} ({ends})"
+
+
+def _outside(rows: list[dict]) -> list[str]:
+    """What lies outside, each kind once, with how many configurations it concerns."""
+    kinds = Counter(re.sub(r" [\d.e+]+:", ":", words) for row in rows for words in row["outside"])
+    return [f"* {kind}" + (f" ({number} configurations)" if number > 1 else "") for kind, number in kinds.items()]
+
+
+def plan(found: Plan, most: int = 12) -> str:
+    """The three choices with their reasons, the Pareto set, and how it was found."""
+    told = as_json(found)
+    lines = [_HEAD]
+    for name, row in told["choices"].items():
+        lines += [_line(row, name), f"{'':14}{row['reason']}"]
+    pareto = told["pareto"]
+    shown = pareto[:: max(1, len(pareto) // most)]
+    lines += ["", f"nothing beats these in time, {UNITS['energy_kWh']} and GPU hours ({len(shown)} of {len(pareto)}):"]
+    lines += [_line(row) for row in shown]
+    limits = ", ".join(f"{name} at most {value:g}" for name, value in found.limits.items()) or "none"
+    distinct = {row["run_id"]: row for row in [*told["choices"].values(), *shown]}
+    lines += ["", *_outside(list(distinct.values()))]
+    lines.append(f"limits: {limits}; {told['configurations']} configurations; {told['provenance']}, intervals at 90 %")
+    return "\n".join([*lines, *told["flags"], f"beyond {predict.MOST_DEVICES} devices nothing is claimed"])

@@ -1,0 +1,225 @@
+"""Runs as the model sees them: what one GPU does by a configuration, and what published and own runs took for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from energynn import config, published_values, records, studies
+from energynn.cluster.systems import Site
+from energynn.config import Epoch, RunConfig
+from energynn.forecast import model
+from energynn.forecast.calibrate import Observations
+from energynn.forecast.model import Work
+from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
+
+BYTES_PER_GB = 1e9
+WATTS_KNOWN = ("measured", "simulated")  # an energy estimated from time says nothing of power
+ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Configurations and what they took, repeats as their mean.
+
+    samples: of the training and of the validation data. watts: power of a node's CPUs and memory where runs have
+    measured them, ``{"cpu": W, "ram": W}``. notes: what was left out, in words.
+    """
+
+    workload: str
+    site: Site
+    configs: list[RunConfig]
+    observations: Observations
+    samples: tuple[int, int]
+    provenance: str
+    watts: dict[str, float]
+    notes: list[str]
+
+    @property
+    def workers(self) -> int:
+        """Loader processes of the runs that one calibrates with."""
+        return loading_workers(self.configs[0])
+
+    def only(self, chosen: np.ndarray) -> Runs:
+        """The runs of a mask."""
+        configs = [run for run, is_chosen in zip(self.configs, chosen, strict=True) if is_chosen]
+        return dataclasses.replace(self, configs=configs, observations=self.observations[chosen])
+
+
+def loading_workers(run: RunConfig) -> int:
+    return run.loader_workers if run.data_staging else 0
+
+
+def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
+    """What an epoch does; ``samples`` stand in where only the data tell how many there are."""
+    epoch = run.epoch()
+    training, validation = epoch.training_samples or samples[0], epoch.validation_samples or samples[1]
+    return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
+
+
+def work(site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **grid: np.ndarray) -> Work:
+    """What one GPU does in a run on a system, (1,); ``grid``: arrays of devices and of local_batch_size instead.
+
+    ``workers``: of the calibrated runs, in whose units tau is.
+    """
+    devices = np.atleast_1d(grid.get("devices", run.devices)).astype(float)
+    local_size = np.broadcast_to(grid.get("local_batch_size", run.local_batch_size), devices.shape).astype(float)
+    epoch = epoch_of(run, samples)
+    nodes = np.ceil(devices / site.devices_per_node)
+    of_node = np.minimum(devices, site.devices_per_node)
+    trained = epoch.training_samples // devices
+    seconds_of_GB = np.where(nodes > 1, _inverse(site.link_GB_per_s), _inverse(site.gpu_link_GB_per_s))
+    own_workers = loading_workers(run)
+    passes = 1 + epoch.evaluates_training_set + (epoch.validation_samples > 0)
+    if run.persistent_workers and own_workers:
+        passes = passes / run.epochs
+    waiting = 1.0 if own_workers else 0.0  # without workers nothing is fetched ahead, and nothing waited for
+    if workers > 1 and own_workers:
+        waiting = (own_workers - 1) / (workers - 1)
+    ones = np.ones(devices.shape)
+    evaluated = epoch.validation_samples // devices + epoch.evaluates_training_set * trained
+    return Work(
+        devices=devices,
+        nodes=nodes,
+        devices_of_node=of_node,
+        is_full=(of_node == site.devices_per_node).astype(float),
+        local_batch_size=local_size,
+        epochs=run.epochs * ones,
+        trained=trained * epoch.forward_steps,
+        evaluated=evaluated * epoch.forward_steps,
+        passes=passes * ones,
+        filled=waiting * (1 + epoch.evaluates_training_set) * np.minimum(local_size, trained),
+        updates=trained // (local_size * run.accumulation_steps),
+        allreduce_s=2 * (devices - 1) / devices * epoch.gradient_bytes / BYTES_PER_GB * seconds_of_GB,
+        workers=max(own_workers, 1) / max(workers, 1) * ones,
+    )
+
+
+def _inverse(bandwidth: float) -> float:
+    """Seconds of a GB; none where the bandwidth is not known, which ``outside`` says."""
+    return 1 / bandwidth if bandwidth else 0.0
+
+
+def works(site: Site, runs: list[RunConfig], samples: tuple[int, int], workers: int) -> Work:
+    return model.together([work(site, run, samples, workers) for run in runs])
+
+
+# ----------------------------------------------------------------------------------------------------------- published
+
+
+def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
+    """The study's runs of full length on a system, with the configurations that energynn/studies.py gives them.
+
+    Raises ValueError where nothing is published of the system or the workload.
+    """
+    known = defaultdict(dict)
+    for row in published_values.rows():
+        if row["kind"] == "measurement" and row["workload"] == workload and row["device_name"] == site.published_as:
+            key = tuple(row[name] for name in ("stage", *PRINTED))
+            known[key] |= {row["quantity"]: float(row["value"]), "series": row["series"], **row_sizes(row)}
+    rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
+    rows = [row for row in rows if row["epochs"] == max(other["epochs"] for other in rows)]
+    rows = [row for row in rows if row["devices"] <= max_devices]
+    if not site.published_as or not rows:
+        raise ValueError(
+            f"{workload} on {site.name}: nothing is published of it; fit runs of your own (--runs-dir), or choose "
+            "resnet50 or fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
+        )
+    planned = [run for name in studies.PAPER for run in studies.PAPER[name](site.name) if run.workload == workload]
+    configs = [next(run for run in planned if _is_printed(run, row)) for row in rows]
+    observations = Observations(
+        works(site, configs, (0, 0), loading_workers(configs[0])),
+        np.array([row["gpu_hours"] / row["devices"] * SECOND_PER_HOUR for row in rows]),
+        np.array([row["energy_total"] / row["gpu_hours"] * 1000 for row in rows]),
+        tuple(row["series"] for row in rows),
+    )
+    return Runs(workload, site, configs, observations, (0, 0), "published", {}, [])
+
+
+PRINTED = ("devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs")
+
+
+def row_sizes(row: dict[str, str]) -> dict[str, int]:
+    """The numbers that a published row gives of its configuration; 0 where it has none."""
+    return {name: int(row[name] or 0) for name in PRINTED}
+
+
+def _is_printed(run: RunConfig, row: dict) -> bool:
+    """Whether a run is the one of a published row, which may leave out sizes that are those of the whole data set."""
+    own = dataclasses.asdict(run) | {"dataset_samples": run.epoch().training_samples}
+    return all(own[name] == row[name] for name in PRINTED if row[name])
+
+
+# ----------------------------------------------------------------------------------------------------------------- own
+
+
+def own(runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf) -> Runs:
+    """The valid records of a workload on a system; energies only where sensors measured them.
+
+    Raises ValueError with the remedy where there are none, or where they do not belong together.
+    """
+    found = [records.read(folder) for folder in records.run_dirs(Path(runs_dir))]
+    found = [record for record in found if record and "training_time_s" in record and record["valid"]]
+    chosen = [record for record in found if (record["workload"], record["system"]) == (workload, site.name)]
+    chosen = [record for record in chosen if record["devices"] <= max_devices]
+    if not chosen:
+        there = sorted({f"{record['workload']} on {record['system']}" for record in found})
+        raise ValueError(
+            f"{runs_dir}: no valid run of {workload} on {site.name}; there are {', '.join(there) or 'none'}"
+        )
+    for name, of in (("devices", "device_name"), ("stages", "stage"), ("data sets", "dataset")):
+        values = sorted({str(record.get(of) or record["config"].get(of, "")) for record in chosen})
+        if len(values) > 1:
+            raise ValueError(f"{runs_dir}: runs of several {name}, {', '.join(values)}; put those of one into a folder")
+    notes = []
+    watts_known = _have_watts(chosen, notes)
+    grouped = defaultdict(list)
+    for record in chosen:
+        run = config.from_dict(record["config"])
+        same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
+        grouped[dataclasses.replace(run, **same)].append(record)
+    configs = list(grouped)
+    samples = _samples(chosen[0], configs[0])
+    observations = Observations(
+        works(site, configs, samples, loading_workers(configs[0])),
+        np.array([_mean(group, "training_time_s") for group in grouped.values()]),
+        np.array([_mean(group, "mean_power_total_W") / group[0]["devices"] for group in grouped.values()]),
+        tuple(str(number) for number in range(len(grouped))),
+    )
+    watts = {}
+    if watts_known:
+        watts = {c: _mean(chosen, f"mean_power_{c}_W", "nodes") for c in ("cpu", "ram") if f"energy_{c}_J" in chosen[0]}
+    else:
+        observations = dataclasses.replace(observations, power_W=np.full(len(configs), np.nan))
+    simulated = any(record.get("energy_total_provenance") == "simulated" for record in chosen)
+    return Runs(workload, site, configs, observations, samples, "simulated" if simulated else "measured", watts, notes)
+
+
+def _have_watts(chosen: list[dict], notes: list[str]) -> bool:
+    """Whether all energies are known, of the same components; if not, ``notes`` says why only times are fitted."""
+    provenances = {record.get("energy_total_provenance", "missing") for record in chosen}
+    components = {tuple(c for c in COMPONENTS if f"energy_{c}_J" in record) for record in chosen}
+    if not provenances <= set(WATTS_KNOWN):
+        notes.append(f"energies are {', '.join(sorted(provenances))}: a fit of the time alone")
+        return False
+    if len(components) > 1:
+        notes.append("energies are of different components: a fit of the time alone")
+        return False
+    return True
+
+
+def _mean(group: list[dict], name: str, per: str = "") -> float:
+    """Geometric mean of a field over runs, NaN where one has none; ``per``: divided by another field."""
+    values = [record.get(name, np.nan) / (record[per] if per else 1) for record in group]
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _samples(record: dict, run: RunConfig) -> tuple[int, int]:
+    """Sizes of the training and of the validation data, as a record counted them."""
+    training = record.get("dataset_samples", 0)
+    evaluated = record.get("samples_evaluated", 0) / run.epochs
+    return training, round(max(0, evaluated - run.epoch().evaluates_training_set * training))

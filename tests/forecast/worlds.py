@@ -1,0 +1,113 @@
+"""Worlds whose truth is known: systems, loaders, parameters by chance; runs on one node, and what more nodes take."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energynn import config
+from energynn.cluster.systems import Site
+from energynn.forecast import model, runs
+from energynn.forecast.calibrate import Observations
+from energynn.forecast.model import READINGS, Work
+from energynn.forecast.runs import Runs
+
+IMAGES = 5004  # of a device in an epoch, and sixteen times as many
+MOST_DEVICES = 256
+
+
+@dataclass(frozen=True)
+class World:
+    """What was seen on one node, and what is asked of several; the scatter of a run is part of the truth."""
+
+    seen: Runs
+    asked: Observations
+
+
+def draw(seed: int, pipeline: bool = False) -> World:
+    """A world by chance. ``pipeline``: its loader is a pipeline of whole batches, which the model does not have."""
+    chance = np.random.default_rng(seed)
+    per_node, workers = int(chance.choice([4, 8])), int(chance.choice([2, 4, 8]))
+    link = float(chance.choice([25, 12.5, 5]))
+    node_W, idle_W = chance.uniform(150, 400), chance.uniform(40, 90)
+    site = Site(
+        name="world",
+        file="",
+        scheduler="slurm",
+        devices_per_node=per_node,
+        link_GB_per_s=link,
+        gpu_link_GB_per_s=float(chance.choice([50, 300])),
+        cpu_W=0.9 * node_W,
+        ram_W=0.1 * node_W,
+        gpu_idle_W=idle_W,
+    )
+    values = {
+        "tau": np.exp(chance.uniform(np.log(3e-4), np.log(5e-3))),
+        "t_start": 0.5 * np.exp(0.7 * chance.standard_normal()),
+        "fill": (workers - 1) * np.exp(0.3 * chance.standard_normal()),
+        "t_update": 3e-3 * np.exp(0.7 * chance.standard_normal()),
+        "efficiency": 0.85 * np.exp(0.15 * chance.standard_normal()),
+        "kappa": 0.05 * np.exp(0.7 * chance.standard_normal()),
+        "kappa_storage": 0.0,
+        "host": node_W + 60 * np.clip(chance.standard_normal(), -2, 2),
+        "fed": chance.uniform(120, 300),
+        "idle": idle_W + 5 * chance.standard_normal(),
+    }
+    values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
+    loading = chance.uniform(0.7, 1.0)
+    error = 0.015 * np.exp(0.2 * chance.standard_normal(2))
+
+    def runs_of(configs) -> tuple[list, Observations]:
+        work = runs.works(site, configs, (0, 0), workers)
+        time_s, power_W = model.predict(values, work, READINGS["loader-bound"])
+        if pipeline:
+            time_s = _by_pipeline(values, work, workers, loading)
+        scatter = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
+        return configs, Observations(work, time_s * scatter[0], power_W * scatter[1], ("",) * len(configs))
+
+    nodes = [n for n in (1, 2, 4, 8) if n <= per_node]
+    configs, observations = runs_of(_configs(nodes, workers))
+    seen = Runs("resnet50", site, configs, observations, (0, 0), "simulated", {}, [])
+    many = [n for n in (8, 16, 64, MOST_DEVICES) if n > per_node]
+    return World(seen, runs_of(_configs(many, workers))[1])
+
+
+def _configs(devices: list[int], workers: int) -> list:
+    made = []
+    for n in devices:
+        for images, local_size in ((IMAGES, 256), (16 * IMAGES, max(16, 256 // n))):
+            sizes = dict(training_samples=images * n, validation_samples=195 * n, local_batch_size=local_size)
+            make = dict(preset="paper", devices=n, loader_workers=workers)
+            made.append(config.make("resnet50", **make, **sizes))
+    return made
+
+
+def _by_pipeline(values: dict, work: Work, workers: int, loading: float) -> np.ndarray:
+    """Seconds where each worker makes whole batches and fetches two ahead, while the GPU steps through them.
+
+    A trained batch takes the GPU longer than the workers, ``loading`` times as long; an evaluated one takes it a third.
+    """
+    seconds = []
+    for index in range(len(work)):
+        one = work[index]
+        gpu_s = values["tau"] * (1 + values["kappa"] * one.is_full)
+        size = min(one.local_batch_size, one.trained)
+        batch_s = workers * loading * gpu_s * size  # of one worker
+        step_s = gpu_s * size + values["t_update"] + one.allreduce_s / values["efficiency"]
+        training = _pass_s(int(one.updates), batch_s, step_s, workers)
+        again = _pass_s(int(one.updates), batch_s, gpu_s * size / 3, workers)
+        rest = one.evaluated - one.trained  # validation samples: less than a batch
+        validation = workers * loading * gpu_s * rest
+        seconds.append(one.epochs * (training + again + validation + one.passes * values["t_start"]))
+    return np.array(seconds)
+
+
+def _pass_s(batches: int, batch_s: float, step_s: float, workers: int) -> float:
+    """Seconds of a pass: when the last of its batches is done."""
+    ready, done = [0.0] * batches, [0.0] * batches
+    for b in range(batches):
+        begin = ready[b - workers] if b >= workers else 0.0
+        if b >= 2 * workers:
+            begin = max(begin, done[b - 2 * workers])
+        ready[b] = begin + batch_s
+        done[b] = max(ready[b], done[b - 1] if b else 0.0) + step_s
+    return done[-1]
