@@ -63,7 +63,8 @@ def fit(options) -> int:
     from energynn.cluster import systems
     from energynn.forecast import calibration, fitting, report, runs
 
-    site, most, other = systems.site(options.system), options.max_devices or math.inf, None
+    site, other = systems.site(options.system), None
+    most = math.inf if options.max_devices is None else options.max_devices
     if options.published:
         seen, other = calibration.published(options.workload, site, most)
     else:

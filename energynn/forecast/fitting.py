@@ -14,7 +14,7 @@ from energynn.forecast.calibrate import Fit, Observations
 from energynn.forecast.model import BY_NAME, READINGS, Work
 from energynn.forecast.runs import Runs
 
-# A term or a reading that is not the usual one must make the data e times as probable (loader-bound twice that).
+# By how much the logarithm of the evidence must grow for a further term, and for a reading that is not the usual one.
 GAIN_OF_TERM, GAIN_OF_READING = 1.0, 2.0
 USUAL_READING = "loader-bound"
 LEAST_CONTRACTION, MOST_CORRELATION = 0.5, 0.95
@@ -29,15 +29,20 @@ def fits(runs: Runs, other: Runs | dict[str, Fit] | None = None) -> dict[str, Fi
     check(runs, other)
     if isinstance(other, dict):
         return _ordered({reading: fit(runs, other, reading) for reading in READINGS})
-    plain, contended = ({r: fit(runs, other, r, storage) for r in READINGS} for storage in (False, True))
-    best = [max(one.evidence for one in found.values()) for found in (plain, contended)]
-    several = len(set(runs.observations.work.nodes)) > 1
-    return _ordered(contended if several and best[1] > best[0] + GAIN_OF_TERM else plain)
+    plain = _ordered({reading: fit(runs, other, reading) for reading in READINGS})
+    if len(set(runs.observations.work.nodes)) == 1:
+        return plain
+    contended = _ordered({reading: fit(runs, other, reading, storage=True) for reading in READINGS})
+    without, with_it = (next(iter(found.values())).evidence for found in (plain, contended))
+    return contended if with_it > without + GAIN_OF_TERM else plain
 
 
 def _ordered(found: dict[str, Fit]) -> dict[str, Fit]:
-    gain = {name: one.evidence + GAIN_OF_READING * (name == USUAL_READING) for name, one in found.items()}
-    return dict(sorted(found.items(), key=lambda item: -gain[item[0]]))
+    """The usual reading first, unless the other makes the data much more probable."""
+    usual, *others = found[USUAL_READING], *(one for one in found.values() if one.reading != USUAL_READING)
+    is_usual = all(one.evidence <= usual.evidence + GAIN_OF_READING for one in others)
+    ordered = [usual, *others] if is_usual else [*others, usual]
+    return {one.reading: one for one in ordered}
 
 
 def fit(runs: Runs, other: Runs | dict[str, Fit] | None, reading: str, storage: bool = False) -> Fit:
@@ -57,7 +62,8 @@ def fit(runs: Runs, other: Runs | dict[str, Fit] | None, reading: str, storage: 
 def check(runs: Runs, other: Runs | dict[str, Fit] | None) -> None:
     """Raise ValueError where runs cannot tell the parameters, with those that they cannot, and the run that would."""
     work = runs.observations.work
-    different = np.unique(np.stack([work.devices, work.local_batch_size, work.trained]), axis=1).shape[1]
+    varied = np.stack([work.devices, work.local_batch_size, work.trained, work.updates])
+    different = np.unique(varied, axis=1).shape[1]
     if other is None and different < 2:
         raise ValueError(
             f"{runs.workload} on {runs.site.name}: {len(runs.configs)} run(s) of one configuration; tau and t_start "
@@ -97,8 +103,9 @@ def four_coefficients(seen: Observations, work: Work) -> tuple[np.ndarray, np.nd
     answers = []
     for spent in _spent(seen):
         each = spent / seen.work.epochs
-        slopes = np.linalg.lstsq(before / each[:, None], np.ones(len(each)), rcond=None)[0]
-        answers.append(asked @ slopes * work.epochs)
+        known = np.isfinite(each)
+        slopes = np.linalg.lstsq(before[known] / each[known, None], np.ones(known.sum()), rcond=None)[0]
+        answers.append(asked @ slopes * work.epochs if known.any() else np.full(len(work), np.nan))
     return tuple(answers)
 
 

@@ -18,6 +18,7 @@ from energynn.forecast.model import Work
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
+ENERGIES = {f"energy_{component}_J" for component in COMPONENTS}
 WATTS_KNOWN = ("measured", "simulated")  # an energy estimated from time says nothing of power
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
@@ -122,15 +123,15 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
             key = tuple(row[name] for name in ("stage", *PRINTED))
             known[key] |= {row["quantity"]: float(row["value"]), "series": row["series"], **row_sizes(row)}
     rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
-    rows = [row for row in rows if row["epochs"] == max(other["epochs"] for other in rows)]
-    rows = [row for row in rows if row["devices"] <= max_devices]
+    full_length = max((row["epochs"] for row in rows), default=0)
+    rows = [row for row in rows if row["epochs"] == full_length and row["devices"] <= max_devices]
     if not site.published_as or not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own (--runs-dir), or choose "
             "resnet50 or fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
     planned = [run for name in studies.PAPER for run in studies.PAPER[name](site.name) if run.workload == workload]
-    configs = [next(run for run in planned if _is_printed(run, row)) for row in rows]
+    configs = [_configuration(planned, row) for row in rows]
     observations = Observations(
         works(site, configs, (0, 0), loading_workers(configs[0])),
         np.array([row["gpu_hours"] / row["devices"] * SECOND_PER_HOUR for row in rows]),
@@ -148,10 +149,13 @@ def row_sizes(row: dict[str, str]) -> dict[str, int]:
     return {name: int(row[name] or 0) for name in PRINTED}
 
 
-def _is_printed(run: RunConfig, row: dict) -> bool:
-    """Whether a run is the one of a published row, which may leave out sizes that are those of the whole data set."""
-    own = dataclasses.asdict(run) | {"dataset_samples": run.epoch().training_samples}
-    return all(own[name] == row[name] for name in PRINTED if row[name])
+def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
+    """The run of a published row, which may leave out sizes that are those of the whole data set."""
+    for run in planned:
+        own = vars(run) | {"dataset_samples": run.epoch().training_samples}
+        if all(own[name] == row[name] for name in PRINTED if row[name]):
+            return run
+    raise AssertionError(f"no study has the published run {row}")
 
 
 # ----------------------------------------------------------------------------------------------------------------- own
@@ -179,7 +183,7 @@ def own(runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf) 
     watts_known = _have_watts(chosen, notes)
     grouped = defaultdict(list)
     for record in chosen:
-        run = config.from_dict(record["config"])
+        run = _config(record["config"])
         same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
         grouped[dataclasses.replace(run, **same)].append(record)
     configs = list(grouped)
@@ -199,10 +203,16 @@ def own(runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf) 
     return Runs(workload, site, configs, observations, samples, "simulated" if simulated else "measured", watts, notes)
 
 
+def _config(plain: dict) -> RunConfig:
+    """The configuration of a record, of an earlier version, too: what that did not have is as it is by default."""
+    known = {field.name for field in dataclasses.fields(config.make(plain["workload"]))}
+    return config.make(**{name: value for name, value in plain.items() if name in known})
+
+
 def _have_watts(chosen: list[dict], notes: list[str]) -> bool:
     """Whether all energies are known, of the same components; if not, ``notes`` says why only times are fitted."""
     provenances = {record.get("energy_total_provenance", "missing") for record in chosen}
-    components = {tuple(c for c in COMPONENTS if f"energy_{c}_J" in record) for record in chosen}
+    components = {frozenset(ENERGIES & record.keys()) for record in chosen}
     if not provenances <= set(WATTS_KNOWN):
         notes.append(f"energies are {', '.join(sorted(provenances))}: a fit of the time alone")
         return False

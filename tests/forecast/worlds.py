@@ -21,10 +21,14 @@ class World:
 
     seen: Runs
     asked: Observations
+    values: dict[str, float]
 
 
-def draw(seed: int, pipeline: bool = False) -> World:
-    """A world by chance. ``pipeline``: its loader is a pipeline of whole batches, which the model does not have."""
+def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
+    """A world by chance. ``pipeline``: its loader is a pipeline of whole batches, which the model does not have.
+
+    ``scatter``: relative, of the times and of the powers of each run, about.
+    """
     chance = np.random.default_rng(seed)
     per_node, workers = int(chance.choice([4, 8])), int(chance.choice([2, 4, 8]))
     link = float(chance.choice([25, 12.5, 5]))
@@ -54,21 +58,21 @@ def draw(seed: int, pipeline: bool = False) -> World:
     }
     values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
     loading = chance.uniform(0.7, 1.0)
-    error = 0.015 * np.exp(0.2 * chance.standard_normal(2))
+    error = scatter * np.exp(0.2 * chance.standard_normal(2))
 
     def runs_of(configs) -> tuple[list, Observations]:
         work = runs.works(site, configs, (0, 0), workers)
         time_s, power_W = model.predict(values, work, READINGS["loader-bound"])
         if pipeline:
             time_s = _by_pipeline(values, work, workers, loading)
-        scatter = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
-        return configs, Observations(work, time_s * scatter[0], power_W * scatter[1], ("",) * len(configs))
+        by_chance = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
+        return configs, Observations(work, time_s * by_chance[0], power_W * by_chance[1], ("",) * len(configs))
 
     nodes = [n for n in (1, 2, 4, 8) if n <= per_node]
     configs, observations = runs_of(_configs(nodes, workers))
     seen = Runs("resnet50", site, configs, observations, (0, 0), "simulated", {}, [])
     many = [n for n in (8, 16, 64, MOST_DEVICES) if n > per_node]
-    return World(seen, runs_of(_configs(many, workers))[1])
+    return World(seen, runs_of(_configs(many, workers))[1], values)
 
 
 def _configs(devices: list[int], workers: int) -> list:
