@@ -1,4 +1,4 @@
-"""Commands that forecast time and energy of a training: forecast fit, predict, plan, simulate."""
+"""Commands that forecast time and energy of a training: forecast fit, predict, plan, probe, advise, simulate."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir
 from energynn.cli.runs import parameters_of
 
 
 def add_forecast(commands) -> None:
-    text = "time and energy of a training before it is made: fit, predict, plan, simulate"
+    text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, simulate"
     parser = commands.add_parser("forecast", help=text)
     actions = parser.add_subparsers(dest="action", required=True)
-    for add in (_add_fit, _add_predict, _add_plan, _add_simulate):
+    for add in (_add_fit, _add_predict, _add_plan, _add_probe, _add_simulate, _add_advise):
         add(actions)
 
 
@@ -143,6 +143,45 @@ def _range(text: str) -> tuple[int, int] | None:
     return ends[0], ends[-1]
 
 
+def _add_probe(actions) -> None:
+    example = "energynn forecast probe --workload resnet50 --system local --minutes 3 -p devices 2"
+    parser = _add(actions, probe, "the two to four short runs that tell most of a long one; made, fitted", example)
+    _add_workload_and_system(parser)
+    _add_parameters(parser)
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all probes together")
+    parser.add_argument(
+        "--like", type=Path, metavar="FILE", help="a fit of the workload on another system, to begin with"
+    )
+    add_flag(parser, "--dry-run", "show them, make none")
+    add_runs_dir(parser)
+
+
+def probe(options) -> int:
+    import contextlib
+    import json
+
+    from energynn import config
+    from energynn.cluster import systems
+    from energynn.forecast import calibration, probe, report
+
+    site = systems.site(options.system)
+    known = calibration.of_workload(options.like, options.workload) if options.like else None
+    preset = "paper" if site.scheduler == "slurm" else "smoke"
+    run = config.make(options.workload, **{"preset": preset, "system": site.name} | parameters_of(options))
+    samples = (run.epoch().training_samples or probe.UNKNOWN_SAMPLES, run.epoch().validation_samples)
+    found, among = probe.before(run, site, samples, known), probe.options(run, site, samples)
+    probes, forecast = probe.expect(found, among, options.minutes), None
+    with contextlib.redirect_stdout(sys.stderr):  # where what a run tells does not get into the answer
+        if not options.dry_run and site.scheduler == "local":
+            probes = probe.make_here(found, among, options.runs_dir, site, options.minutes)
+            forecast = probe.outcome(probes, options.runs_dir, run, site)
+        elif not options.dry_run:
+            probe.hand_over(probes, site, options.runs_dir)
+    answer = {"probes": probe.as_json(probes), "forecast": forecast}
+    print(json.dumps(answer, indent=1) if options.json else report.probes(answer))
+    return 0
+
+
 def _add_simulate(actions) -> None:
     example = "energynn forecast simulate R1 --fit build/resnet50.json --out build/simulated"
     parser = _add(actions, simulate, "records of runs that nobody made, labelled as simulated", example)
@@ -167,4 +206,33 @@ def simulate(options) -> int:
         print(json.dumps({"runs": [str(folder) for folder in folders], "provenance": "simulated"}, indent=1))
     else:
         print(f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them as such")
+    return 0
+
+
+def _add_advise(actions) -> None:
+    example = "energynn forecast advise --workload resnet50 --system horeka-a100 -p devices 4"
+    parser = _add(
+        actions, advise, "what would save most time and energy, as ranges, and the probe that narrows each", example
+    )
+    _add_workload_and_system(parser)
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a run's folder; default: the calibrated run")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="default: the published runs, fitted on the spot")
+    _add_parameters(parser)
+
+
+def advise(options) -> int:
+    import json
+
+    from energynn.cluster import systems
+    from energynn.forecast import advise, calibration, plan, predict, report
+
+    site = systems.site(options.system)
+    if options.fit:
+        made = calibration.for_workload(options.fit, options.workload, site.name)
+    else:
+        made = plan.published_fit(options.workload, site)
+    what, parameters = str(options.run) if options.run else None, parameters_of(options)
+    (run,) = predict.asked(made, what, parameters if what or parameters else {"devices": 1})
+    rows = advise.rows(made, run)
+    print(json.dumps({"remedies": rows}, indent=1) if options.json else report.remedies(rows, run))
     return 0

@@ -108,13 +108,14 @@ def together(works: list[Work]) -> Work:
 
 def times_s(values: dict[str, float], work: Work, reading: Reading) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
-    tau = values["tau"] / work.workers if reading.by_workers else values["tau"]
+    loaded = values["tau"] / work.workers  # one sample, where loading takes it
+    tau = loaded if reading.by_workers else values["tau"]
     images = work.epochs * (work.trained + reading.evaluation * work.evaluated) * tau
     slower = values["kappa"] * work.is_full + values["kappa_storage"] * (work.nodes - 1)
     return {
         "images": images,
         "starts": work.epochs * work.passes * values["t_start"],
-        "fill": work.epochs * values["fill"] * work.filled * tau * (1 + slower),
+        "fill": work.epochs * values["fill"] * work.filled * loaded * (1 + slower),
         "updates": work.epochs * work.updates * values["t_update"],
         "allreduce": work.epochs * work.updates * work.allreduce_s / values["efficiency"],
         "contention": slower * images,

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from energynn.config import RunConfig
 from energynn.forecast import calibration, fitting, predict
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.plan import UNITS, Plan, as_json
@@ -84,3 +85,33 @@ def plan(found: Plan, most: int = 12) -> str:
     lines += ["", *_outside(list(distinct.values()))]
     lines.append(f"limits: {limits}; {told['configurations']} configurations; {told['provenance']}, intervals at 90 %")
     return "\n".join([*lines, *told["flags"], f"beyond {predict.MOST_DEVICES} devices nothing is claimed"])
+
+
+def probes(answer: dict) -> str:
+    """The forecast if the probes were made, then the probes with what each adds."""
+    lines = []
+    if answer["forecast"]:
+        lines += [predictions([answer["forecast"]])]
+        measured = answer["forecast"]["measured_time_h"]
+        lines += ["", f"measured: {measured:.4g} h" if measured else "no full run to compare with is there", ""]
+    lines.append(
+        f"{'devices':>8}{'LBS':>6}{'samples':>9}{'epochs':>8}{'seconds':>9}   relative spread of the forecast after it"
+    )
+    for probe in answer["probes"]:
+        sizes = f"{probe['devices']:8}{probe['local_batch_size']:6}{probe.get('training_samples', '-'):>9}"
+        lines.append(f"{sizes}{probe['epochs']:8}{probe['expected_s']:9.0f}   {probe['relative_spread_after']:.1%}")
+    return "\n".join([*lines, "seconds and spreads are expected, by what was known before the probes"])
+
+
+def remedies(rows: list[dict], run: RunConfig) -> str:
+    """One line a remedy, the largest saving first."""
+    lines = [f"{'remedy':38}{'saves time':>16}{'energy':>16}   what narrows it"]
+    for row in rows:
+        spans = [_percent(row[name]) for name in ("time_saving", "energy_saving")]
+        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}   {row['probe']}")
+    of = f"of {run.workload} on {run.devices} devices with a local batch of {run.local_batch_size}"
+    return "\n".join([*lines, "", f"{of}; ranges over loader-bound and GPU-bound; {rows[0]['provenance']}"])
+
+
+def _percent(saving: dict | None) -> str:
+    return f"{100 * saving['low']:z.0f} to {100 * saving['high']:z.0f} %" if saving else "not known"

@@ -161,8 +161,10 @@ def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
 # ----------------------------------------------------------------------------------------------------------------- own
 
 
-def own(runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf) -> Runs:
-    """The valid records of a workload on a system; energies only where sensors measured them.
+def own(
+    runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf, run_ids: set[str] | None = None
+) -> Runs:
+    """The valid records of a workload on a system, all or some; energies only where sensors measured them.
 
     Raises ValueError with the remedy where there are none, or where they do not belong together.
     """
@@ -170,6 +172,7 @@ def own(runs_dir: Path, workload: str, site: Site, max_devices: float = np.inf) 
     found = [record for record in found if record and "training_time_s" in record and record["valid"]]
     chosen = [record for record in found if (record["workload"], record["system"]) == (workload, site.name)]
     chosen = [record for record in chosen if record["devices"] <= max_devices]
+    chosen = [record for record in chosen if run_ids is None or record["run_id"] in run_ids]
     if not chosen:
         there = sorted({f"{record['workload']} on {record['system']}" for record in found})
         raise ValueError(
