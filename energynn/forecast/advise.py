@@ -55,7 +55,11 @@ def remedies(run: RunConfig) -> list[Remedy]:
     if not workers:
         found = [remedy for remedy in found if not remedy.changes.keys() & {"persistent_workers", "loader_workers"}]
     plain = config.to_dict(run)
-    possible = [remedy for remedy in found if all(plain.get(n, v) != v for n, v in remedy.changes.items())]
+    possible = [
+        remedy
+        for remedy in found
+        if not remedy.changes.items() & plain.items() and remedy.changes.keys() <= plain.keys()
+    ]
     return [*possible, Remedy("compressed gradients (no field yet)", {}, ("allreduce",), "a run on two nodes")]
 
 

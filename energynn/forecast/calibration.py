@@ -88,13 +88,18 @@ def make(seen: Runs, other=None) -> Calibration:
 
 
 def published(workload: str, site: Site, max_devices: float = np.inf) -> tuple[Runs, Runs | None]:
-    """The published runs to calibrate with, and those of the other system that the study had, where it has any."""
+    """The published runs to calibrate with, and those of the other system that the study had, where it has any.
+
+    ``max_devices`` asks what few runs tell: then they stand alone.
+    """
     seen = runs.published(workload, site, max_devices)
+    if np.isfinite(max_devices):
+        return seen, None
     for path in sorted(Path(systems.site("local").file).parent.glob("*.toml")):
         there = systems.site(path.stem)
         if there.published_as and there.name != site.name:
             try:
-                return seen, runs.published(workload, there, max_devices)
+                return seen, runs.published(workload, there)
             except ValueError:  # nothing is published of this workload there
                 continue
     return seen, None

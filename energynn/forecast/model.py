@@ -74,9 +74,9 @@ READINGS = {
 class Work:
     """What one GPU does, and where: arrays (configurations,).
 
-    devices_of_node: in use on each node. is_full: 1 where these are all. Of an epoch of one GPU: trained and evaluated
-    samples, passes, filled (samples of the first local batches), updates. allreduce_s: of one update at the full
-    bandwidth. workers: of the loader, those of the calibrated runs being 1.
+    devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use. Of an epoch of one GPU:
+    trained and evaluated samples, passes, filled (samples of the first local batches), updates. allreduce_s: of one
+    update at the full bandwidth. workers: of the loader, those of the calibrated runs being 1.
     """
 
     devices: np.ndarray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -96,7 +97,8 @@ def asked(made: Calibration, what: str | None, parameters: dict) -> list[RunConf
     elif folder and folder.is_dir():
         raise ValueError(f"{folder}: there is no run.json; give a run's folder, or a study")
     elif what:
-        plain = [config.to_dict(run) for run in studies.find([what], made.site.name)[what]]
+        of_studies = studies.find([what], made.site.name).values()
+        plain = [config.to_dict(run) for run in itertools.chain(*of_studies)]
     elif parameters:
         plain = [config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1}]
     else:

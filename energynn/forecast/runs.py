@@ -71,7 +71,6 @@ def work(site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **g
     local_size = np.broadcast_to(grid.get("local_batch_size", run.local_batch_size), devices.shape).astype(float)
     epoch = epoch_of(run, samples)
     nodes = np.ceil(devices / site.devices_per_node)
-    of_node = np.minimum(devices, site.devices_per_node)
     trained = epoch.training_samples // devices
     seconds_of_GB = np.where(nodes > 1, _inverse(site.link_GB_per_s), _inverse(site.gpu_link_GB_per_s))
     own_workers = loading_workers(run)
@@ -86,8 +85,8 @@ def work(site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **g
     return Work(
         devices=devices,
         nodes=nodes,
-        devices_of_node=of_node,
-        is_full=(of_node == site.devices_per_node).astype(float),
+        devices_of_node=devices / nodes,
+        is_full=(devices >= site.devices_per_node).astype(float),
         local_batch_size=local_size,
         epochs=run.epochs * ones,
         trained=trained * epoch.forward_steps,

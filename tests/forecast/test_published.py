@@ -107,9 +107,12 @@ def test_fourcastnet_takes_the_same_path(a100):
     off = [_errors(made, seen), _errors(calibration.make(*h100), h100[0])]
     off = np.concatenate(off, axis=1)
     assert np.median(off, axis=1).max() <= 4 and off.max() <= 9
-    few = seen.observations.work.devices <= 16
-    off = _errors(calibration.make(seen.only(few)), seen.only(~few))
+    few, alone = calibration.published("fourcastnet", a100, 16)
+    off = _errors(calibration.make(few, alone), seen.only(seen.observations.work.devices > 16))
     assert off.max() <= 12
+    (row,) = {row["run_id"]: row for row in predict.rows(made, studies.PAPER["fluctuation"]("horeka-a100"))}.values()
+    assert row["gpu_hours"]["value"] == pytest.approx(280, rel=0.04)  # 20 epochs: in no fit
+    assert row["energy_kWh"]["value"] == pytest.approx(52, rel=0.04)
 
 
 def test_one_h100_row_moves_the_fit_of_the_a100(a100):
