@@ -142,8 +142,8 @@ def lines_of_code(path: Path) -> int:
 
 def test_the_package_stays_small():
     code = {path: lines_of_code(path) for path in MODULES}
-    # 1562 lines forecast time and energy (energynn/forecast/ and its commands), 51 tell it of workloads and systems.
-    assert sum(code.values()) <= 8880 + 1562 + 51, f"{sum(code.values())} lines of code"  # about 6,000 are meant
+    # 1562 lines forecast time and energy (energynn/forecast/ and its commands), 53 tell it of workloads and systems.
+    assert sum(code.values()) <= 8880 + 1562 + 53, f"{sum(code.values())} lines of code"  # about 6,000 are meant
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
 

@@ -25,8 +25,10 @@ def check(options) -> int:
     for fault in faults:
         print(f"FAULT {fault}")
     there = [record for record in map(records.read, records.run_dirs(options.runs_dir)) if record]
-    valid = sum(record["valid"] for record in there)
-    print(f"{len(there)} records below {options.runs_dir}, {valid} of them valid as evidence; {len(faults)} faults")
+    simulated = sum(record.get("launcher") == "simulated" for record in there)  # by `energynn forecast simulate`
+    valid = sum(record["valid"] and record.get("launcher") != "simulated" for record in there)
+    words = f"{valid} of them valid as evidence" + (f", {simulated} simulated" if simulated else "")
+    print(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
     return 1 if faults else 0
 
 

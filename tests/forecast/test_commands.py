@@ -83,6 +83,9 @@ def test_predict_parameters_and_remedies(capsys, fit_file):
     # Loader-bound the second pass is half of the time, GPU-bound a quarter: a range, and it says so.
     assert saved[0] > 0.45 and saved[1] < 0.3
     assert "the interval covers loader-bound and GPU-bound" in " ".join(once["outside"])
+    (fewer,) = answer(capsys, *words, "-p", "loader_workers", 2)["rows"]  # twice the time, or as before
+    assert fewer["time_h"]["low"] < 1.05 * plain["time_h"]["value"]
+    assert fewer["time_h"]["high"] > 1.8 * plain["time_h"]["value"]
     (other,) = answer(capsys, "predict", "-p", "precision", "bfloat16", "--fit", fit_file)["rows"]
     assert "precision bfloat16: calibrated float32; its effect is not known" in other["outside"]
 
@@ -100,8 +103,12 @@ def simulated(fitted, tmp_path_factory):
     return out
 
 
-def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted):
-    assert records.check(simulated) == []
+def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, capsys):
+    assert cli.main(["check", str(simulated)]) == 0
+    assert (
+        "8 records" in (line := capsys.readouterr().out)
+        and "0 of them valid as evidence, 8 simulated; 0 faults" in line
+    )
     found = [records.read(folder) for folder in records.run_dirs(simulated)]
     assert len(found) == 8 and all(record["valid"] for record in found)
     for record in found:

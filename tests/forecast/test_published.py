@@ -8,9 +8,18 @@ import pytest
 
 from energynn import studies
 from energynn.cluster import systems
+from energynn.files import REPOSITORY
 from energynn.forecast import calibrate, calibration, fitting, predict, priors, runs
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import BY_NAME
+
+
+GUIDE = (REPOSITORY / "docs" / "forecast.md").read_text()
+
+
+def row_of_the_guide(hours: dict, energy: dict) -> str:
+    """The end of a row of the guide's table, median / maximum."""
+    return "| " + " | ".join(f"{of['median']:.1f} / {of['max']:.1f}" for of in (hours, energy)) + " |"
 
 
 def silent(_line: str) -> None:
@@ -28,6 +37,7 @@ def test_one_parameter_set_fits_all_rows_and_forecasts_those_left_out(published,
     for question, median, most in (("fit", 2, 5), ("leave one out", 2, 6)):
         for of in errors["model"][question].values():
             assert of["median"] <= median and of["max"] <= most
+        assert row_of_the_guide(*errors["model"][question].values()) in GUIDE
     for series in ("R4", "R5", "R6"):
         assert max(of["max"] for of in errors["model"][f"leave {series} out"].values()) <= 10
     for toy in ("constant per sample", "four coefficients"):
@@ -41,6 +51,7 @@ def test_one_node_tells_what_256_gpus_need(one_node):
     model = functools.partial(fitting.physical, seen, None, made.fit)
     hours, energy = fitting.summary(fitting.errors(model, seen.observations, asked)).values()
     assert hours["median"] <= 3 and hours["max"] <= 6 and energy["median"] <= 2 and energy["max"] <= 8
+    assert row_of_the_guide(hours, energy) in GUIDE
     toys = [fitting.errors(toy, seen.observations, asked) for toy in (fitting.per_sample, fitting.four_coefficients)]
     assert all(np.abs(off).max() > 15 for off in toys)
     told = calibrate.forecast(made.fit, asked.work)

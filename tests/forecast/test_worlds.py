@@ -24,9 +24,9 @@ def coverage(number: int, pipeline: bool) -> tuple[float, float]:
 
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_intervals_hold_the_truth_of_some_worlds(pipeline):
-    """A first look; with 25 worlds the share itself is uncertain by about five per cent."""
+    """A first look, with seeds that do not change; the share itself is uncertain by about five per cent."""
     for share in coverage(25, pipeline):
-        assert 0.8 <= share <= 0.98
+        assert 0.88 <= share <= 0.98
 
 
 @pytest.mark.slow
