@@ -13,7 +13,6 @@ from energynn.forecast import calibrate, calibration, fitting, predict, priors, 
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import BY_NAME
 
-
 GUIDE = (REPOSITORY / "docs" / "forecast.md").read_text()
 
 
