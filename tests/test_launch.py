@@ -323,6 +323,10 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     start.begin(start.intend(made, run_dir))  # where the data lay is known, and no part of the run's identity
     intent = json.loads((run_dir / "run.json").read_text())
     assert intent["data_root"] == "data_manifests/era5_ensemble" and "data_root" not in intent["config"]
+    (run_dir / "checkpoint").mkdir()
+    (run_dir / "checkpoint" / "5.pt").touch()  # without its checksum: the run was killed while it was written
+    start.begin(start.intend(made, run_dir))
+    assert not list(run_dir.glob("segment-*")) and list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
     many = start.preflight(start.intend(config.make("fourcastnet", devices=64), run_dir))
     assert "64 devices" in many[0]
     monkeypatch.setattr(start, "LEAST_FREE_B", 2**60)
@@ -346,6 +350,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
     assert "CUDA:(?!(0|1)_)" in perun and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert start.preflight(start.intend(config.make("fourcastnet", devices=4), tmp_path / "local" / "run")) == []
     intent, variables, perun = environment(devices=2, device="cpu")
     assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "exclude_backends = nvml amdsmi" in perun

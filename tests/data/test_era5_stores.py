@@ -21,7 +21,7 @@ from energynn import cli, config, files
 from energynn.data import digests, era5_sources, era5_store, manifests
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
 from energynn.launch import start
-from tests.train.conftest import start_ranks
+from tests.ranks import start_ranks
 
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
@@ -473,9 +473,8 @@ def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
     stored[0, 3, 2, 1] += 1
     stored.flush()
     script = tmp_path / "train.py"
-    rank = "os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')"
     elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
-    script.write_text(f"import os\nif ({rank}) == '1':\n    {elsewhere}\n{TRAIN}")
+    script.write_text(f"import os\nif os.environ['RANK'] == '1':\n    {elsewhere}\n{TRAIN}")
     parameters = dict(
         workload="fourcastnet",
         dataset="era5",

@@ -464,3 +464,11 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert cli.main(["watch", str(run_dir), "--once"]) == 0
     assert "120.0 W" in capsys.readouterr().out
     assert cli.main(["watch", str(run_dir.parent), "--once"]) == 2
+    kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own joules
+    path.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    assert watch.Watch(run_dir).look()["energy_per_sample_J"] == pytest.approx(1200 / 160, rel=0.02)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    file.write_text("".join(lines))
+    assert watch.Watch(run_dir).look()["energy_J"] == pytest.approx(120 * 20, rel=0.02), (
+        "what comes after is no training"
+    )

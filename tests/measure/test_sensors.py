@@ -190,6 +190,19 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
     assert 0.01 < overhead["interval_p50_s"] < 0.03 and 0 < overhead["thread_cpu_s"] < 0.5
 
 
+def test_a_late_sampler_leaves_out_what_it_has_missed(tmp_path):
+    """It goes on in time: readings that follow each other at once would tell nothing."""
+    waits = iter([0.0] * 5 + [0.5] + [0.0] * 10**6)
+    sensor = sensors.Sensor("s", "cpu", "0", "power", "simulated", lambda: time.sleep(next(waits)) or 1.0)
+    sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.01)
+    sampler.start()
+    time.sleep(0.9)
+    sampler.stop()
+    written = read_samples(tmp_path / "samples.jsonl")
+    periods = (written.t_ns[-1] - written.t_ns[0]) / 1e7
+    assert len(written.t_ns) < periods - 35
+
+
 def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, capsys):
     if not os.path.exists("/dev/full"):
         pytest.skip("no /dev/full here")

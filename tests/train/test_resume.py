@@ -16,7 +16,8 @@ from energynn import files
 from energynn.measure.samples import read_events
 from energynn.train import checkpoint, distributed
 from energynn.train.distributed import World
-from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
+from tests.ranks import ENVIRONMENT, MPIRUN
+from tests.train.conftest import HERE
 
 CASES = {
     "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=150),
