@@ -39,27 +39,50 @@ FORKS.set_forkserver_preload(["energynn.train.resnet50", "energynn.train.fourcas
 
 def start_ranks(ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
     """Run a script in so many ranks to the end; returns the first status but 0, and what all of them printed."""
-    with socket.socket() as free, tempfile.TemporaryFile("w+", errors="replace") as output:
-        free.bind(("127.0.0.1", 0))
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-        free.close()
-        started = []
+    return Ranks(ranks, script, *arguments, extra=extra).wait()
+
+
+class Ranks:
+    """A script in so many ranks, which go on while the test looks at them."""
+
+    def __init__(self, ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
+        self.output = tempfile.TemporaryFile("w+", errors="replace")
+        self.command = [str(script), *map(str, arguments)]
+        environment = os.environ | ENVIRONMENT | (extra or {})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            reference = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        self.processes = []
         for rank in range(ranks):
             place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
-            told = environment | {name: str(value) for name, value in place.items()} if ranks > 1 else {}
-            command = [str(script), *map(str, arguments)]
-            started.append(_fork(command, os.environ | ENVIRONMENT | told | (extra or {}), output.fileno()))
-        statuses = _wait(started)
-        output.seek(0)
-        failed = [status for status in statuses if status]
-        return subprocess.CompletedProcess(str(script), failed[0] if failed else 0, output.read())
+            if ranks > 1:
+                environment |= reference | {name: str(number) for name, number in place.items()}
+            self.processes.append(self._fork(environment))
 
+    def _fork(self, environment: dict[str, str]):
+        descriptor = multiprocessing.reduction.DupFd(self.output.fileno())
+        process = FORKS.Process(target=_run, args=(self.command, environment, descriptor))
+        with _environment(ENVIRONMENT):  # of the server, which the first fork starts
+            process.start()
+        return process
 
-def _fork(command: list[str], environment: dict[str, str], output: int):
-    with _environment(ENVIRONMENT):  # of the server, which the first fork starts
-        process = FORKS.Process(target=_run, args=(command, environment, multiprocessing.reduction.DupFd(output)))
-        process.start()
-    return process
+    def are_alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def wait(self) -> subprocess.CompletedProcess:
+        """Until all have ended; when one has failed, those that do not end by themselves are ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.are_alive():
+            if any(process.exitcode for process in self.processes):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            if time.monotonic() > deadline:
+                for process in self.processes:
+                    process.kill()
+            alive = [process.sentinel for process in self.processes if process.is_alive()]
+            multiprocessing.connection.wait(alive, 1.0)
+        self.output.seek(0)
+        failed = [process.exitcode for process in self.processes if process.exitcode]
+        return subprocess.CompletedProcess(self.command, failed[0] if failed else 0, self.output.read())
 
 
 @contextlib.contextmanager
@@ -87,16 +110,3 @@ def _run(command: list[str], environment: dict[str, str], output) -> None:
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
-
-
-def _wait(started: list) -> list[int]:
-    """Exit statuses; when one has failed, those that do not end by themselves are ended."""
-    deadline = time.monotonic() + PATIENCE_S
-    while any(process.is_alive() for process in started):
-        if any(process.exitcode for process in started):
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-        if time.monotonic() > deadline:
-            for process in started:
-                process.kill()
-        multiprocessing.connection.wait([process.sentinel for process in started if process.is_alive()], 1.0)
-    return [process.exitcode for process in started]
