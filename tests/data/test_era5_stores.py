@@ -437,26 +437,29 @@ print(json.dumps(fourcastnet.main(made, folder / "run")))
 """
 
 
+SMALL = dict(
+    workload="fourcastnet",
+    dataset="era5",
+    training_years="2015",
+    validation_years="2016",
+    test_years="2019",
+    patch_size=4,
+    embed_dim=16,
+    depth=1,
+    num_blocks=2,
+    epochs=1,
+    device="cpu",
+)
+
+
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
 def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
-    parameters = dict(
-        workload="fourcastnet",
-        dataset="era5",
-        training_years=2015,
-        validation_years="2016",
-        test_years="2019",
-        patch_size=4,
-        embed_dim=16,
-        depth=1,
-        num_blocks=2,
-        epochs=1,
-        stage=stage,
-        initial_run="earlier" if stage == "finetune" else "",
-        loader_workers=workers,
-        device="cpu",
-    )
-    command = [sys.executable, "-c", TRAIN, str(tmp_path), json.dumps(parameters)]
-    done = subprocess.run(command, cwd=files.REPOSITORY, check=True, capture_output=True, text=True)
+    initial_run = "earlier" if stage == "finetune" else ""
+    changes = dict(training_years=2015, stage=stage, initial_run=initial_run, loader_workers=workers)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    done = start_ranks(1, script, tmp_path, json.dumps(SMALL | changes))
+    assert done.returncode == 0, done.stdout
     losses = json.loads(done.stdout.splitlines()[-1])
     assert len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
     events = [json.loads(line) for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()]
@@ -475,21 +478,7 @@ def test_a_rank_with_other_data_is_named_by_all(described, tmp_path):
     script = tmp_path / "train.py"
     elsewhere = f"os.environ['ENERGYNN_ERA5'] = {str(tmp_path / 'other')!r}"
     script.write_text(f"import os\nif os.environ['RANK'] == '1':\n    {elsewhere}\n{TRAIN}")
-    parameters = dict(
-        workload="fourcastnet",
-        dataset="era5",
-        training_years="2015",
-        validation_years="2016",
-        test_years="2019",
-        patch_size=4,
-        embed_dim=16,
-        depth=1,
-        num_blocks=2,
-        epochs=1,
-        device="cpu",
-        devices=2,
-    )
-    done = start_ranks(2, str(script), str(tmp_path), json.dumps(parameters))
+    done = start_ranks(2, script, tmp_path, json.dumps(SMALL | {"devices": 2}))
     assert done.returncode != 0
     said = re.findall(
         r"ValueError: data: rank 1 on \S+ loaded other data from (\S+) than rank 0 .* (\S+);", done.stdout
@@ -501,28 +490,13 @@ def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
     """Nothing is learned, so that seven validation and two test samples on one, two and three ranks give the same."""
     found = []
     for devices in (1, 2, 3):
-        parameters = dict(
-            workload="fourcastnet",
-            dataset="era5",
-            training_years="2015",
-            validation_years="2016",
-            test_years="2019",
-            patch_size=4,
-            embed_dim=16,
-            depth=1,
-            num_blocks=2,
-            epochs=1,
-            device="cpu",
-            learning_rate=0,
-            local_batch_size=2,
-            devices=devices,
-        )
+        parameters = SMALL | dict(learning_rate=0, local_batch_size=2, devices=devices)
         folder = tmp_path / str(devices)
         folder.mkdir()
         (folder / "data_manifests").symlink_to(tmp_path / "data_manifests")
         script = folder / "train.py"
         script.write_text(TRAIN)
-        done = start_ranks(devices, str(script), str(folder), json.dumps(parameters))
+        done = start_ranks(devices, script, folder, json.dumps(parameters))
         assert done.returncode == 0, done.stdout
         for rank in range(devices):
             events = (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
