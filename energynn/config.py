@@ -379,13 +379,26 @@ def _file_digest(path: Path, _changed: int) -> str:
 
 def run_id(config: RunConfig) -> str:
     """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
-    stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
-    preset = f"-{config.preset}" if config.preset != "smoke" else ""
     known = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()  # if not, it can be planned, but not be made
-    tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset) if known else None})[:8]
+    stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
+    return _name(to_dict(config), manifest_digest(config.dataset) if known else None, stage)
+
+
+def names_of_run(values: dict, data_digest: str | None) -> list[str]:
+    """What a run of this configuration is called, from plain values: no module of the workload is imported.
+
+    Two names where it has a stage, of which only FourCastNet's is a part of the name.
+    """
+    stages = ["", f"-{values['stage']}"] if "stage" in values else [""]
+    return [_name(values, data_digest, stage) for stage in stages]
+
+
+def _name(values: dict, data_digest: str | None, stage: str) -> str:
+    preset = f"-{values['preset']}" if values["preset"] != "smoke" else ""
     return (
-        f"{config.workload}{stage}{preset}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
-        f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"
+        f"{values['workload']}{stage}{preset}-{values['dataset']}-n{values['devices']}-lbs{values['local_batch_size']}"
+        f"-gbs{values['global_batch_size']}-s{values['seed']}-r{values['repeat']}"
+        f"-{digest({'config': values, 'data': data_digest})[:8]}"
     )
 
 

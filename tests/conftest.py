@@ -70,7 +70,7 @@ def run_dir(tmp_path):
             "boot_id": "b",
             "config": values,
             "config_digest": config.digest(values),
-            "data_digest": "d",
+            "data_digest": config.manifest_digest("photographs"),
             "device_kind": "cpu core",
             "device_name": "a core",
             "devices": 2,
