@@ -218,18 +218,15 @@ def run_dirs(runs_dir: Path) -> list[Path]:
 def read(run_dir: Path) -> dict | None:
     """The record of a run, or None if it has none or it cannot be read."""
     try:
-        return read_record(run_dir)
+        record = read_record(run_dir)
     except (OSError, ValueError):
         return None
+    return record if all(name in record for name in ALWAYS) else None
 
 
 def read_record(run_dir: Path) -> dict:
-    """The record of a run. Raises ValueError where a field is missing, unknown or of another kind than it should be."""
+    """The record of a run, whole or not. Raises ValueError where a field is of another kind than it should be."""
     record = json_table(run_dir / "record.json")
-    missing = [name for name in ALWAYS if name not in record]
-    unknown = [name for name in record if name not in FIELDS]
-    if missing or unknown:
-        raise ValueError(f"record.json: fields missing {missing}, unknown {shorten(unknown)}")
     require_kinds("record.json", record)
     return record
 
@@ -247,11 +244,12 @@ def read_intent(run_dir: Path) -> dict:
 def require_kinds(file: str, values: dict) -> None:
     """Raise ValueError for the first known field whose value is of another kind than the data dictionary has it."""
     for name, value in values.items():
-        if name in FIELDS and not _is_of_kind(value, _kind(name)):
-            raise ValueError(f"{file}: {name} must be of the kind {_kind(name)}, is {shorten(value)}")
+        if name in FIELDS and not _is_of_kind(value, kind(name)):
+            raise ValueError(f"{file}: {name} must be of the kind {kind(name)}, is {shorten(value)}")
 
 
-def _kind(name: str) -> str:
+def kind(name: str) -> str:
+    """What the values of a field are: number, text, flag, table, tables or texts."""
     has_unit = FIELDS[name][0] not in ("", "UTC", "SHA-256")
     return KINDS[name] or ("number" if has_unit else "text")
 
@@ -367,6 +365,10 @@ def check_record(run_dir: Path) -> list[str]:
         record, intent = read_record(run_dir), read_intent(run_dir)
     except ValueError as error:
         return [str(error)]
+    missing = [name for name in ALWAYS if name not in record]
+    unknown = [name for name in record if name not in FIELDS]
+    if missing or unknown:
+        return [f"record.json: fields missing {missing}, unknown {shorten(unknown)}"]
     faults = []
     without_digest = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(without_digest):

@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import config, files
+from energynn import config, files, records
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -37,6 +37,12 @@ def pytest_unconfigure(config):
     names = Path(path).read_text().splitlines() if Path(path).exists() else []
     count = "1 test" if len(names) == 1 else f"{len(names) or 'no'} tests"
     print(f"{count} had to run twice{': ' if names else ''}{', '.join(names)}")
+
+
+def minimal_record(**fields) -> dict:
+    """A record with every field that each must have, empty but for those given."""
+    empty = {"text": "", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
+    return {name: empty[records.kind(name)] for name in records.ALWAYS} | fields
 
 
 def write_perun_hdf5(path, watts, seconds):

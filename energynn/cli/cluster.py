@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, count, number, require_folder
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, number, require_folder
 
 
 def _add_studies_or_runs(parser: ArgumentParser) -> None:
@@ -12,7 +12,7 @@ def _add_studies_or_runs(parser: ArgumentParser) -> None:
 
 
 def _add_minutes(parser: ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=count, help="time limit of each job; a run that needs more goes on in a next")
+    parser.add_argument("--minutes", type=int, help="time limit of each job; a run that needs more goes on in a next")
 
 
 def add_submit(commands) -> None:
@@ -21,7 +21,7 @@ def add_submit(commands) -> None:
     parser.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
     add_flag(parser, "--dry-run", "print the scripts and the expected cost, submit nothing")
     parser.add_argument(
-        "--limit", type=number, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
+        "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
     )
     add_flag(parser, "--yes", "do not ask")
     _add_minutes(parser)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host
+from energynn.reading import require_file, require_plain_hdf5
 
 if TYPE_CHECKING:
     from energynn.measure.sensors import Sensor
@@ -314,6 +315,9 @@ def _silence(logger: str) -> None:
 # ------------------------------------------------------------------------------------------ after the run
 
 
+MOST_VALUES = 50_000_000  # read from one file: a week of twelve sensors on six hosts at perun's 1 s; 3 GB of memory
+
+
 @dataclass(frozen=True)
 class Series:
     """Readings as perun stored them, (samples,), in ``unit`` x ``to_SI``; a counter starts again at ``valid_max``."""
@@ -375,7 +379,9 @@ def read_runs(path: Path) -> list[PerunRun]:
     import h5py
 
     try:
+        require_file(path)
         with h5py.File(path, "r") as file:
+            require_plain_hdf5(file, MOST_VALUES)
             ((application, root),) = file.items()
             runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:

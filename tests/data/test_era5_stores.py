@@ -26,6 +26,11 @@ from tests.train.conftest import start_ranks
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
 LEVELS_HPA = [50, 500, 850, 925, 1000]
+POSSIBLE = {
+    **{"t": (220, 300), "u": (-30, 60), "v": (-30, 30), "q": (0.001, 0.01), "r": (0, 100), "tcwv": (0, 70)},
+    **{"sp": (60_000, 105_000), "sst": (270, 305), "mslp": (95_000, 105_000), "z": (-1_000, 5_000)},
+    **{"z50": (190_000, 205_000), "z500": (48_000, 58_000), "z850": (10_000, 15_000), "z925": (5_000, 8_000)},
+}
 SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
 
 
@@ -33,8 +38,11 @@ def plane(name, hour):
     """(9, 16): another value for each channel, time and place; temperatures and humidities are possible ones."""
     generator = np.random.default_rng([sum(name.encode()), len(name), int(hour)])
     noise = generator.random((ROWS, COLUMNS))
-    low, high = {"t": (220, 300), "q": (0.001, 0.01), "r": (0, 100)}.get(name[0], (-1e3, 1e5))
-    return (low + (high - low) * noise).astype(np.float32)
+    low, high = POSSIBLE.get(name) or POSSIBLE[name[0]]
+    values = low + (high - low) * noise
+    if name == "sp":
+        values = np.sort(values, axis=0)[::-1]  # Antarctica is high, the Arctic is not
+    return values.astype(np.float32)
 
 
 def state(hour):
