@@ -62,8 +62,13 @@ def write_perun_hdf5(path, watts, seconds):
 @pytest.fixture
 def run_dir(tmp_path):
     """A valid two-device run of resnet50; the caller breaks it as needed and calls records.build."""
-    made = config.make("resnet50", devices=2, local_batch_size=16)
-    folder = tmp_path / "runs" / "local" / config.run_id(made)
+    return write_run_dir(tmp_path / "runs")
+
+
+def write_run_dir(runs_dir, system="local"):
+    """The raw files of such a run, in a system's folder."""
+    made = config.make("resnet50", devices=2, local_batch_size=16, system=system)
+    folder = runs_dir / system / config.run_id(made)
     folder.mkdir(parents=True)
     values = config.to_dict(made)
     files.write_json(
@@ -71,7 +76,7 @@ def run_dir(tmp_path):
         {
             "run_id": folder.name,
             "workload": "resnet50",
-            "system": "local",
+            "system": system,
             "started_at": "2026-01-01T00:00:00Z",
             "boot_id": "b",
             "config": values,

@@ -15,6 +15,7 @@ from energynn.reading import ILL_TYPED, require_file
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
 LONGEST_PERIODS, LONGEST_S = 2.0, 0.2
 SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
+LARGEST_LINES_B = 2**30  # of a file of events or phases, which is read as a whole
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
 
 
@@ -243,7 +244,7 @@ def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndar
 def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
-    require_file(path)
+    require_file(path, LARGEST_LINES_B)
     for text in path.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text, parse_constant=lambda _constant: None)
