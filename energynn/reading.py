@@ -58,7 +58,9 @@ def one_fault(of: str | Path) -> Iterator[None]:
         yield
     except ILL_TYPED as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise ValueError(f"{of}: {kind}{' '.join(str(error).split())}") from error
+        text = " ".join(str(error).split())
+        where = "" if text.startswith(str(of)) else f"{of}: "
+        raise ValueError(f"{where}{kind}{text}") from error
 
 
 def require_plain_hdf5(file, most_values: float = math.inf) -> None:

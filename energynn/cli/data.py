@@ -19,11 +19,13 @@ def add_manifest(commands) -> None:
 
 def manifest(options) -> int:
     from energynn.data import describe, manifests
+    from energynn.reading import one_fault
 
     for dataset in options.dataset or manifests.DATASETS:
-        if options.action == "build":
-            describe.build(dataset, options.root or options.source)
-        root = manifests.verify(dataset, folder=options.root, every_byte=True)
+        with one_fault(dataset):
+            if options.action == "build":
+                describe.build(dataset, options.root or options.source)
+            root = manifests.verify(dataset, folder=options.root, every_byte=True)
         message = f"{dataset}: every file is there and has its SHA-256"
         if (root / "train.ppm").is_file():
             message += ", but for a prepared store's pixels, of which none is known"

@@ -223,7 +223,7 @@ class _Stores:
         for dataset in datasets:
             self._find_times(dataset)
             for name in ("latitude", "longitude"):
-                if not np.array_equal(dataset[name].values, datasets[0][name].values):
+                if not np.array_equal(dataset[name].values, datasets[0][name].values, equal_nan=True):
                     raise ValueError(f"{place}: the {name}s of its files differ; all must have one grid")
         self.hours = [hour for hour, places in self.places.items() if places]
         latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))

@@ -407,7 +407,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
     sensors = []
     for name, sensor in group["nodes"].items() if "nodes" in group else ():
         raw = sensor["raw_data"]
-        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"].item())
         values = _read_series(raw["values"])
         kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
         counter = kept if kept.unit == "J" else None
@@ -419,7 +419,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
 
 def _read_series(dataset) -> Series:
     facts = dataset.attrs
-    return Series(dataset[:], facts["unit"], float(facts["mag"]), float(facts.get("valid_max", np.inf)))
+    return Series(dataset[:], facts["unit"], float(facts["mag"].item()), float(facts.get("valid_max", np.inf)))
 
 
 def read_hdf5(path: Path, run: str | None = None) -> dict:
