@@ -7,6 +7,8 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import h5py
@@ -18,6 +20,7 @@ from PIL import Image
 from energynn import cli, config, records
 from energynn.analysis import profiles, results
 from energynn.data import imagenet
+from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.launch.watch import Watch
 from energynn.measure import machine
@@ -774,3 +777,39 @@ def test_the_folder_of_the_runs_as_a_parameter(here, runs_dir):
     with pytest.raises(ValueError) as error:
         start.run(config.make(), runs_dir)
     assert "\n" not in str(error.value)
+
+
+# --------------------------------------------------------------------------- what needs torch, or a process of its own
+
+
+@pytest.mark.slow
+def test_images_that_are_none_are_broken_for_the_trainer():
+    from energynn.data import images as of_trainer
+
+    for what, data in IMAGES.items():
+        for load in (of_trainer.decode, of_trainer.load_pillow):
+            if what != "a JPEG cut off" or load is of_trainer.load_pillow:
+                with pytest.raises(imagenet.BAD_IMAGE):
+                    load(data)
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_deleted_while_it_is_measured_is_one_line(here):
+    words = ["measure", "--out", "out", "--", "sh", "-c", f"rm -rf {here}/out; exit 7"]
+    command = [sys.executable, "-m", "energynn.cli", *words]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "out was deleted while the command ran" in last, done.stderr
+    assert done.stderr.count("energynn: ") == 1 and not (here / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, value", [("devices", 10**21), ("epochs", "two"), ("devises", 2), ("runs_dir", 7)])
+def test_the_launch_notebook_refuses_bad_parameters_in_one_line(here, name, value):
+    options = ["--no-progress-bar", "--cwd", str(REPOSITORY), "--parameters_yaml", json.dumps({name: value})]
+    notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
+    command = [sys.executable, "-m", "papermill", str(notebook), str(here / "out.ipynb"), *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode and f"ValueError: {name}: " in done.stderr.splitlines()[-1], done.stderr

@@ -315,7 +315,7 @@ def _silence(logger: str) -> None:
 # ------------------------------------------------------------------------------------------ after the run
 
 
-MOST_VALUES = 50_000_000  # read from one file: a week of twelve sensors on six hosts at perun's 1 s; 3 GB of memory
+MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
 @dataclass(frozen=True)
