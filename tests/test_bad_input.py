@@ -801,7 +801,7 @@ def test_a_folder_that_is_deleted_while_it_is_measured_is_one_line(here):
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and "out was deleted while the command ran" in last, done.stderr
-    assert done.stderr.count("energynn: ") == 1 and not (here / "out").exists()
+    assert done.stderr.count("energynn: ") == 1 and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -812,4 +812,4 @@ def test_the_launch_notebook_refuses_bad_parameters_in_one_line(here, name, valu
     command = [sys.executable, "-m", "papermill", str(notebook), str(here / "out.ipynb"), *options]
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode and f"ValueError: {name}: " in done.stderr.splitlines()[-1], done.stderr
+    assert done.returncode and f"ValueError: {name}: " in done.stderr.strip().splitlines()[-1], done.stderr

@@ -59,8 +59,8 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
         _wait(children[0], folder)
-        if not folder.is_dir():
-            raise ValueError(f"out: {folder} was deleted while the command ran; its energy and exit status are lost")
+        if not (run_dir / "run.json").exists():  # perun makes the folder anew
+            raise ValueError(f"out: {run_dir} was deleted while the command ran; its energy and exit status are lost")
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
             with_perun = False
