@@ -28,10 +28,7 @@ def compile(build_dir: str | Path = "build") -> Path:
     missing += [name for name in ("claims.json", "artifact.json", "excluded.json") if not (build_dir / name).is_file()]
     missing += [name for name in figures(manuscript) if not (build_dir / "figures" / f"{name}.pdf").is_file()]
     if missing:
-        more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
-        raise ValueError(
-            f"the manuscript needs {', '.join(missing[:20])}{more} in {build_dir}; run the notebooks first"
-        )
+        raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")
     # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
     output, inputs = build_dir / "paper.pdf", {"build": str(build_dir)}
     typst.compile(PAPER / "energynn.typ", output=output, root="/", ignore_system_fonts=True, sys_inputs=inputs)
