@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from energynn.files import shipped
+from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
 OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
@@ -50,10 +50,10 @@ def site(name: str) -> Site:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
         raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
     try:
-        values = tomllib.loads(path.read_text())
+        values = toml_table(path)
         _check(values)
         return Site(name=path.stem, file=str(path.resolve()), **values)
-    except (OSError, tomllib.TOMLDecodeError, TypeError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
 
 

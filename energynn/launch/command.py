@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import shlex
 import shutil
@@ -26,6 +25,7 @@ from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.perun_adapter import die_with_parent
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, read_events, segments
+from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -59,6 +59,8 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
         _wait(children[0], folder)
+        if not (run_dir / "run.json").exists():  # perun makes the folder anew
+            raise ValueError(f"out: {run_dir} was deleted while the command ran; its energy and exit status are lost")
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
             with_perun = False
@@ -100,7 +102,7 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
             raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
         write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
     try:
-        intent = json.loads((run_dir / "run.json").read_text())
+        intent = json_table(run_dir / "run.json")
         workload, known = intent["workload"], intent["config"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"out: {run_dir / 'run.json'} is none of ours; choose another folder") from error

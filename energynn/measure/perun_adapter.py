@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host
+from energynn.reading import require_file, require_plain_hdf5
 
 if TYPE_CHECKING:
     from energynn.measure.sensors import Sensor
@@ -314,6 +315,9 @@ def _silence(logger: str) -> None:
 # ------------------------------------------------------------------------------------------ after the run
 
 
+MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
+
+
 @dataclass(frozen=True)
 class Series:
     """Readings as perun stored them, (samples,), in ``unit`` x ``to_SI``; a counter starts again at ``valid_max``."""
@@ -375,7 +379,9 @@ def read_runs(path: Path) -> list[PerunRun]:
     import h5py
 
     try:
+        require_file(path)
         with h5py.File(path, "r") as file:
+            require_plain_hdf5(file, MOST_VALUES)
             ((application, root),) = file.items()
             runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -401,7 +407,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
     sensors = []
     for name, sensor in group["nodes"].items() if "nodes" in group else ():
         raw = sensor["raw_data"]
-        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"].item())
         values = _read_series(raw["values"])
         kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
         counter = kept if kept.unit == "J" else None
@@ -413,7 +419,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
 
 def _read_series(dataset) -> Series:
     facts = dataset.attrs
-    return Series(dataset[:], facts["unit"], float(facts["mag"]), float(facts.get("valid_max", np.inf)))
+    return Series(dataset[:], facts["unit"], float(facts["mag"].item()), float(facts.get("valid_max", np.inf)))
 
 
 def read_hdf5(path: Path, run: str | None = None) -> dict:

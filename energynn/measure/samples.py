@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.reading import ILL_TYPED, require_file
+
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
 LONGEST_PERIODS, LONGEST_S = 2.0, 0.2
 SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
+LARGEST_LINES_B = 2**30  # of a file of events or phases, which is read as a whole
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
 
 
@@ -99,6 +102,7 @@ class Reader:
 
     def read(self, to_the_end: bool = True) -> None:
         """Take what was written since the last call; a last line without an end only if no more will come."""
+        require_file(self.path)
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             for text in file:
@@ -107,7 +111,7 @@ class Reader:
                 self.offset += len(text)
                 try:
                     self._take(json.loads(text))
-                except (ValueError, TypeError, KeyError, AttributeError):
+                except ILL_TYPED:
                     self.unreadable += 1
 
     def _take(self, line: dict) -> None:
@@ -185,14 +189,23 @@ def has_begun(folder: Path, host: str) -> bool:
 
 
 def read_events(folder: Path) -> list[dict]:
-    """Events of all ranks in the order of their wall clocks; lines cut by a crash are skipped."""
+    """Events of all ranks; lines that a crash cut are skipped.
+
+    Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock at which each began:
+    a wall clock that is set while the run goes on does not change the order.
+    """
     events = []
     for path in sorted(folder.glob("events-rank*.jsonl")):
         rank = int(path.stem.removeprefix("events-rank"))
-        for line in _whole_lines(path):
-            if "t_wall_ns" in line:
-                events.append({"rank": rank, **line})
-    return sorted(events, key=lambda event: event["t_wall_ns"])
+        own = [{"rank": rank, **line} for line in _whole_lines(path) if _is_event(line)]
+        ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0
+        events += [(event["t_mono_ns"] + ahead_ns, rank, event) for event in own]
+    return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
+
+
+def _is_event(line: dict) -> bool:
+    times = [line.get("t_mono_ns"), line.get("t_wall_ns"), line.get("rank", 0)]
+    return all(type(number) is int for number in times) and isinstance(line.get("event"), str)
 
 
 def events_of_kind(events: list[dict], kind: str) -> list[dict]:
@@ -231,10 +244,11 @@ def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndar
 def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
+    require_file(path, LARGEST_LINES_B)
     for text in path.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text, parse_constant=lambda _constant: None)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)

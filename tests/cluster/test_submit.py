@@ -19,6 +19,7 @@ import pytest
 from energynn import cli, config, files, records, studies
 from energynn.cluster import costs, slurm, submit, systems
 from energynn.files import REPOSITORY
+from tests.conftest import minimal_record
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {
@@ -170,7 +171,7 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
         submit.plan([tuned], site, tmp_path, set())
     folder = tmp_path / "two-nodes" / config.run_id(first)
-    files.write_json(folder / "record.json", {"valid": True})
+    files.write_json(folder / "record.json", minimal_record(valid=True))
     assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [""]
 
 
