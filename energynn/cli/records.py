@@ -55,6 +55,8 @@ def recompute(options) -> int:
         raise ValueError(f"recompute: {options.run} is no run; give a folder with a run.json")
     old = records.read(options.run) or {}
     new = records.derive(options.run, json.loads(intent.read_text()))
+    if old and old.get("accounting", 1) != records.ACCOUNTING:
+        new = records.with_intervals_of(old, new)
     names = [name for name in records.FIELDS if name.startswith(RECOMPUTED) and (name in old or name in new)]
     identical = {name: old.get(name) == new.get(name) for name in names}
     by_perun = comparison.against_perun(options.run)
