@@ -338,7 +338,7 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
 
 
 def with_intervals_of(record, derived):
-    """What was derived, with the intervals that the record states: those of another version of the accounting differ."""
+    """What was derived, with the intervals of the record, which is of another version of the accounting."""
     if isinstance(record, dict) and isinstance(derived, dict):
         theirs = {name: record[name] for name in derived if name.endswith("statistical_J") and name in record}
         return {name: with_intervals_of(record.get(name), value) for name, value in derived.items()} | theirs
