@@ -96,14 +96,15 @@ def account(run_dir: Path) -> dict:
         if check["flagged"]:
             where = f"gpu {check['device']} of {check['host']}"
             result["flags"].append(f"{where}: the power's integral is {check['gap']:+.1%} off the counter")
-    doubtful_J = energy.doubtful_J(result["sensors"], result["cross_checks"])
+    doubtful = energy.doubtful_J(result["sensors"], result["cross_checks"])
     if result["training_time_s"] > 0 and result["sensors"]:
         result["samples_in_training"] = sum(part.samples_in_training for part in trained)
         covered_s = sum(part.coverage * part.training_time_s for part in trained)
         result["coverage"] = covered_s / result["training_time_s"]
-        result |= energy.totals(result["sensors"], result["training_time_s"])
+        result |= energy.totals(result["sensors"], result["training_time_s"], doubtful)
+        doubtful_J = sum(doubtful.values())
         if doubtful_J > 0:
-            result["doubtful_share"] = min(1.0, doubtful_J / (doubtful_J + result.get("energy_total_J", 0.0)))
+            result["doubtful_share"] = 1 / (1 + result.get("energy_total_J", 0.0) / doubtful_J)
     result |= _idle(trained, result)
     result["energy_phases"] = _phases(trained, result)
     result["segments"] = _times_and_energies(trained)

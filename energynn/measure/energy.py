@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ NORMAL_95 = 1.96
 SMOOTHING = 20  # counter steps to each side over which the counter corrects the integral of the power
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
+WHOLE_CHECK = 0.99  # the coverage from which on a power tells whether its counter is right
 AVERAGED_S = 1.0  # over which NVML averages the power of most GPUs
 # A power is aliased if it varies by more than 5 % and half the sampling rate would lose 40 % of its variance.
 LEAST_VARIATION, MOST_ALIASING = 0.05, 0.4
@@ -116,8 +117,37 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
     made = []
     for column, judgement in enumerate(judged):
         if not judgement.is_dead:
-            made.append(_curve(judgement, samples, column, powers.get(judgement.sensor["id"])))
+            curve = _curve(judgement, samples, column, powers.get(judgement.sensor["id"]))
+            made.append(_to_the_ends(curve, samples.t_ns[0], samples.t_ns[-1]))
     return made
+
+
+def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
+    """A sensor that fell silent before its host did goes on with the power of its last second, or anything it had."""
+    if curve.good_ns[0] - first_ns > curve.longest_ns:
+        curve = _prolonged(curve, 0, first_ns)
+    if last_ns - curve.good_ns[-1] > curve.longest_ns:
+        curve = _prolonged(curve, -1, last_ns)
+    return curve
+
+
+def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
+    """A curve with one more knot beyond its first (``edge`` 0) or last (-1)."""
+    length_ns = end_ns - curve.t_ns[edge]
+    inner_ns = np.clip(curve.t_ns[edge] - np.sign(length_ns) * 1e9, curve.t_ns[0], curve.t_ns[-1])
+    power_W = (curve.energy_J[edge] - curve.at(inner_ns)) / (curve.t_ns[edge] - inner_ns)
+    sd_W = plausible.power_range_W((curve.t_ns - curve.t_ns[0]) / 1e9, curve.energy_J)
+    at, knots = 0 if edge == 0 else len(curve.t_ns), len(curve.t_ns)
+    more_J2 = (sd_W * length_ns / 1e9) ** 2 * np.sign(length_ns)
+    edge_J, step_J = np.broadcast_to(curve.edge_J, knots), np.broadcast_to(curve.step_J, knots - 1)
+    return replace(
+        curve,
+        t_ns=np.insert(curve.t_ns, at, end_ns),
+        energy_J=np.insert(curve.energy_J, at, curve.energy_J[edge] + power_W * length_ns),
+        variance_J2=np.insert(curve.variance_J2, at, curve.variance_J2[edge] + more_J2),
+        edge_J=np.insert(edge_J, at, edge_J[edge]),
+        step_J=np.insert(step_J, min(at, knots - 1), step_J[edge]),
+    )
 
 
 def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarray | None) -> Curve:
@@ -379,27 +409,30 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     return entries
 
 
-def totals(entries: list[dict], window_s: float) -> dict:
+def totals(entries: list[dict], window_s: float, doubtful: dict[str, float] | None = None) -> dict:
     """Energies, their uncertainties and mean powers per component, and their sum, by the primary sensors of all hosts.
 
     Statistical uncertainties are independent, systematic ones are not: several sensors of one kind are wrong together.
-    The total's provenance is the weakest of its parts. A component without a sensor is absent.
+    The total's provenance is the weakest of its parts. A component without a sensor is absent. ``doubtful`` (see
+    ``doubtful_J``) widens the intervals by half as much again, since no device is quite as another.
     """
+    doubtful = {component: joules for component, joules in (doubtful or {}).items() if np.isfinite(joules)}
     result: dict = {}
     for component in COMPONENTS:
         own = [e for e in entries if e["component"] == component and e["primary"] and "energy_J" in e]
         if own:
-            result |= _sum(component, own, window_s)
+            result |= _sum(component, own, window_s, doubtful.get(component, 0.0))
     parts = [e for e in entries if e["primary"] and "energy_J" in e]
-    return result | (_sum("total", parts, window_s) if parts else {})
+    return result | (_sum("total", parts, window_s, sum(doubtful.values())) if parts else {})
 
 
-def _sum(name: str, entries: list[dict], window_s: float) -> dict:
+def _sum(name: str, entries: list[dict], window_s: float, doubtful_J: float) -> dict:
     energy_J = sum(entry["energy_J"] for entry in entries)
+    sampled_J = float(np.sqrt(sum(e.get("statistical_J", 0.0) ** 2 for e in entries)))
     return {
         f"energy_{name}_J": energy_J,
         f"energy_{name}_provenance": max((entry["provenance"] for entry in entries), key=PROVENANCES.index),
-        f"energy_{name}_statistical_J": float(np.sqrt(sum(e.get("statistical_J", 0.0) ** 2 for e in entries))),
+        f"energy_{name}_statistical_J": sampled_J + 1.5 * doubtful_J,
         f"energy_{name}_systematic_J": sum(SYSTEMATIC[e["provenance"]] * e["energy_J"] for e in entries),
         f"mean_power_{name}_W": energy_J / window_s,
     }
@@ -414,7 +447,7 @@ def cross_checks(entries: list[dict]) -> list[dict]:
     checks = []
     for entry in entries:
         counter = by_id.get((entry["host"], entry.get("checks")))
-        if not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
+        if entry["primary"] or not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
             continue
         gap = entry["energy_J"] / counter["energy_J"] - 1
         open_J = np.hypot(entry.get("statistical_J", 0.0), counter.get("statistical_J", 0.0))
@@ -431,24 +464,29 @@ def cross_checks(entries: list[dict]) -> list[dict]:
     return checks
 
 
-def doubtful_J(entries: list[dict], checks: list[dict]) -> float:
-    """Energy that may be missing or false: of primary sensors without one, and where counter and power contradict.
+def doubtful_J(entries: list[dict], checks: list[dict]) -> dict[str, float]:
+    """Component -> energy that may be missing or false: of sensors without one, and where counter and power contradict.
 
     A sensor without energy would have had that of the others of its component, on the mean; infinite if there are
     none. All DRAM together may be absent, as on a machine that has no sensor of it.
     """
+    doubtful: dict[str, float] = {}
     primary = [entry for entry in entries if entry["primary"]]
-    doubtful = 0.0
-    for entry in primary:
-        if "energy_J" not in entry:
-            alike_J = [e["energy_J"] for e in primary if e["component"] == entry["component"] and "energy_J" in e]
-            if alike_J:
-                doubtful += float(np.mean(alike_J))
-            elif entry["component"] != "ram":
-                return float("inf")
+    for component in COMPONENTS:
+        own = [entry for entry in primary if entry["component"] == component]
+        known_J = [entry["energy_J"] for entry in own if "energy_J" in entry]
+        if known_J and len(known_J) < len(own):
+            doubtful[component] = float(np.mean(known_J)) * (len(own) - len(known_J))
+        elif own and not known_J and component != "ram":
+            doubtful[component] = float("inf")
+    whole = {(e["host"], e["device"]) for e in entries if e.get("checks") and e.get("coverage", 0.0) >= WHOLE_CHECK}
     for check in checks:
-        if check["flagged"] and abs(check["gap"]) > SYSTEMATIC["measured"]:
-            doubtful += abs(check["power_J"] - check["counter_J"])
+        if (
+            check["flagged"]
+            and abs(check["gap"]) > SYSTEMATIC["measured"]
+            and (check["host"], check["device"]) in whole
+        ):
+            doubtful["gpu"] = doubtful.get("gpu", 0.0) + abs(check["power_J"] - check["counter_J"])
     return doubtful
 
 

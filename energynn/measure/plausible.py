@@ -12,11 +12,12 @@ from energynn.measure.samples import Samples
 # which holds for a mean over some time only.
 MOST_W = {"gpu": 3e3, "cpu": 2e3, "ram": 1e3}
 ABOVE_LIMIT = 1.5
-LEAST_SHARE = 0.002  # of its own mean power: a device that is on draws more, even asleep
+LEAST_SHARE = 0.002  # of its own power under load: a device that is on draws more, even asleep
+UNDER_LOAD = 90  # the percentile of its power that is its power under load
 # A counter that has not moved for so many of its usual steps stands still, unless it then catches up with this share
 # of what its neighbouring steps had. Its unit must be fine enough to show a hundredth of its mean power in that time.
 STILL_STEPS, CAUGHT_UP, UNITS = 3, 0.5, 100
-BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so long before and after, and so much sd
+BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so long before and after, and this relative sd
 LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
 FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
 FROZEN_RUNS = 5  # times as long as it ever was at such a power
@@ -84,11 +85,13 @@ def most_W(sensor: dict) -> float:
 def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> None:
     """Zero, next to nothing and more than the device can draw are no readings; nor is what stays where others vary."""
     read = judgement.good.copy()
-    least_W = LEAST_SHARE * float(np.median(watts[read]))
     with np.errstate(invalid="ignore"):
-        low, high = read & (watts <= least_W), read & (watts > most_W(judgement.sensor))
+        high = read & (watts > most_W(judgement.sensor))
+        least_W = LEAST_SHARE * np.percentile(watts[read & ~high], UNDER_LOAD) if (read & ~high).any() else 0.0
+        low = read & (watts <= least_W)
     frozen = read & ~low & ~high
-    frozen[frozen] = _frozen(t_ns[frozen], watts[frozen])
+    if frozen.any():
+        frozen[frozen] = _frozen(t_ns[frozen], watts[frozen])
     judgement.good = read & ~low & ~high & ~frozen
     for which, words in (
         (low, "no power where there must be some"),
@@ -97,6 +100,8 @@ def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> N
     ):
         if which.any():
             judgement.doubt(f"{which.sum()} of {read.sum()} readings are {words}")
+    if judgement.is_dead:
+        judgement.doubt("it has no energy")
 
 
 def _frozen(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
@@ -124,7 +129,10 @@ def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray) -> None:
     """Readings that jump away and back are misreads; steps that no device can draw, or none at all, are unknown."""
     sensor = judgement.sensor
-    judgement.good[judgement.good] = _no_misread(sensor, t_ns[judgement.good], readings[judgement.good])
+    kept = _no_misread(sensor, t_ns[judgement.good], readings[judgement.good])
+    judgement.good[judgement.good] = kept
+    if not kept.all():
+        judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
     good_ns, steps = t_ns[judgement.good], np.diff(readings[judgement.good])
     if len(steps) == 0 or not steps.any():
         judgement.good[:] = False
@@ -133,6 +141,9 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
     seconds = np.diff(good_ns) / 1e9
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     false = (steps_J < 0) | (steps_J > most_W(sensor) * _seconds_since_change(good_ns, steps))
+    since = _last_change(steps)
+    for step in np.flatnonzero(false):
+        false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
     steps_J = np.where(false, 0.0, steps_J)
     still = _still(sensor, good_ns, steps_J, false)
     judgement.unknown = false | still
@@ -144,7 +155,7 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
     if still.any():
         judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
     if false.any():
-        judgement.doubt(f"{false.sum()} steps of the counter cannot be true")
+        judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
 
 
 def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -152,16 +163,26 @@ def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> t
     steps_J, variance_J2 = np.where(unknown, 0.0, steps_J), np.zeros(len(seconds))
     known_s = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, seconds))])
     known_J = np.concatenate([[0.0], np.cumsum(steps_J)])
+    half_range_W = power_range_W(known_s, known_J) / 2
     first, last = _stretches(unknown)
     for begin, end in zip(first[unknown[first]], last[unknown[first]] + 1, strict=True):
         around_s = np.array([known_s[begin] - BRIDGED_BY_S, known_s[begin], known_s[begin] + BRIDGED_BY_S])
         around_s = np.clip(around_s, 0.0, known_s[-1])
         around_J, lengths_s = np.diff(np.interp(around_s, known_s, known_J)), np.diff(around_s)
         powers_W = around_J[lengths_s > 0] / lengths_s[lengths_s > 0]
-        sd_W = BRIDGED_SD * powers_W.mean() + np.ptp(powers_W) / 2
+        length_s = seconds[begin:end].sum()
+        sd_W = BRIDGED_SD * powers_W.mean() + np.ptp(powers_W) / 2 + half_range_W * min(1.0, length_s / BRIDGED_BY_S)
         steps_J[begin:end] = powers_W.mean() * seconds[begin:end]
-        variance_J2[begin:end] = sd_W**2 * seconds[begin:end].sum() * seconds[begin:end]
+        variance_J2[begin:end] = sd_W**2 * length_s * seconds[begin:end]
     return tuple(np.concatenate([[0.0], np.cumsum(values)]) for values in (steps_J, variance_J2))
+
+
+def power_range_W(seconds: np.ndarray, energy_J: np.ndarray) -> float:
+    """Between the least and the greatest power, by means over a second; of less than two seconds, the mean power."""
+    powers_W = np.diff(np.interp(np.arange(seconds[0], seconds[-1]), seconds, energy_J))
+    if len(powers_W) < 2:
+        return float((energy_J[-1] - energy_J[0]) / (seconds[-1] - seconds[0]))
+    return float(np.ptp(powers_W))
 
 
 def _wrapped(sensor: dict, steps):
@@ -173,9 +194,13 @@ def _wrapped(sensor: dict, steps):
 
 def _seconds_since_change(t_ns: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """For each step, how long the counter may have added it up: since it changed before, which it shows late."""
-    changed = np.concatenate([[0], np.where(steps != 0, np.arange(1, len(t_ns)), 0)])
-    last = np.maximum.accumulate(changed)[:-1]
-    return (t_ns[1:] - t_ns[last]) / 1e9 + _usual_s(t_ns, steps)
+    return (t_ns[1:] - t_ns[_last_change(steps)]) / 1e9 + _usual_s(t_ns, steps)
+
+
+def _last_change(steps: np.ndarray) -> np.ndarray:
+    """For each step, the reading before it at which the counter changed the last time."""
+    changed = np.concatenate([[0], np.where(steps != 0, np.arange(1, len(steps) + 1), 0)])
+    return np.maximum.accumulate(changed)[:-1]
 
 
 def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
@@ -186,22 +211,30 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
 
 def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray) -> np.ndarray:
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
-    seconds = np.diff(t_ns) / 1e9
-    mean_W = steps_J.sum() / seconds.sum()
-    moves = (steps_J > LEAST_SHARE * mean_W * seconds) | false
+    load_W = _under_load(t_ns, steps_J)
+    moves = (steps_J > LEAST_SHARE * load_W * _seconds_since_change(t_ns, steps_J)) | false
     knots = np.unique(np.concatenate([[0], np.flatnonzero(moves) + 1, [len(steps_J)]]))
     lengths_s = np.diff(t_ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))
     suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
-    suspects &= lengths_s * mean_W / 100 > UNITS * sensor["to_SI"]
+    suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
     still = np.zeros(len(steps_J), dtype=bool)
     for stretch in np.flatnonzero(suspects):
         before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
-        around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=mean_W)
+        around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
         if slopes_W[stretch] < CAUGHT_UP * around_W:
             still[knots[stretch] : knots[stretch + 1]] = True
     return still
+
+
+def _under_load(t_ns: np.ndarray, steps_J: np.ndarray) -> float:
+    """The power of a counter in W while there is a load, by means over a second."""
+    seconds = (t_ns - t_ns[0]) / 1e9
+    energy_J = np.interp(np.arange(0.0, seconds[-1] + 1.0), seconds, np.concatenate([[0.0], np.cumsum(steps_J)]))
+    return (
+        float(np.percentile(np.diff(energy_J), UNDER_LOAD)) if seconds[-1] > 1 else float(steps_J.sum() / seconds[-1])
+    )
 
 
 def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
