@@ -85,7 +85,7 @@ def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
         findings.append(Finding("sensor", WEAK, said, remedy))
     for sensor in usable:
         if sensor.kind == "busy" and not sensor.primary:
-            said = f"{sensor.id}: waits to take the place of a counter that stands still"
+            said = f"{sensor.id}: busy time, in reserve for a counter that stands still"
             findings.append(Finding("CPU", WEAK, said))
         elif sensor.kind == "busy":
             said, remedy = f"no counter below {powercap}", "none on this machine; a virtual machine usually has none"

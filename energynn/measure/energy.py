@@ -38,7 +38,7 @@ MOST_UNEXPLAINED = 1.3
 LAG_TOLERANCE = 0.2
 # The share of what the power misses between two corrections by the counter that stays, by simulation.
 MISSED_SHARE = 1 / 8
-# All of the following by simulation: tests/measure/test_coverage.py shows what the intervals hold.
+# All of the following by simulation: tests/measure/test_uncertainty.py shows what the intervals hold.
 # A counter's steps are evenly spread, so that more of them vanish in a mean than of independent noise.
 LEFT_SHARE = 0.6
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
@@ -278,11 +278,14 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
         if shaped is not None:
             return Curve(**reads, t_ns=t_ns, variance_J2=judgement.variance_J2, **shaped)
     update_s = reads["sensor"].get("update_s")
+    late_s = np.concatenate([[np.inf], np.diff(t_ns)[new - 1] / 1e9])
     if update_s is None:
         update_s = _update_seen_in_samples(t_ns, new, period_s)
-    late_ns = np.minimum(np.diff(t_ns)[new - 1], update_s * 1e9) / 2
+        if len(new) > 0.9 * (len(t_ns) - 1):
+            late_s[:] = 0.0  # nobody knows, and it may be a thousandth of the period
+    late_ns = (np.minimum(late_s, update_s) * 5e8).astype(np.int64)
     knots = np.concatenate([[0], new])
-    knots_ns = t_ns[knots] - np.concatenate([[int(update_s * 5e8)], late_ns.astype(np.int64)])
+    knots_ns = t_ns[knots] - late_ns
     knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
     # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
     more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
