@@ -287,12 +287,13 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
     knots = np.concatenate([[0], new])
     knots_ns = t_ns[knots] - late_ns
     knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
-    # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
-    more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
-    if t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
-        more_J = energy_J[-1:] - knots_J[-1]
-    knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, knots_J[-1] + more_J)
-    variance_J2 = np.append(variance_J2, judgement.variance_J2[-1])
+    if t_ns[-1] > knots_ns[-1]:
+        # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
+        more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
+        if t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
+            more_J = energy_J[-1:] - knots_J[-1]
+        knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, knots_J[-1] + more_J)
+        variance_J2 = np.append(variance_J2, judgement.variance_J2[-1])
     edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
     step_J = _step_of_counter(knots_ns, knots_J, edge_s)
     return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=variance_J2, edge_s=edge_s, step_J=step_J)

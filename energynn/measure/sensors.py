@@ -102,8 +102,9 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
             continue
         package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
         sensor_id = f"{component}_{package}_{name}"
-        sensor = Sensor(sensor_id, component, package, "energy", provenance, partial(_read_whole_number, counter), 1e-6)
-        sensor.wraps_at, sensor.notes = wraps_at, _limit_of_zone(zone)
+        about = {"to_SI": 1e-6, "wraps_at": wraps_at, "notes": _limit_of_zone(zone)}
+        read = partial(_read_whole_number, counter)
+        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, **about)
         try:
             counter.read_text()
             sensors.append(sensor)
