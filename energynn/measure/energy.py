@@ -58,7 +58,8 @@ class Curve:
     t_ns, energy_J, variance_J2: (knots,), the last the cumulative variance of what lies between the knots. An edge of a
     window has a standard deviation of ``edge_s`` in time and ``edge_J`` in energy (one, or one per knot); ``lag_s`` is
     one for both edges; where the power steps at an edge, ``step_J`` (knots - 1) is added to the standard deviation.
-    good_ns, failed_ns: when the sensor was read, well and in vain; watts: (good,) the power read, of power sensors.
+    good_ns, failed_ns: when the sensor was read, well and in vain; watts: (good,) the power read, of power sensors;
+    range_W: see ``plausible.Judgement``.
     """
 
     sensor: dict
@@ -74,6 +75,7 @@ class Curve:
     edge_J: float | np.ndarray = 0.0
     lag_s: float = 0.0
     step_J: np.ndarray | float = 0.0
+    range_W: float = 0.0
     watts: np.ndarray | None = None
 
     def at(self, t_ns) -> np.ndarray:
@@ -136,7 +138,7 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
     length_ns = end_ns - curve.t_ns[edge]
     inner_ns = np.clip(curve.t_ns[edge] - np.sign(length_ns) * 1e9, curve.t_ns[0], curve.t_ns[-1])
     power_W = (curve.energy_J[edge] - curve.at(inner_ns)) / (curve.t_ns[edge] - inner_ns)
-    sd_W = plausible.power_range_W((curve.t_ns - curve.t_ns[0]) / 1e9, curve.energy_J)
+    sd_W = max(plausible.power_range_W((curve.t_ns - curve.t_ns[0]) / 1e9, curve.energy_J), curve.range_W)
     at, knots = 0 if edge == 0 else len(curve.t_ns), len(curve.t_ns)
     more_J2 = (sd_W * length_ns / 1e9) ** 2 * np.sign(length_ns)
     edge_J, step_J = np.broadcast_to(curve.edge_J, knots), np.broadcast_to(curve.step_J, knots - 1)
@@ -164,6 +166,7 @@ def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarra
         "failed_ns": failed_ns,
         "longest_ns": samples.longest_ns,
         "period_s": samples.period_s,
+        "range_W": judgement.range_W,
     }
     if sensor["kind"] == "power" and _is_averaged(sensor):
         return _averaged_power_curve(reads, t_ns, values * sensor["to_SI"])
@@ -189,7 +192,7 @@ def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
     energy_J = np.concatenate([[0.0], np.cumsum(seconds * (watts[1:] + watts[:-1]) / 2)])
     variance_J2 = _variance_of_readings(t_ns, watts)
     gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:] = np.where(gaps, (seconds * watts.std()) ** 2, variance_J2[1:])
+    variance_J2[1:] = np.where(gaps, (seconds * max(watts.std(), reads["range_W"])) ** 2, variance_J2[1:])
     return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.cumsum(variance_J2), watts=watts)
 
 
@@ -214,7 +217,7 @@ def _averaged_power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> C
     edge_J = np.sqrt(AVERAGED_S**2 * noise_W2 + BLURRED * blurred_J**2)
     variance_J2 = np.zeros(len(t_ns))
     gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:][gaps] = (np.diff(seconds)[gaps] * watts.std()) ** 2
+    variance_J2[1:][gaps] = (np.diff(seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
     step_J = _step_of_counter(t_ns, energy_J)
     more = {"variance_J2": np.cumsum(variance_J2), "edge_J": edge_J, "step_J": step_J, "watts": watts}
     return Curve(**reads, t_ns=t_ns, energy_J=energy_J, **more)

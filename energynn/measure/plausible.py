@@ -21,6 +21,7 @@ BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so lon
 LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
 FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
 FROZEN_RUNS = 5  # times as long as it ever was at such a power
+AWAKE = 1.05  # times its least power
 BIN_S = 0.5  # in which powers of several sensors are compared
 FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
 
@@ -32,6 +33,7 @@ class Judgement:
     sensor: its description, with ``doubt`` in words where there is one, and ``primary`` where another took its place.
     good: (samples,) which readings can be true. unknown: (good - 1,) of a counter, between which of them the energy is
     unknown. energy_J, variance_J2: (good,) of a counter, from 0 on, the latter of what is unknown.
+    range_W: of a power that was frozen, between its least and greatest; what it hides may be anything in between.
     """
 
     sensor: dict
@@ -39,6 +41,7 @@ class Judgement:
     unknown: np.ndarray | None = None
     energy_J: np.ndarray | None = None
     variance_J2: np.ndarray | None = None
+    range_W: float = 0.0
 
     @property
     def is_dead(self) -> bool:
@@ -92,6 +95,8 @@ def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> N
     frozen = read & ~low & ~high
     if frozen.any():
         frozen[frozen] = _frozen(t_ns[frozen], watts[frozen])
+    if frozen.any():
+        judgement.range_W = float(np.ptp(watts[read & ~low & ~high]))
     judgement.good = read & ~low & ~high & ~frozen
     for which, words in (
         (low, "no power where there must be some"),
@@ -274,7 +279,9 @@ def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
             indices = np.flatnonzero(judgement.good)
             first, last = _stretches(samples.readings[indices, column])
             begins, ends = indices[first], indices[last]
-            long = samples.t_ns[ends] - samples.t_ns[begins] > 2 * FROZEN_S * 1e9
+            values = samples.readings[begins, column]
+            awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
+            long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > 2 * FROZEN_S * 1e9)
             stretches += [(column, begin, end) for begin, end in zip(begins[long], ends[long], strict=True)]
     if not stretches:
         return
@@ -284,6 +291,8 @@ def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
         inside = (edges_ns[:-1] >= samples.t_ns[begin]) & (edges_ns[1:] <= samples.t_ns[end])
         for other, power in enumerate(powers):
             if other != column and power is not None and _moves_alone(powers[column], power, inside):
+                watts = samples.readings[judged[column].good, column] * judged[column].sensor["to_SI"]
+                judged[column].range_W = max(judged[column].range_W, float(np.ptp(watts)))
                 judged[column].good[begin + 1 : end + 1] = False
                 length_s = (samples.t_ns[end] - samples.t_ns[begin]) / 1e9
                 judged[column].doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")

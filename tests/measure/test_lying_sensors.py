@@ -5,6 +5,7 @@
 
 import json
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,6 +44,12 @@ GPU_LOADS = {
 }
 CPU = load("sine", 50.0, 120.0, 180.0, 5.0)
 RAM = load("constant", 3.0, 3.0, 12.0)
+
+
+def whole_watts(t, a_load, number=0):
+    """A GPU whose power is shown in whole watts, without noise."""
+    power = sensor(f"gpu_{number}_power", "power", device=str(number), notes={"limit_W": 700.0})
+    return [(power, a_load.power_W(t).round(), a_load)]
 
 
 def gpu(t, random, a_load, number=0, counter=True, power="instantaneous"):
@@ -97,6 +104,10 @@ def machine(kind, gpu_load, t, random):
         return found + sum((gpu(t, random, gpu_load, number) for number in range(4)), [])
     if kind == "two sockets":
         return found + rapl(t, random, CPU, 1) + rapl(t, random, RAM, 0, "ram") + rapl(t, random, RAM, 1, "ram")
+    if kind == "whole watts":
+        return rapl(t, random, gpu_load) + whole_watts(t, gpu_load)
+    if kind == "two GPUs, one idle from half on":
+        return whole_watts(t, gpu_load) + whole_watts(t, replace(gpu_load, end_s=T0_S + HALF_S), 1)
     if kind == "CPU with a limit":
         return rapl(t, random, CPU, notes={"limit_W": 250.0})
     assert kind == "CPU with busy time"
@@ -170,11 +181,13 @@ CASES += [("CPU with a limit", "cpu_0_package", fault, "idle") for fault in COUN
 CASES += [("two sockets", "cpu_1_package", fault, "idle") for fault in COUNTER]
 CASES += [("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("stuck", "stuck at 0")]
 CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", "unreadable", "stuck from half on")]
-CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power")]
+CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
 CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
 HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
 HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
 HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
+HEALTHY += [("whole watts", shape) for shape in ("constant", "square", "falling")]
+HEALTHY += [("two GPUs, one idle from half on", "square"), ("two GPUs, one idle from half on", "sine")]
 HEALTHY += [("counter and mean power", "falling"), ("mean power", "falling"), ("counter", "falling")]
 
 

@@ -98,8 +98,8 @@ WINDOWS = ("aligned", "random")
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("kind", worlds.KINDS)
 def test_intervals_hold_where_the_load_begins_with_the_window_and_elsewhere(kind, window):
-    """Of 100 windows, so that chance may take some more or fewer than 90 to 98."""
-    assert 0.87 <= held(kind, 0.04, window, windows=100) <= 1.0
+    """Of 100 windows, so that chance may leave fewer than 90, or more than 98."""
+    assert 0.83 <= held(kind, 0.04, window, windows=100) <= 1.0
 
 
 @pytest.mark.nightly
