@@ -290,15 +290,15 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
     knots = np.concatenate([[0], new])
     knots_ns = t_ns[knots] - late_ns
     knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
+    edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
+    step_J = _step_of_counter(knots_ns, knots_J, edge_s)
     if t_ns[-1] > knots_ns[-1]:
         # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
         more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
         if t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
             more_J = energy_J[-1:] - knots_J[-1]
         knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, knots_J[-1] + more_J)
-        variance_J2 = np.append(variance_J2, judgement.variance_J2[-1])
-    edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
-    step_J = _step_of_counter(knots_ns, knots_J, edge_s)
+        variance_J2, step_J = np.append(variance_J2, judgement.variance_J2[-1]), np.append(step_J, step_J[-1])
     return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=variance_J2, edge_s=edge_s, step_J=step_J)
 
 
@@ -310,8 +310,8 @@ def _step_of_counter(t_ns: np.ndarray, energy_J: np.ndarray, edge_s: float = 0.0
     """
     seconds = np.diff(t_ns) / 1e9
     slopes_W = np.diff(energy_J) / seconds
-    # Before its first knot the power may have been as low as it ever was.
-    around_W = np.pad(slopes_W, 3, constant_values=slopes_W.min())
+    # Before its first knot, and after its last, the power may have been next to nothing.
+    around_W = np.pad(slopes_W, 3)
     step_W = _jump(around_W[:-6], around_W[2:-4], around_W[4:-2], around_W[6:])
     noise_W = NOISE_OF_STEP * edge_s / seconds * np.maximum(around_W[2:-4], around_W[4:-2])
     return STEP_OF_COUNTER * np.where(step_W > noise_W, step_W, 0.0) * (seconds + LONGER * edge_s)
@@ -360,7 +360,12 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
     first, last = np.searchsorted(seconds, [seconds - reach_s, seconds + reach_s])
-    edge_J = np.sqrt(LEFT_SHARE * left_J**2 / (2 * SMOOTHING + 1) + MISSED_SHARE * (missed_J2[last] - missed_J2[first]))
+    before, at, after = np.searchsorted(knots_s, [seconds - reach_s, seconds, seconds + reach_s])
+    count = np.maximum(after - before, 1)
+    off_centre = (after + before - 2 * at) / count
+    worse = 1 + 3 * off_centre**2  # at its end a fitted line is known four times worse
+    noise_J2, jumps_J2 = LEFT_SHARE * left_J**2 / count, MISSED_SHARE * (missed_J2[last] - missed_J2[first])
+    edge_J = np.sqrt(worse * (noise_J2 + jumps_J2))
     energy_J = integral_J + np.interp(seconds, knots_s, smooth_J)
     return {"energy_J": energy_J, "edge_J": edge_J, "lag_s": lag_sd_s, "step_J": _step_of_power(t_ns, watts)}
 

@@ -95,7 +95,7 @@ PERIODS_S = (0.001, 0.01, 0.04, 0.1)
 WINDOWS = ("aligned", "random")
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", [*WINDOWS, "tight"])
 @pytest.mark.parametrize("kind", worlds.KINDS)
 def test_intervals_hold_where_the_load_begins_with_the_window_and_elsewhere(kind, window):
     """Of 100 windows, so that chance may leave fewer than 90, or more than 98."""

@@ -136,15 +136,18 @@ KINDS = ("rapl", "counter", "counter and power", "counter and mean power", "powe
 def world(kind: str, period_s: float, window: str, random):
     """One simulated run: samples, start and end of a window in s, and its true energy in J.
 
-    ``window``: ``aligned`` with a load that begins and ends with it on a machine that is idle before and after, or
-    ``random`` within a load that goes on.
+    ``window``: ``aligned`` with a load that begins and ends with it on a machine that is idle before and after;
+    ``tight``, the same, but sampled hardly longer than the load lasts; or ``random`` within a load that goes on.
     """
     begin_s = random.uniform(100, 200)
     start_s = begin_s + random.uniform(0.3, 3.0)
     end_s = start_s + random.uniform(3.0, 10.0)
-    times = {"begin_s": start_s, "end_s": end_s} if window == "aligned" else {}
+    if window == "tight":
+        start_s = begin_s + period_s * random.uniform(0.3, 1.5)
+    times = {} if window == "random" else {"begin_s": start_s, "end_s": end_s}
     load = busy_load(random, **times) if kind == "busy" else random_load(random, **times)
-    t = instants_s(random, begin_s, end_s + random.uniform(0.3, 3.0) - begin_s, period_s)
+    after_s = period_s * random.uniform(1.3, 2.5) if window == "tight" else random.uniform(0.3, 3.0)
+    t = instants_s(random, begin_s, end_s + after_s - begin_s, period_s)
     return (*_read(kind, load, t, period_s, random), start_s, end_s, load.energy_J(end_s) - load.energy_J(start_s))
 
 
