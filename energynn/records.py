@@ -25,6 +25,9 @@ from energynn.reading import json_table, one_fault, require_file
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
+MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
+# Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
+ACCOUNTING = 2
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
@@ -32,7 +35,7 @@ KINDS = {name: facts.get("kind") for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 # Neither in run.json nor derived from the raw files.
-GIVEN_AT_THE_END = ("schema", "status", "status_reason", "ended_at", "files", "record_sha256")
+GIVEN_AT_THE_END = ("schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256")
 NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
 NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
@@ -155,6 +158,8 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
     if record.get("coverage", 0.0) < LEAST_COVERAGE:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
+    if record.get("doubtful_share", 0.0) > MOST_DOUBTFUL:
+        reasons.append(f"{record['doubtful_share']:.0%} of the energy may be missing or false; the flags say why")
     if record["workload"] in NO_TRAINING:
         return reasons
     if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
@@ -173,6 +178,7 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
     intent = read_intent(run_dir)
     record = {
         "schema": SCHEMA,
+        "accounting": ACCOUNTING,
         **{name: intent[name] for name in FROM_INTENT if name in intent},
         "status": status,
         "status_reason": reason,
@@ -463,6 +469,8 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     derived = derive(run_dir, intent)
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
     derived["valid"] = not derived["invalid_reasons"]
+    if record.get("accounting", 1) != ACCOUNTING:
+        derived = with_intervals_of(record, derived)
     for name in FIELDS:
         if name not in NOT_DERIVED and not same(record.get(name), derived.get(name)):
             faults.append(f"{name}: is {shorten(record.get(name))}, the raw files give {shorten(derived.get(name))}")
@@ -473,6 +481,16 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
         if not same(per_device_hour_W, parts_W):
             faults.append(f"energy per device hour {per_device_hour_W} W is not the sum of mean powers {parts_W} W")
     return faults
+
+
+def with_intervals_of(record, derived):
+    """What was derived, with the intervals of the record, which is of another version of the accounting."""
+    if isinstance(record, dict) and isinstance(derived, dict):
+        theirs = {name: record[name] for name in derived if name.endswith("statistical_J") and name in record}
+        return {name: with_intervals_of(record.get(name), value) for name, value in derived.items()} | theirs
+    if isinstance(record, list) and isinstance(derived, list) and len(record) == len(derived):
+        return list(map(with_intervals_of, record, derived))
+    return derived
 
 
 def same(a, b) -> bool:

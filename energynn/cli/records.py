@@ -74,6 +74,8 @@ def recompute(options) -> int:
         intent = records.read_intent(options.run)
         old = records.read_record(options.run) if (options.run / "record.json").exists() else {}
         new = records.derive(options.run, intent)
+        if old and old.get("accounting", 1) != records.ACCOUNTING:
+            new = records.with_intervals_of(old, new)
         by_perun = comparison.against_perun(options.run)
     names = [name for name in records.FIELDS if name.startswith(RECOMPUTED) and (name in old or name in new)]
     identical = {name: old.get(name) == new.get(name) for name in names}

@@ -61,7 +61,7 @@ def usable_cores() -> int:
 
 
 def gpus() -> list[dict]:
-    """Number, name, driver and power limit of the NVIDIA GPUs that this job may use; empty without a working NVML."""
+    """Number, name, driver and power limit (None if unknown) of the GPUs this job may use; empty without NVML."""
     try:
         import pynvml
 
@@ -71,7 +71,9 @@ def gpus() -> list[dict]:
         described = []
         for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+            limit_W = None
+            with contextlib.suppress(Exception):  # laptops and virtual GPUs do not say
+                limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
             name = sensors.text(pynvml.nvmlDeviceGetName(handle))
             described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
         return described

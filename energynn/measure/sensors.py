@@ -57,14 +57,26 @@ def find(
 
     ``others`` come from elsewhere (perun's backends); ``visible`` is the value of CUDA_VISIBLE_DEVICES, None for all
     GPUs. The CPU is estimated from ``cpu_model`` where it has no sensor. A component that has neither is absent from
-    the list: absent, not zero.
+    the list: absent, not zero. Beside a counter that stands still the estimate waits to take its place.
     """
     rapl, rapl_problems = rapl_sensors(powercap)
     nvml, nvml_problems = nvml_sensors(visible)
     sensors = [*rapl, *nvml, *others]
-    if not any(sensor.component == "cpu" and sensor.primary for sensor in sensors):
-        sensors.append(cpu_estimate(cpu_model))
+    has_cpu = any(sensor.component == "cpu" and sensor.primary for sensor in sensors)
+    if not has_cpu or any(sensor.component == "cpu" and stands_still(sensor) for sensor in rapl):
+        sensors.append(cpu_estimate(cpu_model, primary=not has_cpu))
     return sensors, rapl_problems + nvml_problems
+
+
+def stands_still(sensor: Sensor, seconds: float = 0.1) -> bool:
+    """Whether a counter shows the same for so long; RAPL's change every millisecond, in many virtual machines never."""
+    until = time.monotonic() + seconds
+    with suppress(Exception):  # the sampler will say so
+        first = sensor.read()
+        while time.monotonic() < until:
+            if sensor.read() != first:
+                return False
+    return True
 
 
 def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
@@ -73,7 +85,7 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
     provenance = "measured" if powercap.resolve().is_relative_to("/sys") else "simulated"
-    sensors, problems = [], []
+    sensors, unreadable, problems = [], [], []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         counter = zone / "energy_uj"
         try:
@@ -81,20 +93,36 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
             component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
             if component is None:
                 continue
-            counter.read_text()
             wraps_at = float((zone / "max_energy_range_uj").read_text())
-        except OSError as error:  # root only by default
-            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
+        except OSError as error:
+            problems.append(f"{zone} may not be read ({error.strerror}); sudo chmod -R a+r {zone}")
             continue
         except ValueError as error:
             problems.append(f"{zone} holds no number ({error}); it is left out")
             continue
         package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
         sensor_id = f"{component}_{package}_{name}"
+        about = {"to_SI": 1e-6, "wraps_at": wraps_at, "notes": _limit_of_zone(zone)}
         read = partial(_read_whole_number, counter)
-        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, to_SI=1e-6, wraps_at=wraps_at)
-        sensors.append(sensor)
-    return sensors, problems
+        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, **about)
+        try:
+            counter.read_text()
+            sensors.append(sensor)
+        except OSError as error:  # root only by default
+            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
+            unreadable.append(sensor)
+    # Where one of several can be read, the others are missing; where none can, there is no such sensor.
+    readable = {sensor.component for sensor in sensors}
+    return sensors + [sensor for sensor in unreadable if sensor.component in readable], problems
+
+
+def _limit_of_zone(zone: Path) -> dict:
+    """``limit_W``, the most that any limit of a RAPL zone allows or may be set to; nothing where there is none."""
+    limits_W = []
+    for path in zone.glob("constraint_*_uw"):  # constraint_0_max_power_uw, constraint_0_power_limit_uw
+        with suppress(OSError, ValueError):
+            limits_W.append(int(path.read_text()) / 1e6)
+    return {"limit_W": max(limits_W)} if max(limits_W, default=0) > 0 else {}
 
 
 def _read_whole_number(path: Path) -> int:
@@ -122,30 +150,39 @@ def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
         problems.append(
             f"CUDA_VISIBLE_DEVICES names {unknown!r}, no GPU of this host: neither it nor what follows counts"
         )
+    lost = []
     for index in sorted(used):
         try:
             sensors += _sensors_of_gpu(pynvml, index)
         except Exception as error:
             problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
-    return sensors, problems
+            lost.append(Sensor(f"gpu_{index}_energy", "gpu", str(index), "energy", "measured", partial(_fail, error)))
+    # Where one of several GPUs can be read, the others are missing; where none can, there is no such sensor.
+    return sensors + (lost if sensors else []), problems
+
+
+def _fail(error: Exception) -> float:
+    raise error
 
 
 def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
-    """The energy counter of one GPU, if it has one, and its power; raises what NVML raises if it cannot be read."""
+    """The energy counter of one GPU and its power, what there is; raises what NVML raises if there is neither."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     notes = {"uuid": text(pynvml.nvmlDeviceGetUUID(handle)), "name": text(pynvml.nvmlDeviceGetName(handle))}
     notes["power"] = power_semantics(notes["name"])
+    with suppress(Exception):  # laptops and virtual GPUs do not say
+        notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
     provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
     facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3, "notes": notes}
-    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
-    read_power()
-    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
     read_counter = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
+    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
+    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
     try:
         read_counter()
     except Exception:  # older than Volta, or some other GPU that has none
+        read_power()
         return [power]
-    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
     power.primary, power.checks = False, counter.id
     return [counter, power]
 
@@ -198,10 +235,11 @@ def power_semantics(gpu_name: str) -> str:
     return "an average over 1 s"
 
 
-def cpu_estimate(model: dict) -> Sensor:
+def cpu_estimate(model: dict, primary: bool = True) -> Sensor:
     """All CPU cores of this host by a stated linear model of cumulative busy time: an estimate, never a measurement."""
     model = {**model, "cores": os.cpu_count()}
-    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, model=model)
+    facts = {"primary": primary, "model": model}
+    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, **facts)
 
 
 def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:

@@ -7,8 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from energynn.measure import samples, sensors
+from energynn.measure import machine, samples, sensors
 from energynn.measure.samples import read_samples
+from tests import powercap
 
 MODEL = {"name": "m", "idle_W_per_core": 1.0, "full_W_per_core": 2.0, "source": "a test"}
 
@@ -27,7 +28,7 @@ def powercap_tree(root, packages=1):
 def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
     found, problems = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
     assert problems == []
-    assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.component != "gpu"] == [
+    assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.kind == "energy"] == [
         ("cpu", "0", "energy", "simulated"),
         ("ram", "0", "energy", "simulated"),
         ("cpu", "1", "energy", "simulated"),
@@ -39,9 +40,19 @@ def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
 def test_the_cpu_is_estimated_only_where_it_has_no_sensor(tmp_path):
     (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing")[0] if s.component == "cpu"]
     assert estimate.provenance == "estimated" and estimate.model["idle_W_per_core"] == 1.0
-    assert all(
-        s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path))[0] if s.component == "cpu"
-    )
+    still = [s for s in sensors.find(MODEL, powercap_tree(tmp_path))[0] if s.component == "cpu"]
+    assert [(s.provenance, s.primary) for s in still] == [("simulated", True), ("estimated", False)], "in reserve"
+
+
+def test_beside_a_counter_that_moves_nothing_is_estimated(tmp_path):
+    writer = powercap.constant_power(tmp_path, 100.0)
+    try:
+        time.sleep(0.3)
+        found, _ = sensors.find(MODEL, tmp_path)
+    finally:
+        writer.kill()
+        writer.wait()
+    assert [sensor.kind for sensor in found if sensor.component == "cpu"] == ["energy"]
 
 
 def test_busy_time_counts_what_this_machine_does(tmp_path):
@@ -249,14 +260,22 @@ def test_an_nvml_that_does_not_start_is_said_and_its_absence_is_not(monkeypatch)
 
 def test_a_gpu_that_is_lost_and_a_counter_that_may_not_be_read_are_said(tmp_path, monkeypatch):
     nvml = fake_nvml()
-    power = nvml.nvmlDeviceGetPowerUsage
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: power(handle) if handle == 0 else 1 / 0
+    nvml.nvmlDeviceGetUUID = lambda handle: "GPU-0" if handle == 0 else 1 / 0
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
     counter.unlink()
     counter.mkdir()  # reading it fails, for root too
     found, problems = sensors.find(MODEL, tmp_path)
-    assert {sensor.id for sensor in found} == {"ram_0_dram", "gpu_0_energy", "gpu_0_power", "cpu_estimate"}
+    assert {sensor.id for sensor in found} == {
+        "ram_0_dram",
+        "gpu_0_energy",
+        "gpu_0_power",
+        "gpu_1_energy",
+        "cpu_estimate",
+    }
+    (lost,) = [sensor for sensor in found if sensor.id == "gpu_1_energy"]
+    with pytest.raises(ZeroDivisionError):  # one of two GPUs is missing, and its sensor says so at each reading
+        lost.read()
     assert "sudo chmod a+r" in problems[0] and "GPU 1 cannot be read" in problems[1]
 
 
@@ -271,3 +290,30 @@ def test_how_often_a_counter_changes_is_seen():
 def test_rapl_counts_microjoules(tmp_path):
     found, _ = sensors.rapl_sensors(powercap_tree(tmp_path))
     assert [sensor.read() * sensor.to_SI for sensor in found] == [1.0, 1.0]  # J
+
+
+def test_one_of_two_sockets_that_may_not_be_read_is_missing_and_not_absent(tmp_path):
+    counter = powercap_tree(tmp_path, packages=2) / "intel-rapl:1" / "energy_uj"
+    counter.unlink()
+    counter.mkdir()
+    found, (problem,) = sensors.rapl_sensors(tmp_path)
+    assert [sensor.device for sensor in found if sensor.component == "cpu"] == ["0", "1"] and "chmod" in problem
+    with pytest.raises(OSError):
+        found[-1].read()
+
+
+def test_limits_are_noted_where_they_are_and_cost_nothing_where_not(tmp_path, monkeypatch):
+    nvml = fake_nvml()
+    nvml.nvmlDeviceGetPowerManagementLimit = lambda handle: 400_000 if handle == 0 else 1 / 0
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 250_000 if handle == 0 else 1 / 0
+    nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, problems = sensors.nvml_sensors()
+    limits_W = {sensor.id: sensor.notes.get("limit_W") for sensor in found}
+    assert problems == [] and limits_W["gpu_0_energy"] == 400.0 and limits_W["gpu_1_energy"] is None
+    assert [gpu["power_limit_W"] for gpu in machine.gpus()] == [400.0, None]
+    zone = powercap_tree(tmp_path) / "intel-rapl:0"
+    (zone / "constraint_0_max_power_uw").write_text("270000000\n")
+    (zone / "constraint_1_power_limit_uw").write_text("420000000\n")
+    (zone / "constraint_1_max_power_uw").write_text("0\n")
+    assert [sensor.notes for sensor in sensors.rapl_sensors(tmp_path)[0]] == [{"limit_W": 420.0}, {}]
