@@ -1,5 +1,6 @@
 """Kills at random instants from the first one on: nothing is left, nothing hangs, no record is wrong."""
 
+import contextlib
 import json
 import os
 import random
@@ -168,18 +169,19 @@ def test_a_sampler_that_perun_has_just_forked_ends_with_perun(tmp_path, way):
     started = start(folder, way)
 
     def forked():
-        """perun, and below it a process of the same words: multiprocessing's fork."""
+        """perun and what it has forked, known by the same words."""
+        words = {}
         for process in alive(folder):
-            words = process.cmdline()
-            if "monitor" in words and any(child.cmdline() == words for child in process.children()):
-                return process
-        return None
+            with contextlib.suppress(psutil.Error):
+                words[process.pid] = process.ppid(), process.cmdline()
+        children = [(pid, parent) for pid, (parent, mine) in words.items() if words.get(parent, (0, 0))[1] == mine]
+        return [(pid, parent) for pid, parent in children if "monitor" in words[pid][1]]
 
-    wait_until(forked, what="for perun's sampler")
-    perun = forked()
-    samplers = perun.children()
-    perun.kill()
-    wait_until(lambda: not any(lives(each.pid) for each in samplers), GONE_S, "for the sampler to be gone")
+    found = []
+    wait_until(lambda: found or found.extend(forked()) or found, what="for perun's sampler")
+    (sampler, perun), *_ = found
+    os.kill(perun, signal.SIGKILL)
+    wait_until(lambda: not lives(sampler), GONE_S, "for the sampler to be gone")
     started.wait(HANG_S)
     wait_until(lambda: not alive(folder), GONE_S)
     records.recover(folder / "runs")

@@ -28,7 +28,6 @@ from energynn.measure.samples import Silence, events_of_kind, read_events, segme
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-PARENT_ENDED = "the process that started the run ended"
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
 # How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -55,9 +54,8 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     last_words: list[str] = []
-    if os.getppid() != parent:
-        stop_reasons.append(PARENT_ENDED)
     exit_status = -1
+    _look_for(parent, stop_reasons)
     if not stop_reasons:
         command = ranks_command(folder, intent, mpirun, flavour)
         exit_status = _run_ranks(folder, command, intent, parent, stop_reasons, last_words)
@@ -85,8 +83,7 @@ def _run_ranks(
     relay.start()
     silence = Silence(folder)
     while ranks.poll() is None and not stop_reasons:
-        if os.getppid() != parent:
-            stop_reasons.append(PARENT_ENDED)
+        _look_for(parent, stop_reasons)
         if silent := silence():
             stop_reasons.append(silent)
         time.sleep(0.05)
@@ -96,6 +93,11 @@ def _run_ranks(
     _end_everything(ranks)
     relay.join(timeout=1.0)
     return ranks.returncode
+
+
+def _look_for(parent: int, stop_reasons: list[str]) -> None:
+    if os.getppid() != parent:
+        stop_reasons.append("the process that started the run ended")
 
 
 def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:

@@ -269,7 +269,7 @@ def segments(run_dir: Path) -> list[Path]:
 
 
 class Lines:
-    """Lines on their way to the end of a file. Who adds one never waits for the disk.
+    """Lines on their way to the end of a file. Who adds one does not wait for a disk that does not answer.
 
     One thread writes them as they come. Another has them forced to disk every ``FORCE_S``, so that other hosts see
     them. While the disk does not answer, or is full, they wait in memory, ``MOST_B`` at most. Lines beyond that are
@@ -278,6 +278,7 @@ class Lines:
 
     FORCE_S = 5.0
     AGAIN_S = 0.5  # after a write that failed
+    PROMPT_S = 0.02  # more than a write takes while all is well
     MOST_B = 32 * 2**20
 
     def __init__(self, path: Path):
@@ -292,8 +293,9 @@ class Lines:
             threading.Thread(target=work, name="energynn-lines", daemon=True).start()
 
     def add(self, line: dict) -> None:
-        """Take a line; what was added before the process is killed is on disk, if that answers."""
+        """Take a line; it is in the file afterwards, even if the process is killed, unless the disk does not answer."""
         with self.changed:
+            is_prompt = self.taken_B == self.written_B
             if self.taken_B - self.written_B > self.MOST_B:
                 self.dropped += 1
                 return
@@ -302,6 +304,8 @@ class Lines:
                 self.dropped = 0
             self._take(line)
             self.changed.notify_all()
+            if is_prompt:
+                self.changed.wait_for(lambda: self.taken_B == self.written_B, self.PROMPT_S)
 
     def _take(self, line: dict) -> None:
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
@@ -333,6 +337,7 @@ class Lines:
                 complained = True
             with self.changed:
                 self.written_B += written
+                self.changed.notify_all()
             if written < len(writing):
                 time.sleep(self.AGAIN_S)
             writing = writing[written:]

@@ -191,7 +191,7 @@ class StopVote:
     starts a vote of all ranks beside the training, and reads the result of the step before, so that nobody waits.
     """
 
-    LOOK_S = 0.5  # between two looks for the file
+    LOOK_S = 1.0  # between two looks for the file, and at the sampler
 
     def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
         self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
