@@ -11,10 +11,12 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from energynn import config, records
 from energynn.cluster import background, submit, systems
 from energynn.files import REPOSITORY
+from energynn.measure import samples
 from energynn.processes import lives
 from tests.processes import wait_until
 
@@ -189,3 +191,82 @@ def test_a_sampler_that_perun_has_just_forked_ends_with_perun(tmp_path, way):
     for path in (folder / "runs").rglob("samples-*.jsonl"):
         headers = [json.loads(line) for line in path.read_text().splitlines() if '"header"' in line]
         assert len(headers) <= 1, "two samplers wrote one file"
+
+
+LONG = {
+    "fourcastnet": SHORT["fourcastnet"] | dict(devices=2, epochs=120, sampling_period_s=0.02),
+    "resnet50": SHORT["resnet50"] | dict(devices=2, epochs=60, sampling_period_s=0.02),
+}
+KILLS = int(os.environ.get("ENERGYNN_TEST_KILLS", 50))
+
+
+def go_on(folder, workload):
+    """`energynn run`: makes the run, or goes on with it."""
+    words = [
+        "run",
+        "--runs-dir",
+        str(folder / "runs"),
+        "-p",
+        "save_weights",
+        "True",
+        "-p",
+        "checkpoint_period_s",
+        "0.3",
+    ]
+    for name, value in LONG[workload].items():
+        words += ["-p", name, str(value)]
+    with open(folder / "output", "a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "energynn.cli", *words],
+            env=os.environ | {MARK: str(folder), "OMP_NUM_THREADS": "1"},
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def training_begins(folder):
+    """Whether all ranks of the newest segment have begun to train, and its folder."""
+    for run_json in (folder / "runs").glob("local/*/run.json"):
+        segment = samples.segments(run_json.parent)[-1]
+        if len(samples.events_of_kind(samples.read_events(segment), "training_start")) == 2:
+            return segment
+    return None
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("workload", LONG)
+def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path, workload):
+    """Through `energynn run`, which is started again at once after each kill, until the run has come to its end."""
+    drawn, kills, weights = random.Random(workload), [], []
+    for name, wanted in (("unbroken", 0), ("broken", KILLS)):
+        folder = tmp_path / name
+        folder.mkdir()
+        status = None
+        while status != 0:
+            before = training_begins(folder)
+            started = go_on(folder, workload)
+            if len(kills) < wanted:
+                wait_until(lambda: started.poll() is not None or training_begins(folder) not in (None, before))
+                time.sleep(drawn.uniform(0, 2.5))
+                segment, victims = training_begins(folder), sorted(alive(folder), key=lambda each: each.pid)
+                if victims and started.poll() is None:
+                    victim = drawn.choice(victims)
+                    kills.append(told([victim]))
+                    killed_at = time.time_ns()
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        victim.kill()
+                    last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
+                    assert last_ns > killed_at - 0.3e9, f"{kills[-1]}: samples were lost"
+            status = started.wait(HANG_S if len(kills) < wanted else 1200)
+            wait_until(lambda: not alive(folder), GONE_S, f"after {kills[-1:]} for {told(alive(folder))} to be gone")
+            assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
+            assert len(list((folder / "runs").glob("local/*/run.json"))) == 1
+        (run_dir,) = (path.parent for path in (folder / "runs").glob("local/*/run.json"))
+        assert records.check(folder / "runs") == []
+        weights.append(torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"])
+    print(f"{len(kills)} kills:", *kills, sep="\n")
+    one, other = weights
+    assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"

@@ -179,7 +179,8 @@ def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
     def show() -> None:
         watch = Watch(run_dir)
         while True:
-            last = ended.wait(every_s)
+            # A look reads a file of each rank and host: of many ranks seldom, so that it never asks much of the storage.
+            last = ended.wait(max(every_s, watch.intent["devices"] / 4))
             try:
                 state = watch.look()
                 write_json(run_dir / STATE, state)

@@ -54,7 +54,7 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
 
 def train(*given, hosts):
     """Let the ranks train; returns the folder and the record of the run."""
-    run_dir, started = start_ranks(*given, hosts)
+    run_dir, started = start_ranks(*given, hosts=hosts)
     output = started.communicate(timeout=300)[0]
     assert started.returncode == 0, output
     return run_dir, records.build(run_dir, "finished", "")
