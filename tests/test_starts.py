@@ -235,38 +235,46 @@ def training_begins(folder):
     return None
 
 
+def kill_one(folder, started, before, drawn):
+    """Kill one of all processes at an instant of the training; returns what it was, or "" if all was over before."""
+    wait_until(lambda: started.poll() is not None or training_begins(folder) not in (None, before))
+    time.sleep(drawn.uniform(0, 2.5))
+    segment, victims = training_begins(folder), sorted(alive(folder), key=lambda each: each.pid)
+    if not victims or started.poll() is not None:
+        return ""
+    victim = drawn.choice(victims)
+    words, killed_at = told([victim]), time.time_ns()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.kill()
+    started.wait(HANG_S)
+    last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
+    assert last_ns > killed_at - 0.3e9, f"{words}: samples were lost"
+    return words
+
+
+def make(folder, workload, wanted):
+    """Make the run with so many kills; returns its weights and what was killed."""
+    folder.mkdir()
+    drawn, kills, status = random.Random(workload), [], None
+    while status != 0:
+        before = training_begins(folder)
+        started = go_on(folder, workload)
+        if len(kills) < wanted and (words := kill_one(folder, started, before, drawn)):
+            kills.append(words)
+        status = started.wait(1200)
+        wait_until(lambda: not alive(folder), GONE_S, f"after {kills[-1:]} for {told(alive(folder))} to be gone")
+        assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
+        (run_json,) = (folder / "runs").glob("local/*/run.json")
+    assert records.check(folder / "runs") == []
+    return torch.load(run_json.with_name("weights.pt"), weights_only=True)["state_dict"], kills
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("workload", LONG)
 def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path, workload):
     """Through `energynn run`, which is started again at once after each kill, until the run has come to its end."""
-    drawn, kills, weights = random.Random(workload), [], []
-    for name, wanted in (("unbroken", 0), ("broken", KILLS)):
-        folder = tmp_path / name
-        folder.mkdir()
-        status = None
-        while status != 0:
-            before = training_begins(folder)
-            started = go_on(folder, workload)
-            if len(kills) < wanted:
-                wait_until(lambda: started.poll() is not None or training_begins(folder) not in (None, before))
-                time.sleep(drawn.uniform(0, 2.5))
-                segment, victims = training_begins(folder), sorted(alive(folder), key=lambda each: each.pid)
-                if victims and started.poll() is None:
-                    victim = drawn.choice(victims)
-                    kills.append(told([victim]))
-                    killed_at = time.time_ns()
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        victim.kill()
-                    last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
-                    assert last_ns > killed_at - 0.3e9, f"{kills[-1]}: samples were lost"
-            status = started.wait(HANG_S if len(kills) < wanted else 1200)
-            wait_until(lambda: not alive(folder), GONE_S, f"after {kills[-1:]} for {told(alive(folder))} to be gone")
-            assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
-            assert len(list((folder / "runs").glob("local/*/run.json"))) == 1
-        (run_dir,) = (path.parent for path in (folder / "runs").glob("local/*/run.json"))
-        assert records.check(folder / "runs") == []
-        weights.append(torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"])
+    one, _ = make(tmp_path / "unbroken", workload, 0)
+    other, kills = make(tmp_path / "broken", workload, KILLS)
     print(f"{len(kills)} kills:", *kills, sep="\n")
-    one, other = weights
     assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
