@@ -50,7 +50,7 @@ class Disk:
     def __init__(self, backing: str, device: int):
         self.device, self.counts, self.lock = device, {}, threading.Lock()
         self.paths = {1: os.path.abspath(backing)}  # by node
-        self.nodes = {self.paths[1]: 1}
+        self.nodes, self.last = {self.paths[1]: 1}, 1
         self.cached: dict[str, tuple[float, bytes]] = {}  # of each path: since when, and what was appended
 
     def serve(self) -> None:
@@ -95,8 +95,8 @@ class Disk:
 
     def node(self, path: str) -> int:
         if path not in self.nodes:
-            self.nodes[path] = len(self.nodes) + 2
-            self.paths[self.nodes[path]] = path
+            self.last += 1
+            self.nodes[path], self.paths[self.last] = self.last, path
         return self.nodes[path]
 
     def moved(self, old: str, new: str) -> None:
@@ -115,7 +115,6 @@ class Disk:
         return packed + struct.pack("<IIIIIII", s.st_mode, s.st_nlink, s.st_uid, s.st_gid, s.st_rdev, 4096, 0)
 
     def entry(self, path: str) -> bytes:
-        node = 0
         os.lstat(path)
         node = self.node(path)
         return struct.pack("<QQQQII", node, 0, ATTRIBUTES_S, ATTRIBUTES_S, 0, 0) + self.attributes(path, node)
