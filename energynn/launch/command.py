@@ -228,7 +228,7 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
     """Wait for perun. One whose sampler is dead would never end: it is killed, unless the command still runs."""
     silence, said = Silence(folder), False
     while perun.poll() is None:
-        if silent := silence():
+        if silent := silence() or silence.notice():
             events = {event["event"] for event in read_events(folder)}
             goes_on = "training_start" in events and "rank_end" not in events
             if not said:

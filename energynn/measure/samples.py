@@ -287,7 +287,7 @@ class Lines:
         # A line in which an earlier writer was killed must not swallow our first one.
         self.waiting = b"\n" if size_B and os.pread(self.file, 1, size_B - 1) != b"\n" else b""
         self.taken_B, self.written_B, self.forced_B = len(self.waiting), 0, 0
-        self.dropped = 0  # lines
+        self.dropped, self.refused = 0, False  # lines; whether the last write failed
         self.changed, self.hurry = threading.Condition(), threading.Event()
         for work in (self._write, self._force):
             threading.Thread(target=work, name="energynn-lines", daemon=True).start()
@@ -313,13 +313,13 @@ class Lines:
         self.taken_B += len(data)
 
     def flush(self, patience_s: float) -> bool:
-        """Wait until all lines are forced to disk; False where that takes longer."""
+        """Wait until all lines are forced to disk; False where that takes longer, or the disk takes no more."""
         with self.changed:
             taken_B = self.taken_B
             self.hurry.set()
-            forced = self.changed.wait_for(lambda: self.forced_B >= taken_B, patience_s)
+            self.changed.wait_for(lambda: self.forced_B >= taken_B or self.refused, patience_s)
             self.hurry.clear()
-        return forced
+            return self.forced_B >= taken_B
 
     def _write(self) -> None:
         writing, complained = b"", False
@@ -337,6 +337,7 @@ class Lines:
                 complained = True
             with self.changed:
                 self.written_B += written
+                self.refused = written == 0
                 self.changed.notify_all()
             if written < len(writing):
                 time.sleep(self.AGAIN_S)
@@ -392,9 +393,10 @@ class Silence:
             self.looked, self.words = time.monotonic(), self._look()
         return self.words
 
-    def is_noticed(self) -> bool:
-        """Whether there has been no sample for ``NOTICED_S``: time for a checkpoint, and to wait for more samples."""
-        return bool(self.last) and self.silent_s > self.NOTICED_S
+    def notice(self) -> str:
+        """In words that there has been no sample for ``NOTICED_S``: a reason to look, or for a checkpoint."""
+        is_noticed = self.last not in (b"", ENDED) and self.silent_s > self.NOTICED_S
+        return f"no sample for {self.NOTICED_S:.0f} s on {self.host}" if is_noticed else ""
 
     def _look(self) -> str:
         if self.heartbeat is None and not self._find():

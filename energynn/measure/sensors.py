@@ -298,7 +298,7 @@ class Sampler:
         if self.thread.is_alive():
             self._problem(f"{self.reading} does not answer; the samples end where it fell silent")
         if not self.lines.flush(self.DISK_S):
-            _say(f"the last samples are lost: the disk has not answered for {self.DISK_S:.0f} s")
+            _say("the last samples are lost: the disk is full, or does not answer")
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""

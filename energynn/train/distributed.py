@@ -197,7 +197,7 @@ class StopVote:
         self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
         timeout = datetime.timedelta(seconds=timeout_s)  # otherwise half an hour
         self.group = dist.new_group(backend="gloo", timeout=timeout) if world.device.type == "cuda" else None
-        self.asked, self.noticed, self.pending, self.looked = False, False, None, 0.0
+        self.asked, self.noticed, self.pending, self.looked = False, "", None, 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
@@ -218,9 +218,9 @@ class StopVote:
             vote = Request.STOP
         elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
             vote = Request.CHECKPOINT
-        elif self.silence.is_noticed() and not self.noticed:
+        elif self.silence.notice() and not self.noticed:
             vote = Request.CHECKPOINT
-        self.noticed = self.silence.is_noticed()
+        self.noticed = self.silence.notice()
         greatest = torch.tensor([vote], dtype=torch.int64)
         self.pending = greatest, dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return answer

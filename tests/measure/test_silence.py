@@ -11,6 +11,7 @@ import pytest
 
 from energynn.measure import samples
 from energynn.measure.samples import ENDED, Heartbeat, Lines, Silence
+from tests.processes import wait_until
 
 HOST = os.uname().nodename
 SAMPLER = """
@@ -58,7 +59,7 @@ def look(silence, seconds=0.0):
 
 def test_a_dead_sampler_is_known_at_once_whatever_its_file_does(tmp_path, silence, sampler):
     path = tmp_path / f"samples-{HOST}.jsonl"
-    assert look(silence, 0.9) == "" and not silence.is_noticed(), "its file does not grow, and that does not matter"
+    assert look(silence, 0.9) == "" and not silence.notice(), "its file does not grow, and that does not matter"
     with open(path, "a") as file:
         file.write("more\n")  # as an orphan or a file system that is late may
     sampler.kill()
@@ -68,10 +69,10 @@ def test_a_dead_sampler_is_known_at_once_whatever_its_file_does(tmp_path, silenc
 def test_a_silent_sampler_is_noticed_first_and_then_said(silence, sampler):
     assert look(silence) == ""
     sampler.send_signal(signal.SIGSTOP)
-    assert look(silence, 0.3) == "" and silence.is_noticed()
+    assert look(silence, 0.3) == "" and silence.notice()
     assert look(silence, 0.5) == f"no sample for 1 s on {HOST}"
     sampler.send_signal(signal.SIGCONT)
-    assert look(silence, 0.1) == "" and not silence.is_noticed()
+    assert look(silence, 0.1) == "" and not silence.notice()
 
 
 def test_time_in_which_all_was_stopped_is_no_silence(silence, sampler):
@@ -79,7 +80,7 @@ def test_time_in_which_all_was_stopped_is_no_silence(silence, sampler):
     assert look(silence) == ""
     sampler.send_signal(signal.SIGSTOP)
     time.sleep(1)
-    assert silence() == "" and not silence.is_noticed()
+    assert silence() == "" and not silence.notice()
 
 
 def test_no_first_sample_and_a_sampler_of_another_host_only(tmp_path, silence):
@@ -159,7 +160,7 @@ def test_a_full_disk_is_said_once_and_written_to_when_there_is_room(tmp_path, mo
         lines.add({"number": number})
     assert not lines.flush(0.2)
     full.clear()
-    assert lines.flush(10)
+    wait_until(lambda: lines.flush(1), 10)
     assert capsys.readouterr().err.count("No space left on device; free some space") == 1
     assert [json.loads(line)["number"] for line in (tmp_path / "file").read_text().splitlines()] == list(range(5))
 
