@@ -183,14 +183,18 @@ def test_a_sampler_that_perun_has_just_forked_ends_with_perun(tmp_path, way):
     wait_until(lambda: found or found.extend(forked()) or found, what="for perun's sampler")
     (sampler, perun), *_ = found
     os.kill(perun, signal.SIGKILL)
-    wait_until(lambda: not lives(sampler), GONE_S, "for the sampler to be gone")
-    started.wait(HANG_S)
-    wait_until(lambda: not alive(folder), GONE_S)
-    records.recover(folder / "runs")
-    assert records.check(folder / "runs") == []
-    for path in (folder / "runs").rglob("samples-*.jsonl"):
-        headers = [json.loads(line) for line in path.read_text().splitlines() if '"header"' in line]
-        assert len(headers) <= 1, "two samplers wrote one file"
+    try:
+        wait_until(lambda: not lives(sampler), GONE_S, "for the sampler to be gone")
+        started.wait(HANG_S)
+        wait_until(lambda: not alive(folder), GONE_S)
+        records.recover(folder / "runs")
+        assert records.check(folder / "runs") == []
+        for path in (folder / "runs").rglob("samples-*.jsonl"):
+            headers = [json.loads(line) for line in path.read_text().splitlines() if '"header"' in line]
+            assert len(headers) <= 1, "two samplers wrote one file"
+    finally:
+        for process in alive(folder):
+            process.kill()
 
 
 LONG = {
