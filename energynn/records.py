@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import math
 import os
@@ -14,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import PACKAGE, REPOSITORY, lock, sha256, utc_now, whole, write_json
+from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
@@ -283,14 +282,7 @@ def hold(run_dir: Path):
 
 def is_running(run_dir: Path) -> bool:
     """Whether somebody holds this run, and will write its record."""
-    try:
-        with open(run_dir / "run.json") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    return is_locked(run_dir / "run.json", by_one=True)
 
 
 def check(runs_dir: Path) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, config, launchers, records
+from energynn import cli, config, files, launchers, records
 from energynn.cluster import local
 from energynn.data import manifests
 from energynn.files import REPOSITORY
@@ -136,13 +136,24 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_p
 
 
 @pytest.mark.slow
-def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
+@pytest.mark.parametrize(
+    "number, silent", [(signal.SIGKILL, "the sampler is dead"), (signal.SIGSTOP, "no sample for 12 s")]
+)
+def test_a_dead_or_silent_sampler_ends_the_run_with_a_checkpoint_and_a_reason(tmp_path, number, silent, monkeypatch):
+    monkeypatch.setenv("ENERGYNN_SILENCE_LIMIT_S", "12")
     runs_dir = tmp_path / "runs"
-    started = python_run(runs_dir, ENDLESS)
+    started = python_run(runs_dir, ENDLESS | {"checkpoint_period_s": 3600})
     wait_until(lambda: training_has_begun(runs_dir))
-    victim(runs_dir, "sampler", started).kill()
-    output = started.communicate(timeout=samples.SILENCE_S + 20)[0]
-    assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
+    time.sleep(1.5)
+    sampler = victim(runs_dir, "sampler", started)
+    sampler.send_signal(number)
+    if number == signal.SIGSTOP:  # a silence that begins is a reason for a checkpoint, not for an end
+        wait_until(lambda: list(only_run(runs_dir).glob("checkpoint/*.sha256")), 30, "for a checkpoint")
+        assert started.poll() is None and not (only_run(runs_dir) / "record.json").exists()
+    output = started.communicate(timeout=90)[0]
+    record = records.read(only_run(runs_dir))
+    assert record["status"] == "interrupted" and silent in record["status_reason"], output
+    assert "checkpoint after" in record["status_reason"] and list(only_run(runs_dir).glob("checkpoint/*.sha256"))
     assert not processes_of(runs_dir)
 
 
@@ -433,6 +444,19 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     with pytest.raises(ValueError, match="no MPI library found by mpi4py .*cannot load MPI library"):
         launchers.find_mpi()
+
+
+def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
+    """The second one finds it locked before it has moved or written anything."""
+    made = config.make("fourcastnet")
+    run_dir = tmp_path / "local" / config.run_id(made)
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text("of the first")
+    first = files.lock(run_dir / start.START_LOCK)
+    with pytest.raises(ValueError, match="this run goes on already"):
+        start.run(made, tmp_path)
+    first.close()
+    assert (run_dir / "run.json").read_text() == "of the first" and not (tmp_path / "local" / "superseded").exists()
 
 
 def test_one_measured_run_at_a_time(tmp_path):

@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 # From the bottom: a module imports only from its own layer and from those before it.
 LAYERS = (
-    ("__init__", "files", "launchers", "progress", "published_values", "reading"),
+    ("__init__", "files", "launchers", "processes", "progress", "published_values", "reading"),
     ("measure",),
     ("config", "studies"),
     ("data",),

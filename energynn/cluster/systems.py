@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from energynn.files import shipped
+from energynn.measure.samples import LIMITS_S, limit_variable
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
@@ -37,6 +38,13 @@ class Site:
     modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
     environment: dict[str, str] = field(default_factory=dict, metadata={"form": VARIABLE})
     stage_to: str = field(default="", metadata={"form": FOLDER})
+    silence_limit_s: float = LIMITS_S["silence_limit_s"]
+    first_sample_limit_s: float = LIMITS_S["first_sample_limit_s"]
+    ready_limit_s: float = LIMITS_S["ready_limit_s"]
+
+    def limits(self) -> dict[str, str]:
+        """The environment variables that tell a run its limits, which are no part of what it is."""
+        return {limit_variable(name): str(getattr(self, name)) for name in LIMITS_S}
 
 
 def site(name: str) -> Site:

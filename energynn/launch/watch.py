@@ -180,7 +180,8 @@ def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
     def show() -> None:
         watch = Watch(run_dir)
         while True:
-            last = ended.wait(every_s)
+            # A look reads a file of each rank and host. Of many ranks it is taken seldom, for the storage's sake.
+            last = ended.wait(max(every_s, watch.intent["devices"] / 4))
             try:
                 state = watch.look()
                 write_json(run_dir / STATE, state)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 import os
 import re
@@ -16,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from energynn.measure.samples import ENDED, Heartbeat, Lines
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -285,6 +285,7 @@ class Sampler:
     STATUS_EVERY = 100  # samples
     CLOCK_EVERY_S = 60.0
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
+    DISK_S = 120.0  # patience with the disk at the end
     PATIENCE_S = 0.05  # for the reference's answer, so that no sample is late
 
     def __init__(
@@ -300,14 +301,14 @@ class Sampler:
         self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
         self.failing: set[str] = set()
-        self.complained = False
         self.reading = ""  # the sensor that is just being read; a driver may never answer
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.lines, self.heartbeat = Lines(path), Heartbeat()
         self._write(
             {
                 "header": "energynn-samples/1",
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
+                "heartbeat": self.heartbeat.file,
                 "period_s": period_s,
                 "sensors": [sensor.describe() for sensor in sensors],
                 "problems": list(problems),
@@ -326,6 +327,7 @@ class Sampler:
         if not self.has_begun.wait(self.FIRST_S):
             self._problem(f"{self.reading} does not answer; look at its driver, or leave the device out")
             raise TimeoutError(f"no first sample within {self.FIRST_S:.0f} s")
+        self.lines.flush(self.FIRST_S)
 
     def stop(self) -> None:
         """Have the last sample taken and said how the loop kept up; does not wait for a sensor that is silent."""
@@ -333,6 +335,8 @@ class Sampler:
         self.thread.join(self.LAST_S)
         if self.thread.is_alive():
             self._problem(f"{self.reading} does not answer; the samples end where it fell silent")
+        if not self.lines.flush(self.DISK_S):
+            _say("the last samples are lost: the disk is full, or does not answer")
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
@@ -341,6 +345,7 @@ class Sampler:
         values = [self._read(sensor) for sensor in self.sensors]
         after = time.monotonic_ns()
         self._write({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
+        self.heartbeat.beat()
         self.count += 1
 
     def _about_to_read(self, sensor: Sensor) -> None:
@@ -394,6 +399,7 @@ class Sampler:
         self.sample()
         self._measure_clock()
         self._write({"status": self._status() | {"ended": True}})
+        self.heartbeat.beat(ENDED)
 
     def _status(self) -> dict:
         return {
@@ -412,16 +418,7 @@ class Sampler:
         self._write({"problem": problem})
 
     def _write(self, line: dict) -> None:
-        # One write per line: a line is whole or cut at its end, and a cut one is skipped when read.
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
-        try:
-            written = os.write(self.file, data)
-            if written < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            if not self.complained:
-                _say(f"samples are not written: {error.strerror}; free some space")
-            self.complained = True
+        self.lines.add(line)
 
 
 def _say(line: str) -> None:

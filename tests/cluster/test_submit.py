@@ -204,6 +204,19 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
 
 
+def test_the_patience_of_a_run_is_a_matter_of_its_system_and_not_of_what_it_is(tmp_path):
+    patient = tmp_path / "two-nodes.toml"
+    patient.write_text(Path(TWO_NODES).read_text() + "\nsilence_limit_s = 300\n")
+    texts = {}
+    for file in (TWO_NODES, str(patient)):
+        texts[file] = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(file), tmp_path, ["mine"])
+    assert "export ENERGYNN_SILENCE_LIMIT_S=90.0\n" in texts[TWO_NODES]
+    assert "export ENERGYNN_FIRST_SAMPLE_LIMIT_S=120.0\nexport ENERGYNN_READY_LIMIT_S=60.0\n" in texts[TWO_NODES]
+    assert "export ENERGYNN_SILENCE_LIMIT_S=300\n" in texts[str(patient)]
+    folders = [re.findall(r"two-nodes/\S+n\d+-\S+", text) for text in texts.values()]
+    assert folders[0] == folders[1] and folders[0], "the same run, whatever the limits"
+
+
 # ------------------------------------------------------------------------------------ what must not become a command
 
 PAYLOADS = (

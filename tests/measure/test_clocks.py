@@ -169,6 +169,13 @@ def test_a_file_with_nonsense_leaves_the_wall_clocks(tmp_path, clock, wrong):
     assert clock("b", ahead).measure(patience_s=0.2)["method"] == "wall clock"
 
 
+def test_the_file_is_read_once_so_that_storage_that_stands_still_stops_no_sampler(tmp_path, clock):
+    clock("a")
+    other = clock("b", ahead)
+    (tmp_path / clocks.FILE).unlink()
+    assert other.measure()["method"] == "exchange"
+
+
 def test_a_folder_that_cannot_be_written_gives_no_measurement_and_no_error(tmp_path):
     clock = clocks.Clock(tmp_path / "missing", "a")
     assert clock.measure() is None

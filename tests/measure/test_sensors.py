@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from energynn.measure import machine, samples, sensors
+from energynn.measure import machine, sensors
 from energynn.measure.samples import read_samples
 from tests import powercap
 
@@ -151,26 +151,6 @@ def test_a_sensor_that_never_answers_is_named_and_nobody_waits_for_it(tmp_path, 
         sensors.Sampler(tmp_path / "t", [good, mute], 0.02).start()
     assert "mute does not answer" in capsys.readouterr().err
     never.set()
-
-
-def test_silence_is_told_from_a_slow_start_and_from_a_good_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SILENCE_S", 0.05)
-    silence = samples.Silence()
-    silence.FIRST_S, silence.EVALUATION_S = 0.1, 0.5
-    assert silence(tmp_path) == ""
-    time.sleep(0.15)
-    assert "no sample in the first" in silence(tmp_path)
-    for host, line in (("a", '{"status":{"ended":true}}'), ("b", '{"v":[1]}')):
-        (tmp_path / f"samples-{host}.jsonl").write_text(line + "\n")
-    assert silence(tmp_path) == ""
-    time.sleep(0.1)
-    assert "the sampler is dead" in silence(tmp_path)
-    (tmp_path / "samples-b.jsonl").write_text('{"v":[1]}\n{"status":{"ended":true}}\n')
-    silence(tmp_path)
-    time.sleep(0.1)
-    assert silence(tmp_path) == ""
-    time.sleep(0.5)
-    assert "perun's evaluation" in silence(tmp_path)
 
 
 def test_the_sampler_writes_as_it_reads(tmp_path):
