@@ -47,7 +47,7 @@ BOUNDED = 0.94
 # bounded there, too, and has one sign: straight lines are a (1 - a) off for counters, (1 - a)^2 / 2 for powers.
 STEP_OF_COUNTER, STEP_OF_POWER = 0.175, 0.15
 SMOOTH_SHARE = 0.8  # of a slope on both sides of an edge, which is no step at it
-NOISE_OF_STEP, LONGER = 3.0, 3.5  # sd of a knot's time: what makes no step, and what may be missing between two knots
+NOISE_OF_STEP, LONGER = 3.0, 4.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
 BLURRED = 1.8  # what the variance of a power's mean has to be multiplied with, since its errors are rare and large
 
 
