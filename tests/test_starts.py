@@ -199,7 +199,7 @@ def test_a_sampler_that_perun_has_just_forked_ends_with_perun(tmp_path, way):
 
 LONG = {
     "fourcastnet": SHORT["fourcastnet"] | dict(devices=2, epochs=120, sampling_period_s=0.02),
-    "resnet50": SHORT["resnet50"] | dict(devices=2, epochs=60, sampling_period_s=0.02),
+    "resnet50": SHORT["resnet50"] | dict(devices=2, epochs=20, sampling_period_s=0.02),
 }
 KILLS = int(os.environ.get("ENERGYNN_TEST_KILLS", 50))
 
@@ -250,7 +250,7 @@ def kill_one(folder, started, before, drawn):
     words, killed_at = told([victim]), time.time_ns()
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.kill()
-    started.wait(HANG_S)
+    started.wait(1200)  # it may have been one that is not missed, as a loader's worker at the end of an epoch
     last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
     assert last_ns > killed_at - 0.3e9, f"{words}: samples were lost"
     return words

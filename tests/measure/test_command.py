@@ -393,8 +393,10 @@ def test_a_perun_that_does_not_start_costs_no_measurement(tmp_path):
 
 @pytest.mark.slow
 def test_a_gpu_that_falls_silent_for_ever_stops_no_command(tmp_path):
-    gpus = [dict(shape="constant", high_W=300.0, update_s=None, fails_from_s=8.0, fault="hang")]
-    record, status, errors = measured(tmp_path / "run", "sleep", "12", env=environment(gpus))
+    gpus = [
+        dict(shape="constant", high_W=300.0, update_s=None, fails_from_s=25.0, fault="hang")
+    ]  # late: perun starts slowly on a busy machine
+    record, status, errors = measured(tmp_path / "run", "sleep", "30", env=environment(gpus))
     assert status == 0 and "no sample for 10 s" in errors and not record["valid"]
     assert any("does not answer" in flag or "in gaps" in flag for flag in record["flags"]), record["flags"]
     wait_until(lambda: not processes_of(tmp_path), 10)
