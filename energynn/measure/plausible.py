@@ -113,12 +113,15 @@ def _frozen(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
     """Which readings belong to a stretch that is much longer the same than any other at about the same power."""
     first, last = _stretches(watts)
     lengths_s = (t_ns[last] - t_ns[first]) / 1e9
+    period_s = float(np.median(np.diff(t_ns))) / 1e9 if len(t_ns) > 1 else 0.0
     frozen = np.zeros(len(watts), dtype=bool)
     for stretch in np.flatnonzero(lengths_s > FROZEN_S):
         alike = np.abs(watts[first] / watts[first[stretch]] - 1) < 0.1
         alike[stretch] = False
-        if alike.sum() >= 2 * STILL_STEPS and lengths_s[stretch] > FROZEN_RUNS * lengths_s[alike].max():
-            frozen[first[stretch] + 1 : last[stretch] + 1] = True
+        if alike.sum() >= 2 * STILL_STEPS:
+            usual_s = max(period_s, lengths_s[alike].max())
+            if lengths_s[stretch] > FROZEN_RUNS * usual_s:
+                frozen[first[stretch] + 1 : last[stretch] + 1] = True
     return frozen
 
 

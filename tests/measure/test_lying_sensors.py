@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.measure import accounting
+from energynn.measure import accounting, plausible
+from energynn.measure.samples import read_samples
 from tests.measure import worlds
 from tests.measure.worlds import Load, sensor
 
@@ -264,6 +265,23 @@ def test_nothing_healthy_is_doubted(tmp_path, kind, shape, period_s):
     record, reasons, truth = outcome(tmp_path, kind, None, "none", shape, period_s)
     assert not reasons and not record["flags"] and not wrong(record, truth)
     assert "doubtful_share" not in record and record["coverage"] == pytest.approx(1.0)
+
+
+def test_two_equal_readings_a_second_apart_are_not_frozen(tmp_path):
+    """As on a GPU that perun read once a second: at its seldom powers no two readings were the same but these."""
+    watts = [64.0 + (number % 3) / 10 for number in range(100)] + [68 + number / 7 for number in range(20)]
+    watts[110] = watts[109]
+    header = {
+        "header": "energynn-samples/1",
+        "host": "h",
+        "period_s": 1.0,
+        "sensors": [sensor("p", "power")],
+    }
+    lines = [{"t": second * 10**9, "w": 0, "d": 1, "v": [value]} for second, value in enumerate(watts)]
+    path = tmp_path / "samples-h.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
+    (judgement,) = plausible.judge(read_samples(path))
+    assert judgement.good.all() and "doubt" not in judgement.sensor
 
 
 @pytest.mark.parametrize("kind, lies, fault", [
