@@ -277,7 +277,7 @@ def test_two_equal_readings_a_second_apart_are_not_frozen(tmp_path):
         "period_s": 1.0,
         "sensors": [sensor("p", "power")],
     }
-    lines = [{"t": second * 10**9, "w": 0, "d": 1, "v": [value]} for second, value in enumerate(watts)]
+    lines = [{"t": second * 1_010_000_000, "w": 0, "d": 1, "v": [value]} for second, value in enumerate(watts)]
     path = tmp_path / "samples-h.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
     (judgement,) = plausible.judge(read_samples(path))
