@@ -20,8 +20,8 @@ PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
 
 PYTEST := $(BIN)/python -m pytest
 # Fast tests keep two processes busy. Slow ones mostly wait, so there is a third process. The tests of a file share one
-# process: those of Slurm need one cluster.
-FAST := -n 2 --dist worksteal -m "not slow and not nightly"
+# process, and what they prepare: a training, executed notebooks, a cluster.
+FAST := -n 2 --dist loadfile -m "not slow and not nightly"
 SLOW := -n 3 --dist loadfile -m "slow and not nightly"
 # Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the
 # machine, and must pass then. The last line of the output counts and names these tests.

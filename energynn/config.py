@@ -7,7 +7,9 @@ import functools
 import hashlib
 import importlib
 import json
+import math
 import re
+import sys
 import textwrap
 import typing
 from dataclasses import dataclass, fields
@@ -31,9 +33,9 @@ class Form:
     words: str
 
 
-FOLDER_NAME = Form("[A-Za-z0-9][A-Za-z0-9_.-]*", "letters, digits, '_', '-' and '.'")
-FOLDER_NAME_OR_NONE = Form("([A-Za-z0-9][A-Za-z0-9_.-]*)?", "letters, digits, '_', '-' and '.'")
-YEARS = Form("[0-9]{4}([-,][0-9]{4})*", "years as 1979-2015 or 2016,2018")
+FOLDER_NAME = Form("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", "up to 64 letters, digits, '_', '-' and '.'")
+FOLDER_NAME_OR_NONE = Form("([A-Za-z0-9][A-Za-z0-9_.-]{0,199})?", "up to 200 letters, digits, '_', '-' and '.'")
+YEARS = Form(r"(19|20)\d\d([-,](19|20)\d\d)*", "years as 1979-2015 or 2016,2018")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Facts:
 
     meaning: str = ""
     least: float | None = None
+    most: float | None = None
     choices: tuple[str, ...] = ()
     form: Form | None = None
     origin: str = ""
@@ -52,14 +55,15 @@ class Facts:
             return f"one of {', '.join(self.choices)}"
         if self.form:
             return self.form.words
-        return "" if self.least is None else f"at least {self.least}"
+        ends = ("at least", self.least), ("at most", self.most)
+        return " and ".join(f"{words} {end:,}" for words, end in ends if end is not None)
 
     def allows(self, value) -> bool:
         if self.choices:
             return value in self.choices
         if self.form:
             return bool(re.fullmatch(self.form.pattern, value))
-        return self.least is None or value >= self.least  # NaN is not
+        return (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
 
 
 def parameter(default, meaning: str = "", **facts):
@@ -92,20 +96,27 @@ class RunConfig:
     dataset: str = parameter(REQUIRED, form=FOLDER_NAME)
     system: str = parameter("local", "machine or cluster; its records lie in runs/SYSTEM", form=FOLDER_NAME)
     device: str = parameter("auto", "auto takes a GPU where there is one", choices=("auto", "cpu", "gpu"))
-    devices: int = parameter(1, "number of GPUs, or of CPU cores where there is no GPU", least=1)
-    local_batch_size: int = parameter(REQUIRED, "samples that one device trains on at once", least=1)
-    global_batch_size: int = parameter(REQUIRED, "local batch size x devices x accumulation steps", least=1)
+    devices: int = parameter(1, "number of GPUs, or of CPU cores where there is no GPU", least=1, most=65_536)
+    local_batch_size: int = parameter(REQUIRED, "samples that one device trains on at once", least=1, most=2**20)
+    global_batch_size: int = parameter(REQUIRED, "local batch size x devices x accumulation steps", least=1, most=2**31)
     accumulation_steps: int = parameter(
         1,
         "local batches whose gradients add up before a step of the optimizer; each also moves the running statistics "
         "of batch norm, which only the evaluation uses (on several devices those of rank 0)",
         least=1,
+        most=2**20,
     )
-    epochs: int = parameter(REQUIRED, "passes over the training data", least=1)
-    seed: int = parameter(0, "of weights, order of samples and augmentation; another seed is another run", least=0)
-    repeat: int = parameter(0, "number of a repetition with the same seed, which shows the machine's noise", least=0)
+    epochs: int = parameter(REQUIRED, "passes over the training data", least=1, most=10**6)
+    seed: int = parameter(
+        0, "of weights, order of samples and augmentation; another seed is another run", least=0, most=2**32 - 1
+    )
+    repeat: int = parameter(
+        0, "number of a repetition with the same seed, which shows the machine's noise", least=0, most=10**6
+    )
     learning_rate: float = parameter(REQUIRED, least=0)
-    loader_workers: int = parameter(0, "processes of each rank that load data; 0: the trainer loads by itself", least=0)
+    loader_workers: int = parameter(
+        0, "processes of each rank that load data; 0: the trainer loads by itself", least=0, most=1024
+    )
     data_staging: bool = parameter(True, "workers prefetch; False: there are none", origin="README of the study's code")
     synchronous_phases: bool = parameter(False, "wait for the GPU around each phase: exact phases, slower training")
     precision: str = parameter(
@@ -122,14 +133,20 @@ class RunConfig:
         False, "of a GPU: batches in page-locked memory, copied while it computes", origin=CODE
     )
     persistent_workers: bool = parameter(False, "the loader's workers live on from epoch to epoch", origin=CODE)
-    threads_per_device: int = parameter(1, "CPU threads of each rank", least=1)
-    sampling_period_s: float = parameter(0.04, "seconds between two of our own power samples", least=0.01)
-    idle_baseline_s: float = parameter(1.0, "seconds of idling before and after, to measure idle power", least=0)
-    perun_sampling_period_s: float = parameter(0.25, "seconds between two of perun's samples; the study: 1", least=0.1)
-    collective_timeout_s: float = parameter(120.0, "seconds after which a rank that waits for others fails", least=1)
+    threads_per_device: int = parameter(1, "CPU threads of each rank", least=1, most=1024)
+    sampling_period_s: float = parameter(0.04, "seconds between two of our own power samples", least=0.01, most=60)
+    idle_baseline_s: float = parameter(
+        1.0, "seconds of idling before and after, to measure idle power", least=0, most=3600
+    )
+    perun_sampling_period_s: float = parameter(
+        0.25, "seconds between two of perun's samples; the study: 1", least=0.1, most=60
+    )
+    collective_timeout_s: float = parameter(
+        120.0, "seconds after which a rank that waits for others fails", least=1, most=86_400
+    )
     save_weights: bool = parameter(False, "keep the weights when the run has ended")
     checkpoint_period_s: float = parameter(
-        600.0, "seconds between two checkpoints; 0: only when asked to stop", least=0
+        600.0, "seconds between two checkpoints; 0: only when asked to stop", least=0, most=10**7
     )
 
     def epoch(self) -> Epoch:
@@ -146,9 +163,11 @@ class ResNet50Config(RunConfig):
 
     workload: str = "resnet50"
     dataset: str = parameter("photographs", "photographs (embedded) or imagenet", form=FOLDER_NAME)
-    image_size: int = parameter(REQUIRED, "height and width of a crop in pixels", least=32)
-    training_samples: int = parameter(0, "size of a nested, class-balanced part of the data set; 0: all", least=0)
-    validation_samples: int = parameter(0, "as training_samples, of the validation data", least=0)
+    image_size: int = parameter(REQUIRED, "height and width of a crop in pixels", least=32, most=4096)
+    training_samples: int = parameter(
+        0, "size of a nested, class-balanced part of the data set; 0: all", least=0, most=10**9
+    )
+    validation_samples: int = parameter(0, "as training_samples, of the validation data", least=0, most=10**9)
     image_loading: str = parameter(
         "pil",
         "pil: as torchvision's ImageFolder; fast: faster, from a prepared store if there is one; store: from a store "
@@ -161,16 +180,24 @@ class ResNet50Config(RunConfig):
         "random", "center: the usual crop of 0.875", choices=("random", "center"), origin=CODE
     )
     on_bad_image: str = parameter("fail", "skip: the next image stands in, and is counted", choices=("fail", "skip"))
-    crop_scale_min: float = parameter(0.5, "least part of an image that a crop covers, in validation too", origin=CODE)
-    momentum: float = parameter(0.9, "momentum of the optimizer (SGD)", least=0, origin="section 3.2.1")
-    weight_decay: float = parameter(1e-4, "weight decay of the optimizer", least=0, origin="section 3.2.1")
+    crop_scale_min: float = parameter(
+        0.5, "least part of an image that a crop covers, in validation too", origin=CODE, least=0, most=1
+    )
+    momentum: float = parameter(0.9, "momentum of the optimizer (SGD)", origin="section 3.2.1", least=0, most=1)
+    weight_decay: float = parameter(1e-4, "weight decay of the optimizer", origin="section 3.2.1", least=0, most=1000)
     weight_decay_on_all: bool = parameter(True, "on batch norm and biases, too; False: on matrices only", origin=CODE)
-    warmup_epochs: int = parameter(5, "epochs in which the learning rate rises", least=0, origin="section 3.2.1")
-    warmup_start: float = parameter(0.1, "learning rate at the beginning, for every batch size", least=0, origin=CODE)
+    warmup_epochs: int = parameter(
+        5, "epochs in which the learning rate rises", origin="section 3.2.1", least=0, most=10**6
+    )
+    warmup_start: float = parameter(
+        0.1, "learning rate at the beginning, for every batch size", origin=CODE, least=0, most=1000
+    )
     warmup_per_epoch: bool = parameter(True, "the learning rate rises once an epoch; False: every step", origin=CODE)
     learning_rate: float = parameter(0.1, "at GBS 256; scaled linearly with the global batch size", least=0)
-    plateau_factor: float = parameter(0.5, "factor of the learning rate when the validation no longer improves")
-    plateau_patience: int = parameter(5, "epochs without improvement before that", least=0)
+    plateau_factor: float = parameter(
+        0.5, "factor of the learning rate when the validation no longer improves", least=0, most=0.999
+    )
+    plateau_patience: int = parameter(5, "epochs without improvement before that", least=0, most=10**6)
     evaluate_training_set: bool = parameter(True, "evaluate the training data after every epoch, too", origin=CODE)
     top5_per_sample: bool = parameter(True, "top-5 error in a loop over samples; False: a batch at once", origin=CODE)
     drop_last: bool = parameter(True, "leave out what ranks cannot share; False: some count twice", origin=CODE)
@@ -201,13 +228,15 @@ class FourCastNetConfig(RunConfig):
     stage: str = parameter("pretrain", "finetune trains on two steps", choices=("pretrain", "finetune"))
     initial_run: str = parameter("", "fine-tuning: run_id of the pre-training it starts from", form=FOLDER_NAME_OR_NONE)
     learning_rate: float = parameter(5e-4, "5e-4 in pre-training, 1e-4 in fine-tuning", least=0, origin="section 3.3.1")
-    patch_size: int = parameter(REQUIRED, "height and width of a patch in grid points", least=1)
-    embed_dim: int = parameter(REQUIRED, "channels of a patch; a multiple of num_blocks", least=8)
-    depth: int = parameter(REQUIRED, "number of AFNO layers", least=1)
-    num_blocks: int = parameter(8, "blocks of the weights that act on the Fourier modes", least=1)
-    mlp_ratio: float = parameter(4.0, "hidden width of each MLP, as a multiple of embed_dim")
-    sparsity_threshold: float = parameter(0.01, "soft threshold below which Fourier modes become zero")
-    hard_thresholding_fraction: float = parameter(1.0, "part of the Fourier modes that is kept")
+    patch_size: int = parameter(REQUIRED, "height and width of a patch in grid points", least=1, most=4096)
+    embed_dim: int = parameter(REQUIRED, "channels of a patch; a multiple of num_blocks", least=8, most=65_536)
+    depth: int = parameter(REQUIRED, "number of AFNO layers", least=1, most=1024)
+    num_blocks: int = parameter(8, "blocks of the weights that act on the Fourier modes", least=1, most=65_536)
+    mlp_ratio: float = parameter(4.0, "hidden width of each MLP, as a multiple of embed_dim", least=0.125, most=64)
+    sparsity_threshold: float = parameter(
+        0.01, "soft threshold below which Fourier modes become zero", least=0, most=1000
+    )
+    hard_thresholding_fraction: float = parameter(1.0, "part of the Fourier modes that is kept", least=0, most=1)
     filter_modes: str = parameter("published", "zonal corrects which modes pass", choices=("published", "zonal"))
     activation_checkpointing: bool = parameter(False, "less memory for one more forward pass")
 
@@ -239,6 +268,7 @@ def number_of_years(text: str) -> int:
     return sum(int(years[-1]) - int(years[0]) + 1 for years in ends)
 
 
+GRIDS = {"era5_ensemble": (60, 120), "synthetic": (720, 1440)}  # latitudes x longitudes of data sets that are known
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
 
 # "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object of study and is
@@ -295,7 +325,9 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     if workload == "fourcastnet":
         values |= STAGES[given.get("stage", "pretrain")]
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {}) | given
-    values |= _batch_sizes(values, given)
+    sizes = _batch_sizes(values, given)
+    _check_limits(config_class, sizes)
+    values |= sizes
     if workload == "fourcastnet":
         _check_fourcastnet(values)
     return config_class(**values)
@@ -326,12 +358,12 @@ def _with_types(workload: str, config_class: type[RunConfig], given: dict) -> di
         if name not in kinds:
             raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(kinds))}")
         kind = kinds[name]
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
         if known[name].form is YEARS and type(value) is int:  # one year, as papermill or the command line reads it
             value = str(value)
-        if type(value) is not kind or value != value:  # NaN differs from itself
-            raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {value!r}")
+        if type(value) is not kind or (kind is float and not math.isfinite(value)):
+            raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {_shown(value)}")
         result[name] = value
     return result
 
@@ -340,7 +372,15 @@ def _check_limits(config_class: type[RunConfig], given: dict) -> None:
     known = facts(config_class)
     for name, value in given.items():
         if not known[name].allows(value):
-            raise ValueError(f"{name}: must be {known[name].limits()}, got {value!r}")
+            raise ValueError(f"{name}: must be {known[name].limits()}, got {_shown(value)}")
+
+
+def _shown(value) -> str:
+    """A value in a message: not all of a long one."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
 
 
 def _batch_sizes(values: dict, given: dict) -> dict:
@@ -374,6 +414,11 @@ def _check_fourcastnet(values: dict) -> None:
         raise ValueError("initial_run: fine-tuning, and only it, needs the run_id of a pre-training run")
     if values["embed_dim"] % values["num_blocks"]:
         raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
+    patch, grid = values["patch_size"], GRIDS.get(values["dataset"])
+    if grid and (grid[0] % patch or grid[1] % patch):
+        raise ValueError(
+            f"patch_size: {patch} must divide the {grid[0]} x {grid[1]} grid points of {values['dataset']}"
+        )
 
 
 def trainer(workload: str) -> str:
@@ -383,13 +428,18 @@ def trainer(workload: str) -> str:
 
 def _class(workload: str) -> type[RunConfig]:
     """The configuration of a workload: one of ours, or ``Config`` in a module of that name on PYTHONPATH."""
-    if workload in CONFIGS:
+    if isinstance(workload, str) and workload in CONFIGS:
         return CONFIGS[workload]
     try:
-        return importlib.import_module(workload).Config
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        if not isinstance(workload, str) or workload.partition(".")[0] in sys.stdlib_module_names:
+            raise ValueError("it is no module of a workload")
+        found = importlib.import_module(workload).Config
+        if not issubclass(found, RunConfig):
+            raise ValueError("its Config is not made from RunConfig")
+        return found
+    except (Exception, SystemExit) as error:
         raise ValueError(
-            f"workload: {workload!r} is not known ({error}); choose one of {', '.join(CONFIGS)}, or a module on "
+            f"workload: {_shown(workload)} is not known ({error}); choose one of {', '.join(CONFIGS)}, or a module on "
             "PYTHONPATH with a Config, a dataclass made from RunConfig, and a main"
         ) from error
 
@@ -438,13 +488,26 @@ def _file_digest(path: Path, _changed: int) -> str:
 
 def run_id(config: RunConfig) -> str:
     """Readable name of the run, ending in a digest of workload, data, configuration, system and repeat."""
-    stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
-    preset = f"-{config.preset}" if config.preset != "smoke" else ""
     known = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()  # if not, it can be planned, but not be made
-    tail = digest({"config": to_dict(config), "data": manifest_digest(config.dataset) if known else None})[:8]
+    stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
+    return _name(to_dict(config), manifest_digest(config.dataset) if known else None, stage)
+
+
+def names_of_run(values: dict, data_digest: str | None) -> list[str]:
+    """What a run of this configuration is called, from plain values: no module of the workload is imported.
+
+    Two names where it has a stage, of which only FourCastNet's is a part of the name.
+    """
+    stages = ["", f"-{values['stage']}"] if "stage" in values else [""]
+    return [_name(values, data_digest, stage) for stage in stages]
+
+
+def _name(values: dict, data_digest: str | None, stage: str) -> str:
+    preset = f"-{values['preset']}" if values["preset"] != "smoke" else ""
     return (
-        f"{config.workload}{stage}{preset}-{config.dataset}-n{config.devices}-lbs{config.local_batch_size}"
-        f"-gbs{config.global_batch_size}-s{config.seed}-r{config.repeat}-{tail}"
+        f"{values['workload']}{stage}{preset}-{values['dataset']}-n{values['devices']}-lbs{values['local_batch_size']}"
+        f"-gbs{values['global_batch_size']}-s{values['seed']}-r{values['repeat']}"
+        f"-{digest({'config': values, 'data': data_digest})[:8]}"
     )
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
+
+from energynn.processes import lives, name_of_this_process
 
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "shipped"  # pyproject.toml puts it into a wheel; a checkout has none
@@ -56,11 +60,16 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
+# --------------------------------------------------------------------------------------------------------------- locks
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # what file systems say that have none
+
+
+def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | Owner | None:
     """A file that this process holds locked until it is closed; None where another process holds it.
 
-    ``shared``: several processes may hold it. ``wait``: until the others have let go. Raises ValueError where the
-    file system has no locks.
+    ``shared``: several processes may hold it. ``wait``: until the others have let go. On a file system without locks a
+    file beside it names its owner.
     """
     file = open(path, "a+")  # over NFS only what may be written can be locked
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -71,15 +80,75 @@ def lock(path: Path, shared: bool = False, wait: bool = False) -> TextIO | None:
         return None
     except OSError as error:
         file.close()
-        raise ValueError(f"{path}: cannot be locked ({error.strerror}); choose a file system with locks") from error
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return _own(path, shared, wait)
     return file
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process that lives holds a file locked."""
+def is_locked(path: Path, by_one: bool = False) -> bool:
+    """Whether a process that lives holds a file locked; ``by_one``: for itself alone, which a reader may ask."""
     if not path.exists():
         return False
-    held = lock(path)
-    if held:
-        held.close()
-    return held is None
+    try:
+        with open(path, "r" if by_one else "a+") as file:
+            fcntl.flock(file, (fcntl.LOCK_SH if by_one else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return error.errno in WITHOUT_LOCKS and any(map(_holds, _owners(path, by_one)))
+
+
+class Owner:
+    """A file that names the process that holds another file, on a file system without locks."""
+
+    def __init__(self, path: Path):
+        self.path, self.file = path, open(path)
+        self.fileno = self.file.fileno
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self.file.close()
+
+
+def _own(path: Path, shared: bool, wait: bool) -> Owner | None:
+    """Hold a file by .NAME.owner beside it, or as one of several by .NAME.owner-HOST-NUMBER."""
+    name = f"{os.uname().nodename}-{os.getpid()}"
+    owner = path.with_name(f".{path.name}.owner" + (f"-{name}" if shared else ""))
+    draft = path.with_name(f".{path.name}.{name}")
+    draft.write_text(f"{os.uname().nodename} {name_of_this_process()}")
+    try:
+        while True:
+            held = [_holds(other) for other in _owners(path, by_one=shared) if other != owner or not shared]
+            if not any(held):
+                if shared or held:  # an earlier process of our number, or the last owner has died
+                    owner.unlink(missing_ok=True)
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.link(draft, owner)  # with its content, or not at all
+                    return Owner(owner)
+            if not wait:
+                return None
+            time.sleep(0.2)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _owners(path: Path, by_one: bool) -> list[Path]:
+    """The files that name an owner of a file; ``by_one``: only who holds it for itself alone."""
+    one = path.with_name(f".{path.name}.owner")
+    several = [] if by_one else list(path.parent.glob(f"{one.name}-*"))
+    return [owner for owner in (one, *several) if owner.exists()]
+
+
+def _holds(owner: Path) -> bool:
+    """Whether the process that a file names lives; of one on another host we cannot know, and say what to do."""
+    try:
+        host, boot, space, number = owner.read_text().split()
+    except (OSError, ValueError):
+        return False
+    ours = name_of_this_process().split()
+    if host == os.uname().nodename:
+        return boot == ours[0] and (space != ours[1] or lives(int(number)))
+    print(f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file", flush=True)
+    return True

@@ -3,37 +3,44 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import math
+import os
+import re
 import signal
 import time
 import tomllib
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import PACKAGE, REPOSITORY, lock, sha256, utc_now, whole, write_json
+from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
 from energynn.measure.perun_adapter import read_hdf5
 from energynn.measure.samples import events_of_kind, read_events, read_hosts, read_phases, segments
+from energynn.reading import json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
+MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
+# Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
+ACCOUNTING = 2
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
+KINDS = {name: facts.get("kind") for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 # Neither in run.json nor derived from the raw files.
-GIVEN_AT_THE_END = ("schema", "status", "status_reason", "ended_at", "files", "record_sha256")
+GIVEN_AT_THE_END = ("schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256")
 NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
 NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
+LAUNCHER_DIED = "the launcher died"  # how the reason of a recovered run begins
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
@@ -150,6 +157,8 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
     if record.get("coverage", 0.0) < LEAST_COVERAGE:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
+    if record.get("doubtful_share", 0.0) > MOST_DOUBTFUL:
+        reasons.append(f"{record['doubtful_share']:.0%} of the energy may be missing or false; the flags say why")
     if record["workload"] in NO_TRAINING:
         return reasons
     if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
@@ -165,9 +174,10 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
 
 def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) -> dict:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
-    intent = json.loads((run_dir / "run.json").read_text())
+    intent = read_intent(run_dir)
     record = {
         "schema": SCHEMA,
+        "accounting": ACCOUNTING,
         **{name: intent[name] for name in FROM_INTENT if name in intent},
         "status": status,
         "status_reason": reason,
@@ -213,9 +223,49 @@ def run_dirs(runs_dir: Path) -> list[Path]:
 def read(run_dir: Path) -> dict | None:
     """The record of a run, or None if it has none or it cannot be read."""
     try:
-        return json.loads((run_dir / "record.json").read_text())
+        record = read_record(run_dir)
     except (OSError, ValueError):
         return None
+    return record if all(name in record for name in ALWAYS) else None
+
+
+def read_record(run_dir: Path) -> dict:
+    """The record of a run, whole or not. Raises ValueError where a field is of another kind than it should be."""
+    record = json_table(run_dir / "record.json")
+    require_kinds("record.json", record)
+    return record
+
+
+def read_intent(run_dir: Path) -> dict:
+    """What run.json tells of a run. Raises ValueError where a field is missing or of another kind than it should be."""
+    intent = json_table(run_dir / "run.json")
+    missing = [name for name in ALWAYS if name in FROM_INTENT and name not in intent]
+    if missing:
+        raise ValueError(f"run.json: fields missing {missing}")
+    require_kinds("run.json", intent)
+    return intent
+
+
+def require_kinds(file: str, values: dict) -> None:
+    """Raise ValueError for the first known field whose value is of another kind than the data dictionary has it."""
+    for name, value in values.items():
+        if name in FIELDS and not _is_of_kind(value, kind(name)):
+            raise ValueError(f"{file}: {name} must be of the kind {kind(name)}, is {shorten(value)}")
+
+
+def kind(name: str) -> str:
+    """What the values of a field are: number, text, flag, table, tables or texts."""
+    has_unit = FIELDS[name][0] not in ("", "UTC", "SHA-256")
+    return KINDS[name] or ("number" if has_unit else "text")
+
+
+def _is_of_kind(value, kind: str) -> bool:
+    if kind == "number":
+        return _is_number(value) and math.isfinite(value)
+    if kind in ("tables", "texts"):
+        member = dict if kind == "tables" else str
+        return isinstance(value, list) and all(isinstance(each, member) for each in value)
+    return isinstance(value, {"text": str, "flag": bool, "table": dict}[kind])
 
 
 def hold(run_dir: Path):
@@ -232,14 +282,7 @@ def hold(run_dir: Path):
 
 def is_running(run_dir: Path) -> bool:
     """Whether somebody holds this run, and will write its record."""
-    try:
-        with open(run_dir / "run.json") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    return is_locked(run_dir / "run.json", by_one=True)
 
 
 def check(runs_dir: Path) -> list[str]:
@@ -253,20 +296,20 @@ def check(runs_dir: Path) -> list[str]:
                 faults.append(f"{name}: no record.json; the launcher died. {remedy}")
             continue
         try:
-            faults += [f"{name}: {fault}" for fault in check_record(folder)]
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            faults.append(f"{name}: cannot be checked: {type(error).__name__}: {error}")
+            with one_fault(f"{name}: cannot be checked"):
+                faults += [f"{name}: {fault}" for fault in check_record(folder)]
+        except ValueError as error:
+            faults.append(str(error))
     for sums in sorted(runs_dir.rglob("SHA256SUMS")):
-        faults += [f"{sums.parent.name}: {fault}" for fault in _check_sums(sums)]
+        faults += [f"{sums.parent.name}: {fault}" for fault in check_sums(sums, sums.parent)]
     return faults
 
 
-def _check_sums(sums: Path) -> list[str]:
-    """Faults of the files that a list of checksums names."""
+def check_sums(sums: Path, folder: Path) -> list[str]:
+    """Faults of the files below a folder that a list of checksums names."""
     faults = []
-    for line in sums.read_text().splitlines():
-        digest, _, name = line.partition("  ")
-        path = sums.parent / name
+    for name, digest in _read_sums(sums).items():
+        path = folder / name
         if not path.is_file():
             faults.append(f"{name}: missing")
         elif sha256(path) != digest:
@@ -274,16 +317,56 @@ def _check_sums(sums: Path) -> list[str]:
     return faults
 
 
+def _read_sums(sums: Path) -> dict[str, str]:
+    """File name -> SHA-256 of a list as sha256sum writes it. Raises ValueError for anything else."""
+    require_file(sums)
+    digests = {}
+    for line in sums.read_text(errors="replace").splitlines():
+        digest, separator, name = line.partition("  ")
+        if not separator or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise ValueError(f"{sums}: is no list of SHA-256 as sha256sum writes it")
+        digests[name] = digest
+    return digests
+
+
+# An anchor is such a list of all files of all runs: who signs or publishes it can show that nothing was rewritten.
+
+
+def write_anchor(runs_dir: Path, anchor: Path) -> int:
+    """Write the SHA-256 of every record and raw file below a folder, as sha256sum does; returns how many there are."""
+    digests = _anchored(runs_dir)
+    with whole(anchor) as file:
+        file.write("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode())
+    return len(digests)
+
+
+def check_anchor(runs_dir: Path, anchor: Path) -> tuple[list[str], list[str]]:
+    """Files that were changed or are missing since an anchor was written, one line each, and those that are new."""
+    known = _read_sums(anchor)
+    return check_sums(anchor, runs_dir), [name for name in _anchored(runs_dir) if name not in known]
+
+
+def _anchored(runs_dir: Path) -> dict[str, str]:
+    """Path below ``runs_dir`` -> SHA-256 of every record and raw file, superseded runs included."""
+    digests = {}
+    for folder in run_dirs(runs_dir):
+        found = {name: facts["sha256"] for name, facts in hash_files(folder).items()}
+        if (folder / "record.json").is_file():
+            found["record.json"] = sha256(folder / "record.json")
+        digests |= {str((folder / name).relative_to(runs_dir)): digest for name, digest in found.items()}
+    return digests
+
+
 def check_record(run_dir: Path) -> list[str]:
     """Faults of one record; empty if it is whole and every number follows from the raw files beside it."""
     try:
-        record = json.loads((run_dir / "record.json").read_text())
+        record, intent = read_record(run_dir), read_intent(run_dir)
     except ValueError as error:
-        return [f"record.json is not JSON: {error}"]
+        return [str(error)]
     missing = [name for name in ALWAYS if name not in record]
     unknown = [name for name in record if name not in FIELDS]
     if missing or unknown:
-        return [f"record.json: fields missing {missing}, unknown {unknown}"]
+        return [f"record.json: fields missing {missing}, unknown {shorten(unknown)}"]
     faults = []
     without_digest = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(without_digest):
@@ -293,11 +376,72 @@ def check_record(run_dir: Path) -> list[str]:
         faults.append(f"schema {record['schema']!r} is not {SCHEMA}")
     if record["status"] not in STATUSES:
         faults.append(f"status {record['status']!r} is not one of {', '.join(STATUSES)}")
-    intent = json.loads((run_dir / "run.json").read_text())
     faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
     if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
-    return faults + _check_numbers(record, run_dir, intent)
+    return (
+        faults + _check_name(record, run_dir) + _check_ranks(record, run_dir) + _check_numbers(record, run_dir, intent)
+    )
+
+
+def _check_name(record: dict, run_dir: Path) -> list[str]:
+    """Where the run's name, its configuration and the folders that it lies in do not fit each other."""
+    faults, folder, workload = [], Path(os.path.abspath(run_dir)), record["workload"]
+    name, system = folder.name, folder.parent.name
+    if system == "superseded":
+        name, system = name.rpartition(".")[0], folder.parent.parent.name
+    if record["run_id"] != name:
+        faults.append(f"run_id: is {record['run_id']}, but the folder is {name}; was it copied or renamed?")
+    if workload == "perun import" and record["config"].get("source_sha256") not in _digests_of_perun(record):
+        faults.append("config: source_sha256 is of no perun file of this run")
+    if workload in NO_TRAINING:
+        return faults
+    if record["system"] != system:
+        faults.append(f"system: is {record['system']}, but the folder of its runs is {system}")
+    if record["run_id"] not in configuration.names_of_run(record["config"], record.get("data_digest")):
+        faults.append("run_id: does not end in the digest of config and data_digest, or tells another configuration")
+    for field in ("workload", "system", "devices"):
+        if record["config"].get(field) != record[field]:
+            faults.append(f"{field}: is {record[field]}, in config {record['config'].get(field)}")
+    return faults
+
+
+def _digests_of_perun(record: dict) -> list[str]:
+    return [facts["sha256"] for name, facts in record["files"].items() if name.startswith("perun/")]
+
+
+def _check_ranks(record: dict, run_dir: Path) -> list[str]:
+    """Where the number of devices or the status is not what the ranks told when they began and ended."""
+    faults, status = [], record["status"]
+    events = read_events(segments(run_dir)[-1])
+    if record["devices"] not in (told := _devices_told(record, events)):
+        faults.append(f"devices: is {record['devices']}, the raw files tell of {', '.join(map(str, told))}")
+    if record["workload"] == "perun import" or record["status_reason"].startswith(LAUNCHER_DIED):
+        return faults
+    ends = {event["rank"]: event.get("status") for event in events_of_kind(events, "rank_end")}
+    have_finished = set(ends.values()) == {"finished"} and ends.keys() == {event["rank"] for event in events}
+    may_be_finished = have_finished and len(ends) == record["devices"]
+    if record["workload"] == "command":  # its idling afterwards may have been cut off
+        statuses = {event.get("exit_status") for event in events_of_kind(events, "training_end")}
+        may_be_finished = statuses == {0}
+    if status == "finished" and not may_be_finished:
+        faults.append("status: is finished, but a rank told of no good end")
+    if status != "finished" and have_finished and may_be_finished:
+        faults.append(f"status: is {status}, but all ranks told that they had finished")
+    return faults
+
+
+def _devices_told(record: dict, events: list[dict]) -> set[int]:
+    """Numbers of devices that a run with these raw files can have had."""
+    if record["workload"] == "perun import":
+        gpus = {(sensor["host"], sensor["id"]) for sensor in record["sensors"] if sensor["component"] == "gpu"}
+        return {len(gpus) or 1}
+    ranks = {event["rank"] for event in events}
+    if record["workload"] == "command" and len(ranks) == 1:
+        return {1, len(record["machine"].get("gpus", []))}
+    told = {event["world_size"] for event in events if "world_size" in event}
+    is_whole = record["status"] == "finished"  # else ranks may have ended before they told anything
+    return told or ({len(ranks)} if is_whole else {record["devices"]})
 
 
 def _check_files(record: dict, run_dir: Path) -> list[str]:
@@ -317,6 +461,8 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     derived = derive(run_dir, intent)
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
     derived["valid"] = not derived["invalid_reasons"]
+    if record.get("accounting", 1) != ACCOUNTING:
+        derived = with_intervals_of(record, derived)
     for name in FIELDS:
         if name not in NOT_DERIVED and not same(record.get(name), derived.get(name)):
             faults.append(f"{name}: is {shorten(record.get(name))}, the raw files give {shorten(derived.get(name))}")
@@ -327,6 +473,16 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
         if not same(per_device_hour_W, parts_W):
             faults.append(f"energy per device hour {per_device_hour_W} W is not the sum of mean powers {parts_W} W")
     return faults
+
+
+def with_intervals_of(record, derived):
+    """What was derived, with the intervals of the record, which is of another version of the accounting."""
+    if isinstance(record, dict) and isinstance(derived, dict):
+        theirs = {name: record[name] for name in derived if name.endswith("statistical_J") and name in record}
+        return {name: with_intervals_of(record.get(name), value) for name, value in derived.items()} | theirs
+    if isinstance(record, list) and isinstance(derived, list) and len(record) == len(derived):
+        return list(map(with_intervals_of, record, derived))
+    return derived
 
 
 def same(a, b) -> bool:
@@ -356,12 +512,13 @@ def recover(runs_dir: Path) -> list[str]:
         if (folder / "record.json").exists() or is_running(folder):
             continue
         (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
-        events = [event for part in segments(folder) for event in read_events(part)]
-        reason = "the launcher died before it could write a record; " + how_far(events)
         try:
-            record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
-        except (ValueError, KeyError, TypeError) as error:  # one folder that cannot be read must not cost the others
-            lines.append(f"{folder.name}: cannot be recovered: {error}")
+            with one_fault(f"{folder.name}: cannot be recovered"):
+                events = [event for part in segments(folder) for event in read_events(part)]
+                reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
+                record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
+        except ValueError as error:  # one folder that cannot be read must not cost the others
+            lines.append(str(error))
             continue
         lines.append(f"{folder.name}: recovered as {record['status']}: {reason}")
     return lines

@@ -8,9 +8,11 @@ import os
 import runpy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from energynn import config
 from energynn.config import RunConfig
+from energynn.reading import LARGEST_B, require_file
 
 
 def smoke(system: str = "local") -> list[RunConfig]:
@@ -340,7 +342,7 @@ def _runs(name: str, system: str) -> list[RunConfig]:
             runs = list(study())
             if system != "local":
                 runs = [dataclasses.replace(run, system=system) for run in runs]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and not is_own:
             raise
         raise ValueError(f"study: {name}: {type(error).__name__}: {error}") from error
@@ -352,10 +354,12 @@ def _runs(name: str, system: str) -> list[RunConfig]:
 
 def _own_study(path: str) -> Callable:
     try:
-        return runpy.run_path(path)["study"]
-    except KeyError:
-        raise ValueError(f"study: {path} defines no study; write `def study(system): return [...]` in it") from None
+        require_file(Path(path), LARGEST_B)
+        study = runpy.run_path(path).get("study")
     except FileNotFoundError:
         raise ValueError(f"study: there is no file {path}") from None
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"study: {path} cannot be read: {type(error).__name__}: {error}") from error
+    if not callable(study):
+        raise ValueError(f"study: {path} defines no study; write `def study(system): return [...]` in it")
+    return study

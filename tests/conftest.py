@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from energynn import config, files
+from energynn import config, files, records
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -39,6 +39,12 @@ def pytest_unconfigure(config):
     print(f"{count} had to run twice{': ' if names else ''}{', '.join(names)}")
 
 
+def minimal_record(**fields) -> dict:
+    """A record with every field that each must have, empty but for those given."""
+    empty = {"text": "", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
+    return {name: empty[records.kind(name)] for name in records.ALWAYS} | fields
+
+
 def write_perun_hdf5(path, watts, seconds):
     """The part of perun's tree that carries energies (perun 1.0: power as values, the counter as alt_values)."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +62,13 @@ def write_perun_hdf5(path, watts, seconds):
 @pytest.fixture
 def run_dir(tmp_path):
     """A valid two-device run of resnet50; the caller breaks it as needed and calls records.build."""
-    made = config.make("resnet50", devices=2, local_batch_size=16)
-    folder = tmp_path / "runs" / "local" / config.run_id(made)
+    return write_run_dir(tmp_path / "runs")
+
+
+def write_run_dir(runs_dir, system="local"):
+    """The raw files of such a run, in a system's folder."""
+    made = config.make("resnet50", devices=2, local_batch_size=16, system=system)
+    folder = runs_dir / system / config.run_id(made)
     folder.mkdir(parents=True)
     values = config.to_dict(made)
     files.write_json(
@@ -65,12 +76,12 @@ def run_dir(tmp_path):
         {
             "run_id": folder.name,
             "workload": "resnet50",
-            "system": "local",
+            "system": system,
             "started_at": "2026-01-01T00:00:00Z",
             "boot_id": "b",
             "config": values,
             "config_digest": config.digest(values),
-            "data_digest": "d",
+            "data_digest": config.manifest_digest("photographs"),
             "device_kind": "cpu core",
             "device_name": "a core",
             "devices": 2,

@@ -148,16 +148,24 @@ def test_run_help_shows_every_parameter(capsys):
         assert re.search(rf"^  {name} \((int|float|bool|str), .+\)$", text, re.M), name
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "-p", "devices"])
-    assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 2
+    assert end.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     "workload, parameters, message",
     [
-        ("resnet50", dict(sampling_period_s=0.001), "sampling_period_s: must be at least 0.01, got 0.001"),
-        ("resnet50", dict(dataset=""), "dataset: must be letters, digits, '_', '-' and '.', got ''"),
+        (
+            "resnet50",
+            dict(sampling_period_s=0.001),
+            "sampling_period_s: must be at least 0.01 and at most 60, got 0.001",
+        ),
+        ("resnet50", dict(dataset=""), "dataset: must be up to 64 letters, digits, '_', '-' and '.', got ''"),
         ("fourcastnet", dict(test_years="twenty"), "test_years: must be years as 1979-2015 or 2016,2018, got 'twenty'"),
-        ("fourcastnet", dict(initial_run="a b"), "initial_run: must be letters, digits, '_', '-' and '.', got 'a b'"),
+        (
+            "fourcastnet",
+            dict(initial_run="a b"),
+            "initial_run: must be up to 200 letters, digits, '_', '-' and '.', got 'a b'",
+        ),
         ("fourcastnet", dict(embed_dim=20), "embed_dim: 20 must be a multiple of num_blocks"),
     ],
 )
@@ -172,7 +180,7 @@ def test_limits_hold_in_a_workload_that_only_changes_a_default():
     class Config(config.ResNet50Config):
         devices: int = 2
 
-    assert config.facts(Config)["devices"].limits() == "at least 1"
+    assert config.facts(Config)["devices"].limits() == "at least 1 and at most 65,536"
     assert config.facts(Config)["preset"].choices == tuple(config.PRESETS)
 
 

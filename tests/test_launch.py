@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, config, launchers, records
+from energynn import cli, config, files, launchers, records
 from energynn.cluster import local
 from energynn.data import manifests
 from energynn.files import REPOSITORY
@@ -136,13 +136,24 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_p
 
 
 @pytest.mark.slow
-def test_a_dead_sampler_ends_the_run_with_a_reason(tmp_path):
+@pytest.mark.parametrize(
+    "number, silent", [(signal.SIGKILL, "the sampler is dead"), (signal.SIGSTOP, "no sample for 12 s")]
+)
+def test_a_dead_or_silent_sampler_ends_the_run_with_a_checkpoint_and_a_reason(tmp_path, number, silent, monkeypatch):
+    monkeypatch.setenv("ENERGYNN_SILENCE_LIMIT_S", "12")
     runs_dir = tmp_path / "runs"
-    started = python_run(runs_dir, ENDLESS)
+    started = python_run(runs_dir, ENDLESS | {"checkpoint_period_s": 3600})
     wait_until(lambda: training_has_begun(runs_dir))
-    victim(runs_dir, "sampler", started).kill()
-    output = started.communicate(timeout=samples.SILENCE_S + 20)[0]
-    assert records.read(only_run(runs_dir))["status"] == "interrupted" and "the sampler is dead" in output
+    time.sleep(1.5)
+    sampler = victim(runs_dir, "sampler", started)
+    sampler.send_signal(number)
+    if number == signal.SIGSTOP:  # a silence that begins is a reason for a checkpoint, not for an end
+        wait_until(lambda: list(only_run(runs_dir).glob("checkpoint/*.sha256")), 30, "for a checkpoint")
+        assert started.poll() is None and not (only_run(runs_dir) / "record.json").exists()
+    output = started.communicate(timeout=90)[0]
+    record = records.read(only_run(runs_dir))
+    assert record["status"] == "interrupted" and silent in record["status_reason"], output
+    assert "checkpoint after" in record["status_reason"] and list(only_run(runs_dir).glob("checkpoint/*.sha256"))
     assert not processes_of(runs_dir)
 
 
@@ -323,6 +334,10 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     start.begin(start.intend(made, run_dir))  # where the data lay is known, and no part of the run's identity
     intent = json.loads((run_dir / "run.json").read_text())
     assert intent["data_root"] == "data_manifests/era5_ensemble" and "data_root" not in intent["config"]
+    (run_dir / "checkpoint").mkdir()
+    (run_dir / "checkpoint" / "5.pt").touch()  # without its checksum: the run was killed while it was written
+    start.begin(start.intend(made, run_dir))
+    assert not list(run_dir.glob("segment-*")) and list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
     many = start.preflight(start.intend(config.make("fourcastnet", devices=64), run_dir))
     assert "64 devices" in many[0]
     monkeypatch.setattr(start, "LEAST_FREE_B", 2**60)
@@ -346,6 +361,7 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
     assert intent["device_kind"] == "gpu" and intent["device_name"] == "a GPU"
     assert variables["CUDA_VISIBLE_DEVICES"] == "0,1" and "exclude_backends = \n" in perun
     assert "CUDA:(?!(0|1)_)" in perun and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert start.preflight(start.intend(config.make("fourcastnet", devices=4), tmp_path / "local" / "run")) == []
     intent, variables, perun = environment(devices=2, device="cpu")
     assert intent["device_kind"] == "cpu core" and variables["CUDA_VISIBLE_DEVICES"] == ""
     assert "exclude_backends = nvml amdsmi" in perun
@@ -428,6 +444,19 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o755)
     with pytest.raises(ValueError, match="no MPI library found by mpi4py .*cannot load MPI library"):
         launchers.find_mpi()
+
+
+def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
+    """The second one finds it locked before it has moved or written anything."""
+    made = config.make("fourcastnet")
+    run_dir = tmp_path / "local" / config.run_id(made)
+    run_dir.mkdir(parents=True)
+    (run_dir / "run.json").write_text("of the first")
+    first = files.lock(run_dir / start.START_LOCK)
+    with pytest.raises(ValueError, match="this run goes on already"):
+        start.run(made, tmp_path)
+    first.close()
+    assert (run_dir / "run.json").read_text() == "of the first" and not (tmp_path / "local" / "superseded").exists()
 
 
 def test_one_measured_run_at_a_time(tmp_path):

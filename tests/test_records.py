@@ -104,6 +104,7 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
     assert "no record.json" in capsys.readouterr().out
     assert cli.main(["check", "--recover", str(runs)]) == 0
     record = records.read(run_dir)
+    assert record["ended_at"].startswith("1970-01-01T00:00:20.8"), "at its last sample"
     assert record["status"] == "killed" and "1 of 1 epochs were done" in record["status_reason"]
     assert record["energy_cpu_J"] > 2400 and not record["valid"] and record["unreadable_lines"] == 1
 

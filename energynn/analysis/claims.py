@@ -36,7 +36,7 @@ import pandas as pd
 
 from energynn.analysis import observations, profiles, published, regression
 from energynn.files import shipped
-from energynn.records import read
+from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "not testable with these data", "by construction")
@@ -203,7 +203,7 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
     """What the traces of own runs say about the power of their GPUs, as further rows: of one run per configuration."""
     found = []
     for row in table.drop_duplicates(observations.RUN).to_dict("records"):
-        idle_W = profiles.idle_W(read(Path(row["run_dir"])) or {})
+        idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
         summary = profiles.summary(profiles.load(row["run_dir"]), idle_W)
         changes = {"repeats": 1, "std": np.nan}
         found += [{**row, **changes, "quantity": f"profile_{name}", "value": value} for name, value in summary.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
+from energynn.reading import json_table
 
 if TYPE_CHECKING:  # `energynn paper` starts without waiting for them
     import pandas as pd
@@ -186,7 +186,7 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
     build_dir = Path(build_dir)
     merged: dict[str, dict] = {}
     for path in sorted((build_dir / "numbers").glob("*.json")):
-        for name, entry in json.loads(path.read_text()).items():
+        for name, entry in json_table(path).items():
             if name in merged:
                 raise ValueError(f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one")
             merged[name] = entry

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,8 @@ import pandas as pd
 
 from energynn.measure import energy
 from energynn.measure.samples import segments
+from energynn.reading import json_table, one_fault
+from energynn.records import require_kinds
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
@@ -24,20 +25,27 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     rows = []
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
-            record = json.loads(path.read_text())
-            component = "gpu" if "energy_gpu_J" in record else "cpu"
-            if not record["valid"] or not _sensors(record, component) or not list(path.parent.rglob("samples-*.jsonl")):
-                continue
-            config = record.get("config", {})
-            row = {name: record.get(name, "") for name in ("system", "workload", "device_name", "training_time_s")}
-            row |= {"run": record["run_id"], "run_dir": str(path.parent), "component": component}
-            row |= {"stage": config.get("stage", ""), "devices": record.get("devices", 1)}
-            row |= {"local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(record, component)}
-            rows.append({**row, "provenance": record[f"energy_{component}_provenance"]})
-        except (ValueError, KeyError, TypeError):
+            with one_fault(path.parent):
+                rows += _rows_of(path)
+        except ValueError:
             continue  # what is wrong with a record is told where records are loaded
     names = ["run", "run_dir", "component", "system", "workload", "stage", "devices", "local_batch_size", "idle_W"]
     return pd.DataFrame(rows, columns=[*names, "device_name", "training_time_s", "provenance"])
+
+
+def _rows_of(path: Path) -> list[dict]:
+    """The row of one record; none where it is not valid or has no trace."""
+    record = json_table(path)
+    require_kinds("record.json", record)
+    component = "gpu" if "energy_gpu_J" in record else "cpu"
+    if not record["valid"] or not _sensors(record, component) or not list(path.parent.rglob("samples-*.jsonl")):
+        return []
+    config = record.get("config", {})
+    row = {name: record.get(name, "") for name in ("system", "workload", "device_name", "training_time_s")}
+    row |= {"run": record["run_id"], "run_dir": str(path.parent), "component": component}
+    row |= {"stage": config.get("stage", ""), "devices": record.get("devices", 1)}
+    row |= {"local_batch_size": config.get("local_batch_size", np.nan), "idle_W": idle_W(record, component)}
+    return [{**row, "provenance": record[f"energy_{component}_provenance"]}]
 
 
 def _sensors(record: dict, component: str) -> list[dict]:
@@ -57,7 +65,7 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     gaps between them. Empty if the run has no such sensor or no samples. Works on own runs and on imported perun files.
     """
     run_dir = Path(run_dir)
-    record = json.loads((run_dir / "record.json").read_text())
+    record = json_table(run_dir / "record.json")
     sensors = _sensors(record, component)
     names = {sensor["id"] for sensor in sensors} | {f"{sensor.get('host')}:{sensor['id']}" for sensor in sensors}
     lengths_s = [part.get("training_time_s", 0.0) for part in record.get("segments", [])] or [record["training_time_s"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 
 import pandas as pd
@@ -70,5 +71,6 @@ def errata() -> list[dict]:
     return _toml("errata")["erratum"]
 
 
+@functools.cache
 def _toml(name: str) -> dict:
     return tomllib.loads((PUBLISHED / f"{name}.toml").read_text())

@@ -10,6 +10,7 @@ import numpy as np
 from energynn import config, records, studies
 from energynn.analysis import results
 from energynn.files import shipped
+from energynn.reading import json_table
 
 REFERENCE = shipped("paper") / "reference.json"
 
@@ -23,7 +24,7 @@ def compare(runs_dir: Path = Path("runs"), build_dir: Path = Path("build")) -> t
     numbers_path = build_dir / "numbers.json"
     if not numbers_path.is_file():
         raise ValueError(f"{numbers_path} is missing; `make paper` writes it")
-    found = {name: entry["value"] for name, entry in json.loads(numbers_path.read_text()).items()}
+    found = {name: entry["value"] for name, entry in json_table(numbers_path).items()}
     found |= study_quantities(runs_dir)
     lines, passed = ["", "Compared with the committed reference (paper/reference.json):"], 0
     bands = json.loads(REFERENCE.read_text())

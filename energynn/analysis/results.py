@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -15,6 +14,7 @@ from energynn import config as run_config
 from energynn import records
 from energynn.measure import energy
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
+from energynn.reading import json_table, one_fault
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
@@ -51,22 +51,20 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
     rows, excluded, seen = [], [], {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         try:
-            record = json.loads(path.read_text())
-            if record.get("workload") in records.NO_TRAINING:
-                continue
-            row = _row(record, path)
-            if only_the_studys and row["workload"] not in run_config.CONFIGS:
-                raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
-            _check_files(record, path.parent)
-            if only_valid and not row.pop("valid"):
-                raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
-            if row["run_id"] in seen:
-                raise ValueError(f"run_id is the same as of {seen[row['run_id']]}")
-        except json.JSONDecodeError as reason:
-            excluded.append(f"{path.parent}: record.json is not JSON: {reason}")
-            continue
+            with one_fault(path.parent):
+                record = json_table(path)
+                if record.get("workload") in records.NO_TRAINING:
+                    continue
+                row = _row(record, path)
+                if only_the_studys and row["workload"] not in run_config.CONFIGS:
+                    raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
+                _check_files(record, path.parent)
+                if only_valid and not row.pop("valid"):
+                    raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
+                if row["run_id"] in seen:
+                    raise ValueError(f"run_id is the same as of {seen[row['run_id']]}")
         except ValueError as reason:
-            excluded.append(f"{path.parent}: {reason}")
+            excluded.append(str(reason))
             continue
         seen[row["run_id"]] = path.parent
         rows.append(row)
@@ -81,13 +79,14 @@ def _row(record: dict, path: Path) -> dict:
     missing += [f"config.{name}" for name in CONFIG_NUMBERS if name not in record.get("config", {})]
     if missing:
         raise ValueError(f"fields are missing: {', '.join(missing)}")
+    records.require_kinds("record.json", {name: record[name] for name in record if name not in QUANTITIES})
     unknown = [name for name in record if name not in records.FIELDS]
     if unknown:
         raise ValueError(f"fields are not known: {', '.join(unknown)}; units stand in names, and energies are in J")
     configuration = record["config"]
     names = (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")
     row = {name: record.get(name, "") for name in names}
-    row |= {name: configuration[name] for name in CONFIG_NUMBERS}
+    row |= {name: int(_number(f"config.{name}", configuration[name])) for name in CONFIG_NUMBERS}
     row |= {"stage": configuration.get("stage", ""), "dataset": configuration.get("dataset", "")}
     row |= {"recipe": _recipe(record), "run_dir": str(path.parent)}
     row |= {"valid": bool(record["valid"]), "invalid_reasons": "; ".join(record.get("invalid_reasons", []))}
@@ -237,8 +236,7 @@ def phases(runs: xr.Dataset) -> pd.DataFrame:
     rows = []
     for run_id, run_dir in zip(runs["run_id"].values, runs["run_dir"].values, strict=True):
         rows += [
-            {"run_id": run_id, **entry}
-            for entry in json.loads((Path(run_dir) / "record.json").read_text()).get("energy_phases", [])
+            {"run_id": run_id, **entry} for entry in json_table(Path(run_dir) / "record.json").get("energy_phases", [])
         ]
     columns = ["run_id", "rank", "device", "phase", "time_s", *(f"energy_{c}_J" for c in COMPONENTS[:3])]
     return pd.DataFrame(rows, columns=columns)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import altair as alt
 import pandas as pd
+import vl_convert
 
 # Widths of a column and of a page of the ACM format in px; 1 px becomes 1 pt in the PDF.
 COLUMN_px = 240
 PAGE_px = 504
+VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -149,24 +151,23 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     The same data give the same SVG, byte for byte. A figure can become wider than a page by long names of own series:
     it then warns, and the paper shows it smaller.
     """
-    folder = Path(build_dir) / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.svg"
-    with alt.theme.enable("energynn"):
-        chart.save(path)
-        chart.save(path.with_suffix(".png"), scale_factor=4)
-        chart.save(path.with_suffix(".pdf"))
-        save_spec(chart, name, build_dir)
+    with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
+        spec = chart.to_dict()
+    path = save_spec(spec, name, build_dir).with_suffix(".svg")
+    drawn = vl_convert.vegalite_to_vega(spec, vl_version=VEGA_LITE)
+    path.write_text(vl_convert.vega_to_svg(drawn))
+    path.with_suffix(".png").write_bytes(vl_convert.vega_to_png(drawn, scale=4, ppi=72))
+    path.with_suffix(".pdf").write_bytes(vl_convert.vega_to_pdf(drawn))
     width = float(re.search(r'width="([\d.]+)"', path.read_text()).group(1))
     if width > PAGE_px:
         warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
     return path
 
 
-def save_spec(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> None:
-    """Write the chart's Vega-Lite specification for the interactive report; marks have tooltips."""
-    spec = chart.to_dict()
-    spec["config"]["mark"] = {"tooltip": {"content": "encoding"}}
+def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
+    """Write a chart's Vega-Lite specification for the interactive report, where marks have tooltips."""
+    tooltips = {"mark": {"tooltip": {"content": "encoding"}}}
     path = Path(build_dir) / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
+    path.write_text(json.dumps(spec | {"config": spec["config"] | tooltips}, sort_keys=True) + "\n")
+    return path

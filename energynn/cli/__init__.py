@@ -33,9 +33,16 @@ COMMANDS = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with an argument in one line, too."""
+
+    def error(self, message: str):
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` says more\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
-    parser = argparse.ArgumentParser(prog="energynn", description=__doc__)
+    parser = _Parser(prog="energynn", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for add in COMMANDS:
         add(commands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn.cli.options import add_build_dir, add_command, add_json, add_runs_dir
+from energynn.cli.options import add_build_dir, add_command, add_json, add_runs_dir, require_folder
 
 
 def add_claims(commands) -> None:
@@ -18,8 +18,7 @@ def claims(options) -> int:
 
     from energynn.analysis import claims
 
-    if not options.data.is_dir():
-        raise ValueError(f"data: {options.data} is no folder; give one with records, as runs/")
+    require_folder(options.data)
     verdicts = claims.evaluate(options.data)
     print(json.dumps(verdicts, indent=1) if options.json else claims.report(verdicts))
     return 0
@@ -32,10 +31,12 @@ def add_paper(commands) -> None:
 
 def paper(options) -> int:
     from energynn.analysis import numbers, paper, report
+    from energynn.reading import one_fault
 
-    numbers.colophon(options.build_dir)
-    numbers.merge(options.build_dir)
-    print(f"wrote {paper.compile(options.build_dir)} and {report.build(options.build_dir)}")
+    with one_fault(options.build_dir):
+        numbers.colophon(options.build_dir)
+        numbers.merge(options.build_dir)
+        print(f"wrote {paper.compile(options.build_dir)} and {report.build(options.build_dir)}")
     return 0
 
 
@@ -47,7 +48,10 @@ def add_compare(commands) -> None:
 
 def compare(options) -> int:
     from energynn.analysis import reference
+    from energynn.reading import one_fault
 
-    lines, passed = reference.compare(options.runs_dir, options.build_dir)
+    require_folder(options.runs_dir)
+    with one_fault(options.build_dir):
+        lines, passed = reference.compare(options.runs_dir, options.build_dir)
     print("\n".join(lines))
     return 0 if passed else 1

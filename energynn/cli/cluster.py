@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, number, require_folder
 
 
 def _add_studies_or_runs(parser: ArgumentParser) -> None:
@@ -45,12 +45,13 @@ def add_resubmit(commands) -> None:
 def resubmit(options) -> int:
     from energynn.cluster import submit
 
+    require_folder(options.runs_dir)
     return submit.again(options)
 
 
 def add_status(commands) -> None:
     parser = add_command(commands, status, "what has become of every run, queued, running or ended")
-    parser.add_argument("--watch", type=float, nargs="?", const=10.0, metavar="S", help="again and again")
+    parser.add_argument("--watch", type=number, nargs="?", const=10.0, metavar="S", help="again and again")
     add_json(parser)
     _add_studies_or_runs(parser)
     add_runs_dir(parser)
@@ -59,6 +60,7 @@ def add_status(commands) -> None:
 def status(options) -> int:
     from energynn.cluster import status
 
+    require_folder(options.runs_dir)
     return status.main(options)
 
 
@@ -74,6 +76,7 @@ def cancel(options) -> int:
 
     if not options.studies and not options.all:
         raise ValueError("cancel: say which studies or runs, or --all")
+    require_folder(options.runs_dir)
     number = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
     print(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
     return 0

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from energynn.cli.options import add_command
+from energynn.cli.options import add_command, count
 
 
 def add_manifest(commands) -> None:
@@ -19,11 +19,13 @@ def add_manifest(commands) -> None:
 
 def manifest(options) -> int:
     from energynn.data import describe, manifests
+    from energynn.reading import one_fault
 
     for dataset in options.dataset or manifests.DATASETS:
-        if options.action == "build":
-            describe.build(dataset, options.root or options.source)
-        root = manifests.verify(dataset, folder=options.root, every_byte=True)
+        with one_fault(dataset):
+            if options.action == "build":
+                describe.build(dataset, options.root or options.source)
+            root = manifests.verify(dataset, folder=options.root, every_byte=True)
         message = f"{dataset}: every file is there and has its SHA-256"
         if (root / "train.ppm").is_file():
             message += ", but for a prepared store's pixels, of which none is known"
@@ -36,7 +38,13 @@ def add_imagenet(commands) -> None:
     parser.add_argument("action", choices=["prepare"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
-    parser.add_argument("--shorter-side", type=int, default=256, help="pixels; 0 keeps the original size (default 256)")
+    parser.add_argument(
+        "--shorter-side", type=_pixels, default=256, help="pixels; 0 keeps the original size (default 256)"
+    )
+
+
+def _pixels(text: str) -> int:
+    return count(text) if int(text) else 0
 
 
 def imagenet(options) -> int:
@@ -81,7 +89,7 @@ def add_era5(commands) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
     parser.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
-    parser.add_argument("--workers", type=int, default=4, help="states that are read at the same time")
+    parser.add_argument("--workers", type=count, default=4, help="states that are read at the same time")
 
 
 def era5(options) -> int:

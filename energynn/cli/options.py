@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+import math
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,3 +33,25 @@ def add_build_dir(parser: ArgumentParser) -> None:
 
 def add_run_dir(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN")
+
+
+def number(text: str) -> float:
+    """A finite number that is not negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ArgumentTypeError(f"must be a finite number, at least 0, got {text}")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number from 1 to a million."""
+    value = int(text)
+    if not 1 <= value <= 10**6:
+        raise ArgumentTypeError(f"must be a whole number from 1 to a million, got {text}")
+    return value
+
+
+def require_folder(runs_dir: Path) -> None:
+    """Raise ValueError where there is no folder with records."""
+    if not runs_dir.is_dir():
+        raise ValueError(f"runs_dir: {runs_dir} is no folder")

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir
+from energynn.cli.options import (
+    add_command,
+    add_flag,
+    add_json,
+    add_run_dir,
+    add_runs_dir,
+    number,
+    require_folder,
+)
 
 
 def add_check(commands) -> None:
     parser = add_command(commands, check, "derive every number of the records again and compare")
     parser.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"))
     add_flag(parser, "--recover", "first write records for runs whose launcher died")
+    text = "write the SHA-256 of every file of every run, to sign or publish, instead of checking"
+    parser.add_argument("--write-anchor", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--anchor", type=Path, metavar="FILE", help="compare with such a list, too")
 
 
 def check(options) -> int:
     from energynn import records
 
-    if not options.runs_dir.is_dir():
-        raise ValueError(f"runs_dir: {options.runs_dir} is no folder")
+    require_folder(options.runs_dir)
+    if options.write_anchor:
+        files = records.write_anchor(options.runs_dir, options.write_anchor)
+        print(f"{options.write_anchor}: SHA-256 of {files} files; sign or publish it, and compare with --anchor")
+        return 0
+    changed, new = records.check_anchor(options.runs_dir, options.anchor) if options.anchor else ([], [])
+    for name in new:
+        print(f"NEW {name}: not in {options.anchor}")
     if options.recover:
         for line in records.recover(options.runs_dir):
             print(line)
-    faults = records.check(options.runs_dir)
+    faults = changed + records.check(options.runs_dir)
     for fault in faults:
         print(f"FAULT {fault}")
     there = [record for record in map(records.read, records.run_dirs(options.runs_dir)) if record]
@@ -37,8 +54,8 @@ def add_recompute(commands) -> None:
     add_run_dir(parser)
     add_json(parser)
     needed = "with --source and --date: "
-    parser.add_argument("--carbon", type=float, metavar="G_PER_KWH", help=f"{needed}CO2 equivalents")
-    parser.add_argument("--price", type=float, metavar="PER_KWH", help=f"{needed}what it costs")
+    parser.add_argument("--carbon", type=number, metavar="G_PER_KWH", help=f"{needed}CO2 equivalents")
+    parser.add_argument("--price", type=number, metavar="PER_KWH", help=f"{needed}what it costs")
     parser.add_argument("--source", help="where the factor comes from")
     parser.add_argument("--date", help="of the factor, YYYY-MM-DD")
 
@@ -51,15 +68,19 @@ def recompute(options) -> int:
 
     from energynn import records
     from energynn.measure import comparison
+    from energynn.reading import one_fault
 
-    intent = options.run / "run.json"
-    if not intent.exists():
+    if not (options.run / "run.json").exists():
         raise ValueError(f"recompute: {options.run} is no run; give a folder with a run.json")
-    old = records.read(options.run) or {}
-    new = records.derive(options.run, json.loads(intent.read_text()))
+    with one_fault(options.run):
+        intent = records.read_intent(options.run)
+        old = records.read_record(options.run) if (options.run / "record.json").exists() else {}
+        new = records.derive(options.run, intent)
+        if old and old.get("accounting", 1) != records.ACCOUNTING:
+            new = records.with_intervals_of(old, new)
+        by_perun = comparison.against_perun(options.run)
     names = [name for name in records.FIELDS if name.startswith(RECOMPUTED) and (name in old or name in new)]
     identical = {name: old.get(name) == new.get(name) for name in names}
-    by_perun = comparison.against_perun(options.run)
     factors = options.carbon, options.price, options.source, options.date
     costs = comparison.footprint(new.get("energy_total_J", 0.0), *factors)
     if options.json:

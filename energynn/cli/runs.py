@@ -7,7 +7,7 @@ import ast
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir
+from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir, count, number
 
 
 class _HelpWithParameters(argparse.Action):
@@ -56,7 +56,7 @@ def _literal(text: str):
     """A number, True, False or None where the text is one, else the text; as papermill reads -p."""
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
     return value if isinstance(value, int | float | bool | None) else text
 
@@ -67,7 +67,7 @@ def add_study(commands) -> None:
     parser.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
     add_json(parser)
     add_runs_dir(parser)
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument("--minutes", type=number, default=float("inf"), help="begin no run that would end later")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
     add_flag(parser, "--dry-run", "of gpu: the same points in small, on CPU cores")
 
@@ -103,7 +103,7 @@ def _run_study(options) -> int:
 
 def add_measure(commands) -> None:
     parser = add_command(commands, measure, "measure any command as our own trainers are: measure -- COMMAND")
-    parser.add_argument("--period", type=float, default=0.04, metavar="S", help="seconds between two samples")
+    parser.add_argument("--period", type=number, default=0.04, metavar="S", help="seconds between two samples")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
     add_flag(parser, "--json", "print the record; the command's output goes to stderr")
     parser.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND")
@@ -127,7 +127,7 @@ def measure(options) -> int:
 def add_watch(commands) -> None:
     parser = add_command(commands, watch, "power, energy and time left of a run that goes on, from any shell")
     add_run_dir(parser)
-    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between two looks")
+    parser.add_argument("--every", type=number, default=2.0, metavar="S", help="seconds between two looks")
     add_flag(parser, "--once", "look once; also where standard output is no terminal")
 
 
@@ -140,7 +140,7 @@ def watch(options) -> int:
 
 def add_doctor(commands) -> None:
     parser = add_command(commands, doctor, "what a run on this machine would measure, how well, and what to mend")
-    parser.add_argument("--devices", type=int, default=2, help="ranks of the MPI world to try")
+    parser.add_argument("--devices", type=count, default=2, help="ranks of the MPI world to try")
     add_json(parser)
 
 

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from energynn.files import REPOSITORY, write_json
 from energynn.launchers import CAN_GO_ON
+from energynn.processes import end_with_parent
 
 MODULE = "energynn.cluster.background"
 
@@ -77,7 +79,8 @@ def work(script: Path, tasks: int, earlier: list[int]) -> None:
     for task in range(tasks):
         exit_status = CAN_GO_ON
         while exit_status == CAN_GO_ON and not (script.parent / f"cancelled-{task}").exists():
-            job = subprocess.Popen(["bash", str(script), str(task)])
+            end_with_us = partial(end_with_parent, os.getpid())
+            job = subprocess.Popen(["bash", str(script), str(task)], preexec_fn=end_with_us)
             write_json(script.parent / "current.json", {"task": task, "pid": job.pid})
             exit_status = job.wait()
 

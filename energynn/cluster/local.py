@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import time
+from functools import partial
 from pathlib import Path
 
 from energynn import config as configuration
@@ -15,6 +17,7 @@ from energynn import records
 from energynn.config import RunConfig
 from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
+from energynn.processes import end_with_parent
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -65,7 +68,8 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
         command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir)]
         for name, value in parameters.items():
             command += ["-p", name, str(value)]
-    papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+    end_with_us = partial(end_with_parent, os.getpid())
+    papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=end_with_us)
     last_line, in_traceback = "", False
     try:
         for line in papermill.stderr:

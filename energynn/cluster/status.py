@@ -12,6 +12,7 @@ from energynn import records
 from energynn.cluster import background, slurm
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
+from energynn.reading import json_table, one_fault
 
 EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
@@ -22,14 +23,15 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """One entry for each run, and what is to be said beside them."""
     submissions = {folder: submission(folder) for folder in folders}
     queue, notes = {}, []
-    for scheduler in sorted({submitted["scheduler"] for submitted in submissions.values() if submitted}):
+    schedulers = {str(submitted.get("scheduler")) for submitted in submissions.values()}
+    for scheduler in sorted(schedulers & EXECUTORS.keys()):
         try:
             queue |= EXECUTORS[scheduler].queue()
         except ValueError as error:
             notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
             queue = None
             break
-    rows = [_row(folder, submissions[folder], queue) for folder in folders]
+    rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE}
     if lost:  # asked once for all of them
         last_words = slurm.last_words(list(lost))
@@ -75,13 +77,23 @@ def _is_run(path: Path) -> bool:
     return (path / "run.json").exists() or (path / "job").exists()
 
 
+def _row_or_fault(folder: Path, submission: dict, queue: dict | None) -> dict:
+    """The entry of one run; where its files cannot be read that is its reason, and the others are not concerned."""
+    try:
+        with one_fault("its files cannot be read"):
+            return _row(folder, submission, queue)
+    except ValueError as error:
+        row = {"run_id": folder.name, "system": folder.parent.name, "state": "failed", "folder": str(folder)}
+        return row | {"reason": str(error)}
+
+
 def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     """The entry of one run; ``queue`` is None where the scheduler does not answer."""
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
     if submission:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
-    record = _read(folder / "record.json")
+    record = records.read_record(folder) if (folder / "record.json").exists() else {}
     if record.get("valid"):
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
@@ -154,7 +166,7 @@ def submission(folder: Path) -> dict:
 
 def _read(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())
+        return json_table(path)
     except (OSError, ValueError):
         return {}
 

@@ -85,6 +85,7 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
     """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
     folders = _folders(job, site, runs_dir)
     given = {"PYTHONPATH": str(PACKAGE.parent), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
+    given |= site.limits()
     if site.srun is not None:
         given["ENERGYNN_SRUN"] = shlex.join(site.srun)
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]

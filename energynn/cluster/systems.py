@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from energynn.files import shipped
+from energynn.measure.samples import LIMITS_S, limit_variable
+from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
 OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
@@ -37,6 +38,9 @@ class Site:
     modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
     environment: dict[str, str] = field(default_factory=dict, metadata={"form": VARIABLE})
     stage_to: str = field(default="", metadata={"form": FOLDER})
+    silence_limit_s: float = LIMITS_S["silence_limit_s"]
+    first_sample_limit_s: float = LIMITS_S["first_sample_limit_s"]
+    ready_limit_s: float = LIMITS_S["ready_limit_s"]
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: int = 0
     link_GB_per_s: float = 0.0  # of one node to the others
@@ -46,6 +50,10 @@ class Site:
     ram_W: float = 0.0  # of a node
     gpu_idle_W: float = 0.0
     published_as: str = field(default="", metadata={"form": GPU})  # device_name of the published runs made here
+
+    def limits(self) -> dict[str, str]:
+        """The environment variables that tell a run its limits, which are no part of what it is."""
+        return {limit_variable(name): str(getattr(self, name)) for name in LIMITS_S}
 
 
 def site(name: str) -> Site:
@@ -59,10 +67,10 @@ def site(name: str) -> Site:
         known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
         raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
     try:
-        values = tomllib.loads(path.read_text())
+        values = toml_table(path)
         _check(values)
         return Site(name=path.stem, file=str(path.resolve()), **values)
-    except (OSError, tomllib.TOMLDecodeError, TypeError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
 
 

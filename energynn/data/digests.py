@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -100,6 +101,8 @@ def _stamp(path: str, offset: int, size: int) -> tuple[str, str]:
         facts = os.stat(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; copy it again") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise ValueError(f"{path} is no regular file; copy it again")
     return str(facts.st_size - offset if size < 0 else size), str(facts.st_mtime_ns)
 
 

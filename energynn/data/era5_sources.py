@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.reading import require_file, require_plain_hdf5
+
 STEP_H = 6
 CHANNELS = (
     "u10", "v10", "t2m", "sp", "mslp", "t850", "u1000", "v1000", "z1000", "u850", "v850", "z850", "u500", "v500",
@@ -34,6 +36,26 @@ NAMES = {
     "q": ("specific_humidity", "q"),
 }
 LEVEL_DIMENSIONS = ("level", "pressure_level", "isobaricInhPa")
+# What can occur on Earth, with room: another unit or a fill value is outside. Unit, least, most.
+RANGES = {
+    "u10": ("m/s", -120, 120),
+    "v10": ("m/s", -120, 120),
+    "t2m": ("K", 150, 350),
+    "sp": ("Pa", 30_000, 120_000),
+    "mslp": ("Pa", 80_000, 120_000),
+    "tcwv": ("kg/m2", -5, 150),
+    "t": ("K", 150, 350),
+    "u": ("m/s", -200, 200),
+    "v": ("m/s", -200, 200),
+    "z": ("m2/s2", -15_000, 250_000),
+    "z1000": ("m2/s2", -15_000, 15_000),
+    "z850": ("m2/s2", 5_000, 25_000),
+    "z500": ("m2/s2", 35_000, 70_000),
+    "z50": ("m2/s2", 150_000, 230_000),
+    "r": ("%", -50, 300),
+    "q": ("kg/kg", -0.01, 0.1),
+}
+MOST_OF_A_FRACTION = 3  # relative humidity that is nowhere above it is no percentage
 
 
 def _levels_hPa(name: str) -> list[int]:
@@ -70,7 +92,10 @@ def open_year(place: str, year: int) -> Source:
     Raises ValueError if there is nothing of that year, a variable or level is missing, or the shape is another.
     """
     found = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]  # train/, test/, out_of_sample/
-    source = _open_hdf5(found[0], year) if found else _open_xarray(place, year)
+    try:
+        source = _open_hdf5(found[0], year) if found else _open_xarray(place, year)
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{place}: no ERA5 that can be read ({type(error).__name__}: {error})") from error
     if len(source.hours) == 0:
         raise ValueError(f"{place}: no 00, 06, 12 or 18 UTC of {year}; other years (--years) or another --source?")
     return source
@@ -86,9 +111,29 @@ def utc(hour: int) -> str:
     return f"{datetime.datetime(1970, 1, 1) + datetime.timedelta(hours=int(hour)):%Y-%m-%d %H UTC}"
 
 
-def _require_no_nan(values: np.ndarray, name: str, hour: int, file: str | Path) -> None:
-    if np.isnan(values).any():
+def _require_physical(values: np.ndarray, name: str, hour: int, file: str | Path) -> None:
+    """Raise ValueError naming variable, time and file for values that cannot be ERA5's: NaN, fills, other units."""
+    low, high = float(values.min()), float(values.max())
+    if np.isnan(low):
         raise ValueError(f"{file}: NaN in {name} at {utc(hour)}; get this file or time again")
+    unit, least, most = RANGES.get(name) or RANGES[name[0]]
+    if low < least or high > most:
+        raise ValueError(
+            f"{file}: {name} is {low:g} to {high:g} at {utc(hour)}, not within {least:g} to {most:g} {unit}; "
+            "is it in another unit, or are values missing?"
+        )
+    if name[0] == "r" and high < MOST_OF_A_FRACTION:
+        raise ValueError(f"{file}: {name} is {low:g} to {high:g} at {utc(hour)}, a fraction instead of %")
+
+
+def _require_north_first(surface_pressure: np.ndarray, hour: int, file: str | Path) -> None:
+    """Antarctica is high, and the Arctic Ocean is not: the pressure tells which of the two is the first row."""
+    north_Pa, south_Pa = (float(row.mean()) for row in surface_pressure[[0, -1]])
+    if north_Pa < south_Pa:
+        raise ValueError(
+            f"{file}: sp is {north_Pa:g} Pa in the first row and {south_Pa:g} Pa in the last at {utc(hour)}; "
+            "rows must go from north to south"
+        )
 
 
 def _open_hdf5(path: Path, year: int) -> Source:
@@ -99,8 +144,11 @@ def _open_hdf5(path: Path, year: int) -> Source:
     import h5py
 
     try:
-        fields = h5py.File(path).get("fields")
-    except OSError as error:
+        require_file(path)
+        file = h5py.File(path)
+        require_plain_hdf5(file)
+        fields = file.get("fields")
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file ({error}); copy it again") from error
     shape, kind = getattr(fields, "shape", ()), getattr(fields, "dtype", None)
     if len(shape) != 4 or shape[1] != 21 or shape[3] != 2 * (shape[2] - 1) or kind != np.float32:
@@ -116,7 +164,8 @@ def _open_hdf5(path: Path, year: int) -> Source:
     def read(index: int) -> np.ndarray:
         state = fields[index, : len(CHANNELS), :-1]
         for channel, plane in zip(CHANNELS, state, strict=True):
-            _require_no_nan(plane, channel, hours[index], path)
+            _require_physical(plane, channel, hours[index], path)
+        _require_north_first(state[CHANNELS.index("sp")], hours[index], path)
         return state
 
     return Source(hours[:times], np.linspace(90, -90, rows)[:-1], np.arange(columns) * 360 / columns, read)
@@ -130,19 +179,36 @@ def _datasets(place: str) -> list:
     path = Path(place)
     if "://" in place or ".zarr" in path.name:
         options = {"storage_options": {"token": "anon"}} if place.startswith("gs://") else {}
-        return [xr.open_zarr(place, chunks=None, **options)]
+        try:
+            return [xr.open_zarr(place, chunks=None, **options)]
+        except Exception as error:  # each protocol's library has errors of its own, and one may be missing
+            raise ValueError(f"{place}: no Zarr store that can be opened ({type(error).__name__}: {error})") from error
     files = [path] if path.is_file() else sorted(path.rglob("*.nc"))
     if not files:
         raise ValueError(
             f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files; look at --source and --years"
         )
-    return [xr.open_dataset(file) for file in files]
+    opened = []
+    for file in files:
+        require_file(file)
+        try:
+            opened.append(xr.open_dataset(file))
+        except Exception as error:  # what is no NetCDF fails in many ways
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"{file}: no NetCDF file that can be opened ({reason})") from error
+    return opened
 
 
 def _open_xarray(place: str, year: int) -> Source:
     """Hourly or 6-hourly stores; variables may lie in several files. Rows from south to north are turned round."""
     stores = _Stores(place, year)
     return Source(np.array(stores.hours, dtype=int), stores.latitude_deg, stores.longitude_deg, stores.read)
+
+
+def _in_order(degrees: np.ndarray, least: float, most: float) -> bool:
+    """Whether coordinates rise or fall throughout, within their limits; NaN does not."""
+    steps = np.diff(degrees)
+    return bool(((steps > 0).all() or (steps < 0).all()) and (degrees >= least).all() and (degrees <= most).all())
 
 
 class _Stores:
@@ -156,9 +222,14 @@ class _Stores:
         }  # in which datasets, and where
         for dataset in datasets:
             self._find_times(dataset)
+            for name in ("latitude", "longitude"):
+                if not np.array_equal(dataset[name].values, datasets[0][name].values, equal_nan=True):
+                    raise ValueError(f"{place}: the {name}s of its files differ; all must have one grid")
         self.hours = [hour for hour, places in self.places.items() if places]
         latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))
-        if longitude[0] != 0 or (np.diff(longitude) <= 0).any():
+        if not _in_order(latitude, -90, 90):
+            raise ValueError(f"{place}: latitudes must go from pole to pole, they begin {latitude[:4].tolist()}")
+        if not _in_order(longitude, 0, 360) or longitude[0] != 0:
             raise ValueError(f"{place}: longitudes must rise from 0, they go from {longitude[0]} to {longitude[-1]}")
         self.stored_shape = (len(latitude), len(longitude))
         north_first = latitude[0] > latitude[-1]
@@ -213,7 +284,7 @@ class _Stores:
                 if values is None:
                     continue
                 for level, plane in zip(levels_hPa or [""], values, strict=True):
-                    _require_no_nan(plane, f"{name}{level}", hour, dataset.encoding.get("source", self.place))
+                    _require_physical(plane, f"{name}{level}", hour, dataset.encoding.get("source", self.place))
                 return values
         return None
 
@@ -221,7 +292,12 @@ class _Stores:
         """Levels of a variable at one time, from north to south, or None if it has not got them all."""
         values = variable.isel(at)
         if levels_hPa:
-            dimension = next(name for name in LEVEL_DIMENSIONS if name in values.dims)
+            dimension = next((name for name in LEVEL_DIMENSIONS if name in values.dims), None)
+            if dimension is None:
+                known = ", ".join(LEVEL_DIMENSIONS)
+                raise ValueError(
+                    f"{self.place}: {variable.name} has no dimension {known}, but {', '.join(values.dims)}"
+                )
             if not set(levels_hPa) <= set(values[dimension].values.tolist()):
                 return None
             values = values.sel({dimension: levels_hPa})

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import io
-import json
 import math
 import os
 import re
@@ -29,6 +28,7 @@ from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.files import sha256, whole, write_json
 from energynn.progress import meter
+from energynn.reading import json_table, one_fault
 
 BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
 CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
@@ -88,7 +88,11 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
     header = _npy_header((len(source.hours), *source.shape))
 
     def read(index: int) -> tuple[np.ndarray, np.ndarray]:
-        state = np.ascontiguousarray(source.read(index), dtype="<f4")
+        try:
+            state = np.ascontiguousarray(source.read(index), dtype="<f4")
+        except (RuntimeError, LookupError, TypeError, OSError) as error:
+            what = f"{utc(source.hours[index])} cannot be read ({type(error).__name__}: {error})"
+            raise ValueError(f"{origin}: {what}; get it again") from error
         return state, moments(state)
 
     with open(part, "a+b") as file:
@@ -96,7 +100,8 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ValueError(f"{part}: another process writes this year; wait for it") from error
-        done, digest, collected, total = _what_is_there(file, note, content, source.shape)
+        with one_fault(note):
+            done, digest, collected, total = _what_is_there(file, note, content, source.shape)
         if done == 0:
             file.truncate(0)
             file.write(header)
@@ -135,16 +140,17 @@ def _what_is_there(file: BinaryIO, note: Path, content: dict, shape: tuple):
     The sum over time is added up in the order of the states, so that an interruption changes no bit of it.
     """
     if note.is_file():
-        kept = json.loads(note.read_text())
+        kept = json_table(note)
         if {name: kept.get(name) for name in content} != content:
-            raise ValueError(f"{note}: was begun from other data ({kept['source']}); give another --out, or delete it")
+            raise ValueError(f"was begun from other data ({kept.get('source')}); give another --out, or delete it")
         file.seek(0)
         digest, total = hashlib.sha256(file.read(HEADER_B)), np.zeros(shape)
         for _ in range(kept["done"]):
             data = file.read(4 * math.prod(shape))
             digest.update(data)
-            if len(data) == 4 * math.prod(shape):  # else the digest tells
-                total += np.frombuffer(data, "<f4").reshape(shape)
+            if len(data) < 4 * math.prod(shape):
+                break  # the digest tells
+            total += np.frombuffer(data, "<f4").reshape(shape)
         if digest.hexdigest() == kept["sha256"]:
             file.truncate(file.tell())
             return kept["done"], digest, np.array([kept[name] for name in MOMENTS]), total
@@ -278,7 +284,8 @@ def _note(root: Path, year: int) -> dict:
     names = (f"{year}.npy", f"{year}.json", f"mean-{year}.npy")
     if missing := [name for name in names if not (root / name).is_file()]:
         raise ValueError(f"{root}: no {', '.join(missing)}; `energynn era5 prepare` makes them")
-    return json.loads((root / f"{year}.json").read_text())
+    with one_fault(root):
+        return json_table(root / f"{year}.json")
 
 
 @cache

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import tarfile
+import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import numpy as np
 
 from energynn.files import REPOSITORY, whole
 from energynn.progress import meter
+from energynn.reading import ILL_TYPED, require_file
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")
@@ -69,6 +71,7 @@ class Listing:
         """The image's bytes as they lie there. Raises ValueError if the file ends before."""
         path, offset, size = self.piece(index)
         if size < 0:
+            require_file(path, LARGEST_IMAGE_B)
             with open(path, "rb") as file:
                 return file.read()
         data = os.pread(_descriptor(path), size, offset)
@@ -108,7 +111,12 @@ def _list_split(root: Path, split: str, progress: Callable[[str], None]) -> List
     if store.is_file():
         if not store.with_suffix(".npz").is_file():
             raise ValueError(f"images: {store} is not complete; `energynn imagenet prepare` goes on with it")
-        return _listing(store, **np.load(store.with_suffix(".npz")))
+        table = store.with_suffix(".npz")
+        try:
+            require_file(table)
+            return _listing(store, **np.load(table))
+        except (*ILL_TYPED, zipfile.BadZipFile) as error:
+            raise ValueError(f"images: {table} cannot be read ({error}); `energynn imagenet prepare` anew") from error
     if tree.is_dir():
         return _listing(root, list(_names_of_tree(root, split)))
     if archive.is_file():
@@ -146,7 +154,7 @@ def _index(archive: Path, progress: Callable[[str], None]) -> dict[str, np.ndarr
         try:
             with tarfile.open(archive, "r:") as file:
                 names, offsets, sizes = zip(*rows(file, archive, advance), strict=True)
-        except (tarfile.TarError, ValueError) as error:
+        except Exception as error:  # what is no archive, or another one, fails in many ways
             raise ValueError(f"images: {archive} cannot be indexed ({error}); copy it again") from error
         _save(kept, names=np.asarray(names, dtype=bytes), offsets=np.asarray(offsets), sizes=np.asarray(sizes))
     return dict(np.load(kept))
@@ -274,6 +282,9 @@ def _prepare_split(listing: Listing, path: Path, shorter_side: int, progress: Ca
     return [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
 
 
+FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
+MOST_PIXELS = 89_000_000  # ImageNet's largest image has 61 million; above this Pillow itself warns
+LARGEST_IMAGE_B = 2**30
 NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
 BATCH = 256  # images in memory at once
 
@@ -283,7 +294,7 @@ def ppm(data: bytes, shorter_side: int) -> bytes:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with open_image(data) as image:
             width, height = image.size
             scale = min(1.0, shorter_side / min(width, height)) if shorter_side else 1.0
             if scale < 1:  # thumbnail lets libjpeg decode at a fraction of the size where that is still large enough
@@ -295,6 +306,22 @@ def ppm(data: bytes, shorter_side: int) -> bytes:
 
 
 BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
+
+
+def open_image(data: bytes):
+    """A JPEG, PNG or PPM by its content, not yet decoded. Others are refused: of EPS Pillow would start a program.
+
+    Raises one of BAD_IMAGE, also for an image of more pixels than any photograph.
+    """
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
+    if image.width * image.height > MOST_PIXELS:
+        raise ValueError(f"has {image.width} x {image.height} pixels, more than {MOST_PIXELS / 1e6:.0f} million")
+    return image
 
 
 def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -14,7 +13,7 @@ from PIL import Image
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import RandomResizedCrop
 
-from energynn.data.imagenet import BAD_IMAGE, Listing, read_ppm
+from energynn.data.imagenet import BAD_IMAGE, Listing, open_image, read_ppm
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
 CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
@@ -63,6 +62,7 @@ def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
     if data[:2] == b"P6":
         pixels, original = read_ppm(data)
         return torch.from_numpy(pixels).permute(2, 0, 1), original
+    open_image(data)  # too large, or neither JPEG nor PNG
     try:  # torchvision 0.29 announces that it will drop this decoder one day; requirements.lock keeps it
         pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError):
@@ -72,7 +72,7 @@ def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
 
 def load_pillow(data: bytes) -> Image.Image:
     """The image as torchvision's ImageFolder loads it."""
-    with Image.open(io.BytesIO(data)) as image:
+    with open_image(data) as image:
         return image.convert("RGB")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from energynn.data import imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY, sha256
 from energynn.progress import meter
+from energynn.reading import json_table
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
@@ -143,8 +143,8 @@ def read(dataset: str) -> dict:
     """The data set's manifest.json. Raises ValueError if there is none or it is damaged."""
     path = checksum_file(dataset, DATA_MANIFESTS).with_name("manifest.json")
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        return json_table(path)
+    except (OSError, ValueError) as error:
         raise ValueError(f"{dataset}: {path} is damaged ({error}); {RESTORE}") from error
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import shlex
 import shutil
@@ -17,15 +16,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from energynn import records
 from energynn.files import is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine, perun_adapter
-from energynn.measure.perun_adapter import die_with_parent
-from energynn.measure.sampler_process import READY_S, start_sampler, until
-from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, read_events, segments
+from energynn.measure.sampler_process import start_sampler, until
+from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, limit_s, read_events, segments
+from energynn.processes import end_with_parent
+from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
@@ -54,11 +56,13 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         # Hold a Ctrl-C back: in this process until perun runs, in perun until ``run_under_perun`` handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         variables = perun_adapter.environment(folder, dict(os.environ))
-        children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=_prepare_child))
+        children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=_prepare_child()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
         _wait(children[0], folder)
+        if not (run_dir / "run.json").exists():  # perun makes the folder anew
+            raise ValueError(f"out: {run_dir} was deleted while the command ran; its energy and exit status are lost")
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
             with_perun = False
@@ -100,7 +104,7 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
             raise ValueError(f"out: {run_dir} holds other files ({others[0]}); choose a new or an empty folder")
         write_json(run_dir / "run.json", _intent(run_dir, command, period_s, size))
     try:
-        intent = json.loads((run_dir / "run.json").read_text())
+        intent = json_table(run_dir / "run.json")
         workload, known = intent["workload"], intent["config"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"out: {run_dir / 'run.json'} is none of ours; choose another folder") from error
@@ -177,7 +181,7 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         child = subprocess.Popen(
-            command, env=environment, stdout=stdout, preexec_fn=_prepare_child, close_fds=False
+            command, env=environment, stdout=stdout, preexec_fn=_prepare_child(), close_fds=False
         )  # MPI's launchers hand open files to their ranks
         children.append(child)
         for number in stopped:  # they came before there was a process to pass them on to
@@ -210,19 +214,23 @@ def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> No
             signal.signal(number, take)
 
 
-def _prepare_child() -> None:
-    """Give the command the signals that it would have without us; it must not outlive the measurement."""
+def _prepare_child() -> Callable[[], None]:
+    """What a child does first: it must not outlive the measurement, and has the signals that it would have without."""
+    return partial(_be_child, os.getpid())
+
+
+def _be_child(parent: int) -> None:
     for number in (signal.SIGINT, *PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    die_with_parent(signal.SIGTERM)
+    end_with_parent(parent, signal.SIGTERM)
 
 
 def _wait(perun: subprocess.Popen, folder: Path) -> None:
     """Wait for perun. One whose sampler is dead would never end: it is killed, unless the command still runs."""
-    silence, said = Silence(), False
+    silence, said = Silence(folder), False
     while perun.poll() is None:
-        if silent := silence(folder):
+        if silent := silence() or silence.notice():
             events = {event["event"] for event in read_events(folder)}
             goes_on = "training_start" in events and "rank_end" not in events
             if not said:
@@ -263,7 +271,7 @@ def _signal_name(number: int) -> str:
 
 def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
     """The first bad end among all ranks, after waiting for those that still have to write theirs."""
-    patience = time.monotonic() + READY_S  # with ranks that have not even begun
+    patience = time.monotonic() + limit_s("ready_limit_s")  # with ranks that have not even begun
     while True:
         none_left = not any(map(is_locked, folder.glob(".ranks-*")))
         events = read_events(folder)
@@ -273,7 +281,7 @@ def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
         if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > patience):
             missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
             return "killed", f"rank {missing} ended without a word"
-        time.sleep(0.1)
+        time.sleep(0.5)
     bad = [event for event in ended.values() if event["exit_status"] != 0]
     if not bad:
         return "finished", ""

@@ -18,6 +18,7 @@ from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
 PATIENCE_S = 30.0  # with all sensors together
 LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
+LOAD_S = 2.0  # how much longer, under a load, one that has not moved
 
 
 @dataclass(frozen=True)
@@ -83,35 +84,55 @@ def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
         said, _, remedy = problem.partition("; ")
         findings.append(Finding("sensor", WEAK, said, remedy))
     for sensor in usable:
-        if sensor.kind == "busy":
+        if sensor.kind == "busy" and not sensor.primary:
+            said = f"{sensor.id}: busy time, in reserve for a counter that stands still"
+            findings.append(Finding("CPU", WEAK, said))
+        elif sensor.kind == "busy":
             said, remedy = f"no counter below {powercap}", "none on this machine; a virtual machine usually has none"
             if forbidden:
                 said = f"{len(forbidden)} counters below {powercap} may not be read"
                 remedy = f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj"
             findings.append(Finding("CPU", WEAK, f"{said}; its energy will be estimated from busy time", remedy))
         else:
-            state = GOOD if sensor.provenance == "measured" else WEAK
-            role = "" if sensor.primary else ", cross-check"
-            said = f"{sensor.id}: {sensor.kind}, {sensor.provenance}{role}, {_update_rate(sensor)}{_semantics(sensor)}"
-            findings.append(Finding(sensor.component.upper(), state, said))
+            findings.append(_look_at(sensor))
     if not any(sensor.component == "ram" for sensor in usable):
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
     return findings
 
 
-def _update_rate(sensor: sensors.Sensor) -> str:
-    """How often the reading changes, seen in half a second of reading as fast as possible."""
+def _look_at(sensor: sensors.Sensor) -> Finding:
+    """Whether a sensor tells anything, and how often; one that stands still is watched on while this process works."""
+    rate, dead = _update_rate(sensor, LOOK_S)
+    if dead and sensor.kind == "energy":
+        rate, dead = _update_rate(sensor, LOAD_S)  # reading as fast as possible is a load of one core
+    role = "" if sensor.primary else ", cross-check"
+    said = f"{sensor.id}: {sensor.kind}, {sensor.provenance}{role}, {rate}{_semantics(sensor)}"
+    state = GOOD if sensor.provenance == "measured" and not dead else WEAK
+    remedy = ""
+    if dead:
+        remedy = "it is dead: it will have no energy, and where nothing takes its place runs are no evidence"
+        if sensor.component == "cpu":
+            remedy = "it is dead, as in many virtual machines: the CPU's energy will be estimated from busy time"
+    return Finding(sensor.component.upper(), state, said, remedy)
+
+
+def _update_rate(sensor: sensors.Sensor, seconds: float) -> tuple[str, bool]:
+    """How often the reading changes, in words, seen by reading as fast as possible; and whether it tells nothing."""
     changes, reads, last = 0, 0, None
     begun = time.monotonic()
     try:
-        while time.monotonic() - begun < LOOK_S:
+        while time.monotonic() - begun < seconds:
             value = sensor.read()
             if last is not None and value != last:
                 changes += 1
             last, reads = value, reads + 1
     except Exception as error:
-        return f"fails after {reads} readings ({error})"
-    return f"changes every {LOOK_S / changes * 1e3:.0f} ms" if changes else f"did not change in {LOOK_S} s"
+        return f"fails after {reads} readings ({error})", True
+    if changes:
+        return f"changes every {seconds / changes * 1e3:.0f} ms", False
+    if sensor.kind == "power" and last:
+        return f"did not change in {seconds} s", False
+    return f"did not change in {seconds} s, stands at {last}", True
 
 
 def _semantics(sensor: sensors.Sensor) -> str:
@@ -132,7 +153,8 @@ def _gpu_findings() -> list[Finding]:
             others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
         except Exception:  # some drivers refuse to say
             others = 0
-        said = f"{index}: {gpu['name']}, driver {gpu['driver']}, power limit {gpu['power_limit_W']:.0f} W"
+        limit = "unknown" if gpu["power_limit_W"] is None else f"{gpu['power_limit_W']:.0f} W"
+        said = f"{index}: {gpu['name']}, driver {gpu['driver']}, power limit {limit}"
         if others:
             said += f"; {others} processes use it: their energy counts too"
             findings.append(Finding("GPU", WEAK, said, "end them"))

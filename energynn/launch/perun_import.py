@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -18,7 +19,9 @@ from energynn.files import sha256, write_json
 from energynn.measure import energy, perun_adapter
 from energynn.measure.perun_adapter import PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
+from energynn.reading import one_fault
 
+LONGEST_S = 1e8  # of a run: three years
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -34,29 +37,34 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     path = Path(path)
     runs = perun_adapter.read_runs(path)
     digest = sha256(path)
-    folders = []
-    for run in runs:
-        suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
-        folder = Path(runs_dir) / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
-        folders.append(folder)
-        if folder.exists():
-            continue
-        # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
-        unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-        try:
-            (unfinished / "perun").mkdir(parents=True)
-            shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-            for name, lines in _raw_files(path, run):
-                (unfinished / name).parent.mkdir(exist_ok=True)
-                text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-                (unfinished / name).write_text(text)
-            intent = {"run_id": folder.name, **_intent(path, digest, run)}
-            write_json(unfinished / "run.json", intent)
+    return [_import_run(path, digest, run, Path(runs_dir)) for run in runs]
+
+
+def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
+    """The folder of one run, written unless it is there already."""
+    suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
+    folder = runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
+    if folder.exists():
+        return folder
+    with one_fault(path):
+        raw_files = list(_raw_files(path, run))
+        intent = {"run_id": folder.name, **_intent(path, digest, run)}
+    # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
+    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        (unfinished / "perun").mkdir(parents=True)
+        shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
+        for name, lines in raw_files:
+            (unfinished / name).parent.mkdir(exist_ok=True)
+            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            (unfinished / name).write_text(text)
+        write_json(unfinished / "run.json", intent)
+        with one_fault(path):
             records.build(unfinished, "finished", "", ended_at=intent["started_at"])
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-    return folders
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
 
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
@@ -73,6 +81,8 @@ def _as_ours(theirs: PerunSensor) -> tuple[Sensor, np.ndarray]:
     wrap-around and adds up to the whole range of the counter, 262 kJ.
     """
     series = theirs.counter or theirs.values
+    if not 0 < series.to_SI < math.inf:
+        raise ValueError(f"{theirs.name}: its magnitude is {series.to_SI}, no number above 0")
     readings = series.readings.astype(float)
     failed = ~(readings > 0)  # NaN too
     if theirs.counter:
@@ -104,6 +114,10 @@ def _raw_files(path: Path, run: PerunRun):
     for host, round_ in places:
         own = [sensor for sensor in sensors if (sensor.host, sensor.round) == (host, round_)]
         seconds = own[0].seconds.astype(float)
+        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all() and np.ptp(seconds) < LONGEST_S):
+            raise ValueError(
+                f"{path}: the times of {host} are not those of a run, from {seconds[0]} to {seconds[-1]} s"
+            )
         if not all(np.array_equal(sensor.seconds, own[0].seconds) for sensor in own):
             raise ValueError(f"{path}: the sensors of {host} were not read at the same times, as perun does")
         translated = [_as_ours(sensor) for sensor in own]
@@ -171,6 +185,8 @@ def _start_ns(run: PerunRun) -> int:
         started = datetime.datetime.fromisoformat(run.attributes["execution_dt"])
     except (KeyError, TypeError, ValueError):
         return 0
+    if not 1970 < started.year < 2200:
+        raise ValueError(f"run {run.name}: began in the year {started.year}, by its execution_dt; mend it")
     return round((started if started.tzinfo else started.replace(tzinfo=datetime.UTC)).timestamp() * 1e6) * 1000
 
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from energynn import config as configuration
 from energynn import records
@@ -25,6 +26,7 @@ from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.samples import segments
 
+START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
 
 
@@ -46,8 +48,16 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     intent = intend(config, run_dir)
     for warning in preflight(intent):
         print(f"energynn: warning: {warning}", flush=True)
-    begin(intent)
-    _supervised(intent)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    held = lock(run_dir / START_LOCK)  # before anything is moved: the same run may be started twice in an instant
+    if held is None:
+        raise ValueError(f"{run_dir.name}: this run goes on already")
+    try:
+        if not (records.read(run_dir) or {"valid": False})["valid"]:  # it may have ended since we looked
+            begin(intent)
+            _supervised(intent, held)
+    finally:
+        held.close()
     record = records.read(run_dir)
     if record is None:
         raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
@@ -58,12 +68,13 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     return run_dir
 
 
-def _supervised(intent: Intent) -> None:
-    """Let a supervisor make the run, and print its lines as they come."""
+def _supervised(intent: Intent, held: TextIO) -> None:
+    """Let a supervisor make the run, and print its lines as they come; it holds the lock, too, and may outlive us."""
     terminal = _papermills_terminal()
     view_ended = watch.in_notebook(intent.run_dir)
     words = [str(intent.run_dir), str(os.getpid()), intent.launcher.mpirun, intent.launcher.flavour]
-    supervisor = subprocess.Popen([sys.executable, "-m", "energynn.launch.supervise", *words], **APART)
+    command = [sys.executable, "-m", "energynn.launch.supervise", *words]
+    supervisor = subprocess.Popen(command, pass_fds=[held.fileno()], **APART)
     try:
         for line in supervisor.stdout:
             print(line, end="", flush=True)
@@ -196,7 +207,7 @@ def _move_aside(run_dir: Path) -> None:
     aside = superseded / f"{run_dir.name}.{len(attempts) + 1}"
     aside.mkdir(parents=True)
     for path in run_dir.iterdir():
-        if path.name not in ("notebook.ipynb", "job"):
+        if path.name not in ("notebook.ipynb", "job", START_LOCK):
             path.rename(aside / path.name)
 
 

@@ -7,7 +7,6 @@ the record. MPIRUN and FLAVOUR are empty where no mpirun starts the ranks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shlex
@@ -17,10 +16,11 @@ import sys
 import threading
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import energynn
-from energynn import records
+from energynn import processes, records
 from energynn.files import lock
 from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
 from energynn.measure import energy, perun_adapter
@@ -44,19 +44,21 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: Slurm's warning
         signal.signal(number, stop)
-    # Orphaned grandchildren become our children, so that none can be left behind (prctl PR_SET_CHILD_SUBREAPER).
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    processes.adopt_orphans()
     _held = records.hold(run_dir)
-    _alone = lock(host_lock(run_dir.parent), wait=True)
+    while (_alone := lock(host_lock(run_dir.parent))) is None and not stop_reasons and os.getppid() == parent:
+        time.sleep(0.2)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
 
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
     last_words: list[str] = []
-    exit_status = _run_ranks(
-        folder, ranks_command(folder, intent, mpirun, flavour), intent, parent, stop_reasons, last_words
-    )
+    exit_status = -1
+    _look_for(parent, stop_reasons)
+    if not stop_reasons:
+        command = ranks_command(folder, intent, mpirun, flavour)
+        exit_status = _run_ranks(folder, command, intent, parent, stop_reasons, last_words)
     reserve.unlink()
     status, reason = verdict(folder, intent, exit_status, stop_reasons, last_words)
     try:
@@ -75,22 +77,27 @@ def _run_ranks(
 ) -> int:
     """Run the ranks until all have ended, or have to; returns the exit status of what started them."""
     environment = rank_environment(folder, intent)
-    ranks = subprocess.Popen(command, env=environment, preexec_fn=perun_adapter.die_with_parent, **APART)
+    end_with_us = partial(processes.end_with_parent, os.getpid())
+    ranks = subprocess.Popen(command, env=environment, preexec_fn=end_with_us, **APART)
     relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
     relay.start()
-    silence = Silence()
+    silence = Silence(folder)
     while ranks.poll() is None and not stop_reasons:
-        if os.getppid() != parent:
-            stop_reasons.append("the process that started the run ended")
-        if silent := silence(folder):
+        _look_for(parent, stop_reasons)
+        if silent := silence():
             stop_reasons.append(silent)
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the parent may be gone, and the ranks still have time.
-    if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ) and not silence(folder):
+    if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ):
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
     return ranks.returncode
+
+
+def _look_for(parent: int, stop_reasons: list[str]) -> None:
+    if os.getppid() != parent:
+        stop_reasons.append("the process that started the run ended")
 
 
 def _wait_for_checkpoint(ranks: subprocess.Popen, folder: Path) -> None:
@@ -141,6 +148,7 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(used),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
+        processes.STARTER_VARIABLE: processes.name_of_this_process(),
         "PYTHONFAULTHANDLER": "1",
     }
 
@@ -160,7 +168,8 @@ def verdict(
     if not failures and not silent:
         return "finished", ""
     if not silent and all(event["status"] == "interrupted" for event in failures):
-        asked = stop_reasons[0] if stop_reasons else "asked to stop"
+        asked = [event["reason"] for event in events_of_kind(events, "stop_asked")] + ["asked to stop"]
+        asked = (stop_reasons + asked)[0]
         return "interrupted", f"{asked}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
 from pathlib import Path
 
+from energynn import records
 from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
 from energynn.measure.samples import Reader, events_of_kind, host_of_rank, read_events, segments
+from energynn.reading import json_table, one_fault
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000
@@ -28,11 +29,11 @@ class Watch:
         self.run_dir = Path(run_dir)
         if not (self.run_dir / "run.json").exists():
             raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json, as runs/<system>/<run_id>")
-        self.intent = json.loads((self.run_dir / "run.json").read_text())
+        self.intent = records.read_intent(self.run_dir)
         self.folder = segments(self.run_dir)[-1]
         self.before_J = 0.0  # of earlier segments, from the last look at them
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            last = json.loads((self.run_dir / STATE).read_text())
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            last = json_table(self.run_dir / STATE)
             self.before_J = last["energy_before_J"]
             if last["segment"] < len(segments(self.run_dir)):
                 self.before_J += last["energy_J"]
@@ -69,9 +70,8 @@ class Watch:
         return state
 
     def _status(self, starts: dict[str, int], ends: dict[str, int]) -> str:
-        record = self.run_dir / "record.json"
-        if record.exists():
-            return json.loads(record.read_text())["status"]
+        if (self.run_dir / "record.json").exists():
+            return records.read_record(self.run_dir)["status"]
         if ends:
             return "ending"
         return "training" if starts else "starting"
@@ -152,10 +152,11 @@ def text(state: dict) -> str:
 
 def follow(run_dir: Path, every_s: float, once: bool) -> None:
     """Print looks until the run has its record; in a terminal each over the one before."""
-    watch, height = Watch(run_dir), 0
+    with one_fault(run_dir):
+        watch, height = Watch(run_dir), 0
     while True:
-        state = watch.look()
-        shown = text(state)
+        with one_fault(run_dir):
+            shown = text(watch.look())
         if height and sys.stdout.isatty():
             print(f"\x1b[{height}A\x1b[J", end="")
         print(shown, flush=True)
@@ -179,7 +180,8 @@ def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
     def show() -> None:
         watch = Watch(run_dir)
         while True:
-            last = ended.wait(every_s)
+            # A look reads a file of each rank and host. Of many ranks it is taken seldom, for the storage's sake.
+            last = ended.wait(max(every_s, watch.intent["devices"] / 4))
             try:
                 state = watch.look()
                 write_json(run_dir / STATE, state)

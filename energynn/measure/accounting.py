@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from energynn.measure import energy
+from energynn.measure import energy, plausible
 from energynn.measure.energy import COMPONENTS, Curve
+from energynn.measure.plausible import Judgement
 from energynn.measure.samples import (
     Samples,
     events_of_kind,
@@ -74,7 +75,8 @@ class Segment:
         """Coverage of the sensor that has the least; 0 where a sensor is missing."""
         if self.missing:
             return 0.0
-        return min((sensor.get("coverage", 0.0) for sensor in self.sensors if sensor["primary"]), default=0.0)
+        covered = [sensor["coverage"] for sensor in self.sensors if sensor["primary"] and "coverage" in sensor]
+        return min(covered, default=0.0)
 
 
 def account(run_dir: Path) -> dict:
@@ -94,11 +96,15 @@ def account(run_dir: Path) -> dict:
         if check["flagged"]:
             where = f"gpu {check['device']} of {check['host']}"
             result["flags"].append(f"{where}: the power's integral is {check['gap']:+.1%} off the counter")
+    doubtful = energy.doubtful_J(result["sensors"], result["cross_checks"])
     if result["training_time_s"] > 0 and result["sensors"]:
         result["samples_in_training"] = sum(part.samples_in_training for part in trained)
         covered_s = sum(part.coverage * part.training_time_s for part in trained)
         result["coverage"] = covered_s / result["training_time_s"]
-        result |= energy.totals(result["sensors"], result["training_time_s"])
+        result |= energy.totals(result["sensors"], result["training_time_s"], doubtful)
+        doubtful_J = sum(doubtful.values())
+        if doubtful_J > 0:
+            result["doubtful_share"] = 1 / (1 + result.get("energy_total_J", 0.0) / doubtful_J)
     result |= _idle(trained, result)
     result["energy_phases"] = _phases(trained, result)
     result["segments"] = _times_and_energies(trained)
@@ -114,11 +120,12 @@ def read_segment(folder: Path) -> Segment:
     starts = [event for event in events_of_kind(events, "training_start") if event["rank"] in where]
     ends = [event for event in events_of_kind(events, "training_end") if event["rank"] in where]
     windows = _training_windows(starts, ends, where, hosts)
-    curves = {host.host: energy.curves(host) for host in hosts if host.host in windows}
-    sensors = []
+    curves, sensors = {}, []
     for host in hosts:
         if host.host in windows:
-            sensors += _energy_of_sensors(host, curves[host.host], windows[host.host])
+            judged = plausible.judge(host)
+            curves[host.host] = energy.curves(host, judged)
+            sensors += _energy_of_sensors(host.host, judged, curves[host.host], windows[host.host])
     missing = _missing(hosts, where, gpus)
     return Segment(folder, events, hosts, where, gpus, starts, ends, windows, curves, sensors, missing)
 
@@ -151,13 +158,13 @@ def _training_windows(
     return windows
 
 
-def _energy_of_sensors(samples: Samples, curves: list[Curve], window: tuple[int, int]) -> list[dict]:
+def _energy_of_sensors(host: str, judged: list[Judgement], curves: list[Curve], window: tuple[int, int]) -> list[dict]:
     """The sensors of one host with their energies; one that was never read well has none."""
     entries = energy.energy_of_sensors(curves, *window)
-    known = {entry["id"] for entry in entries}
-    for sensor in samples.header["sensors"]:
-        if sensor["id"] not in known:
-            entries.append({**sensor, "host": samples.host, "samples": 0, "failed_reads": len(samples.t_ns)})
+    for judgement in judged:
+        if judgement.is_dead:
+            failed = {"host": host, "samples": 0, "failed_reads": len(judgement.good)}
+            entries.append({**judgement.sensor, **failed})
     return entries
 
 
@@ -211,6 +218,8 @@ def _flags(part: Segment) -> list[str]:
     flags += part.missing
     for sensor in part.sensors:
         name = f"{sensor['id']} of {sensor['host']}"
+        if sensor.get("doubt") and sensor.get("used", True):
+            flags.append(f"{name}: {sensor['doubt']}")
         if sensor.get("aliased"):
             flags.append(f"{name}: aliased, the load changes faster than it is sampled")
         if sensor.get("coverage", 1.0) < WHOLE:

@@ -40,6 +40,7 @@ class Clock:
         self.path, self.host, self.monotonic_ns = run_dir / FILE, host, monotonic_ns
         self.token = secrets.token_bytes(16)
         self.exchanged = self.closing = False
+        self.reference: dict | None = None  # as read once: a file system that stands still must not stop the samples
         self.thread: threading.Thread | None = None
         with contextlib.suppress(OSError):
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -103,10 +104,13 @@ class Clock:
 
     def _read(self) -> dict | None:
         """What clock.json says of the reference; None if it cannot be read."""
+        if self.reference:
+            return self.reference
         kinds = {"host": str, "address": str, "port": int, "token": str, "wall_minus_monotonic_ns": int}
         with contextlib.suppress(OSError, ValueError):
             claim = json.loads(self.path.read_text())
             if isinstance(claim, dict) and all(isinstance(claim.get(name), kind) for name, kind in kinds.items()):
+                self.reference = claim
                 return claim
         return None
 

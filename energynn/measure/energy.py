@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from energynn.measure import clocks
+from energynn.measure import clocks, plausible
+from energynn.measure.plausible import Judgement
 from energynn.measure.samples import Samples, events_of_kind, host_of_rank, read_events, read_hosts
 
 JOULE_PER_KWH = 3.6e6
@@ -20,10 +21,11 @@ PROVENANCES = ("measured", "published", "estimated", "simulated")
 # are those of another CPU, and off by up to half. A simulated sensor is what it says.
 SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
 NORMAL_95 = 1.96
-MOST_W = 20e3  # no device draws as much: such a step of a counter is a misread or a reset, not energy
 SMOOTHING = 20  # counter steps to each side over which the counter corrects the integral of the power
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
+WHOLE_CHECK = 0.99  # the coverage from which on a power tells whether its counter is right
+AVERAGED_S = 1.0  # over which NVML averages the power of most GPUs
 # A power is aliased if it varies by more than 5 % and half the sampling rate would lose 40 % of its variance.
 LEAST_VARIATION, MOST_ALIASING = 0.05, 0.4
 # The distance of a reading from the line between its neighbours has 1.5 times the variance of the noise of one reading.
@@ -36,6 +38,17 @@ MOST_UNEXPLAINED = 1.3
 LAG_TOLERANCE = 0.2
 # The share of what the power misses between two corrections by the counter that stays, by simulation.
 MISSED_SHARE = 1 / 8
+# All of the following by simulation: tests/measure/test_uncertainty.py shows what the intervals hold.
+# A counter's steps are evenly spread, so that more of them vanish in a mean than of independent noise.
+LEFT_SHARE = 0.6
+# The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
+BOUNDED = 0.94
+# The sd of an edge at which a load begins or ends, in steps of the power x the time between two readings. The error is
+# bounded there, too, and has one sign: straight lines are a (1 - a) off for counters, (1 - a)^2 / 2 for powers.
+STEP_OF_COUNTER, STEP_OF_POWER = 0.175, 0.15
+SMOOTH_SHARE = 0.8  # of a slope on both sides of an edge, which is no step at it
+NOISE_OF_STEP, LONGER = 3.0, 4.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
+BLURRED = 1.8  # what the variance of a power's mean has to be multiplied with, since its errors are rare and large
 
 
 @dataclass(frozen=True)
@@ -44,8 +57,9 @@ class Curve:
 
     t_ns, energy_J, variance_J2: (knots,), the last the cumulative variance of what lies between the knots. An edge of a
     window has a standard deviation of ``edge_s`` in time and ``edge_J`` in energy (one, or one per knot); ``lag_s`` is
-    one for both edges.
-    good_ns, failed_ns: when the sensor was read, well and in vain; watts: (good,) the power read, of power sensors.
+    one for both edges; where the power steps at an edge, ``step_J`` (knots - 1) is added to the standard deviation.
+    good_ns, failed_ns: when the sensor was read, well and in vain; watts: (good,) the power read, of power sensors;
+    range_W: see ``plausible.Judgement``.
     """
 
     sensor: dict
@@ -60,6 +74,8 @@ class Curve:
     edge_s: float = 0.0
     edge_J: float | np.ndarray = 0.0
     lag_s: float = 0.0
+    step_J: np.ndarray | float = 0.0
+    range_W: float = 0.0
     watts: np.ndarray | None = None
 
     def at(self, t_ns) -> np.ndarray:
@@ -77,7 +93,11 @@ class Curve:
         at_knots_J = np.broadcast_to(self.edge_J, len(self.t_ns))
         edge_J = np.interp(edges_ns - self.t_ns[0], from_first_ns, at_knots_J)
         edges_J2 = ((self.edge_s * edge_W) ** 2 + edge_J**2).sum() + (self.lag_s * (edge_W[1] - edge_W[0])) ** 2
-        return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2))
+        # A knot may lie on the other side of the edge than it seems.
+        near_ns = edges_ns + 2e9 * self.edge_s * np.array([[-1], [0], [1]])
+        between = np.clip(np.searchsorted(self.t_ns, near_ns, side="right") - 1, 0, len(self.t_ns) - 2)
+        steps_J2 = (np.broadcast_to(self.step_J, len(self.t_ns) - 1)[between].max(axis=0) ** 2).sum()
+        return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2 + steps_J2))
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
@@ -87,42 +107,79 @@ class Curve:
         return float(widths_ns[whole].sum() / (end_ns - start_ns))
 
 
-def curves(samples: Samples) -> list[Curve]:
-    """The energy of every sensor of a host that was read at least twice."""
-    sensors = samples.header["sensors"]
-    power_of = {sensor["checks"]: column for column, sensor in enumerate(sensors) if sensor.get("checks")}
+def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curve]:
+    """The energy of every sensor of a host that has one; ``judged``: what `plausible.judge` says of the samples."""
+    judged = plausible.judge(samples) if judged is None else judged
+    powers = {}
+    for column, judgement in enumerate(judged):
+        sensor = judgement.sensor
+        if sensor.get("checks") and not _is_averaged(sensor):
+            watts = samples.readings[:, column] * sensor["to_SI"]
+            powers[sensor["checks"]] = np.where(judgement.good, watts, np.nan)
     made = []
-    for column, sensor in enumerate(sensors):
-        readings = samples.readings[:, column]
-        good = ~np.isnan(readings)
-        if sensor["kind"] != "power":
-            good[good] = _plausible(sensor, samples.t_ns[good], readings[good])
-        if good.sum() < 2:
-            continue
-        watts = None
-        if sensor["id"] in power_of:
-            power = power_of[sensor["id"]]
-            watts = samples.readings[good, power] * sensors[power]["to_SI"]
-        made.append(_curve(sensor, samples, good, readings[good], watts))
+    for column, judgement in enumerate(judged):
+        if not judgement.is_dead:
+            curve = _curve(judgement, samples, column, powers.get(judgement.sensor["id"]))
+            made.append(_to_the_ends(curve, samples.t_ns[0], samples.t_ns[-1]))
     return made
 
 
-def _curve(sensor: dict, samples: Samples, good: np.ndarray, values: np.ndarray, watts: np.ndarray | None) -> Curve:
-    """The energy of one sensor from its good readings; ``watts``: the power that its device shows beside a counter."""
-    times_ns = samples.t_ns[good]
+def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
+    """A sensor that fell silent before its host did goes on with the power of its last second, or anything it had."""
+    if curve.good_ns[0] - first_ns > curve.longest_ns:
+        curve = _prolonged(curve, 0, first_ns)
+    if last_ns - curve.good_ns[-1] > curve.longest_ns:
+        curve = _prolonged(curve, -1, last_ns)
+    return curve
+
+
+def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
+    """A curve with one more knot beyond its first (``edge`` 0) or last (-1)."""
+    length_ns = end_ns - curve.t_ns[edge]
+    inner_ns = np.clip(curve.t_ns[edge] - np.sign(length_ns) * 1e9, curve.t_ns[0], curve.t_ns[-1])
+    power_W = (curve.energy_J[edge] - curve.at(inner_ns)) / (curve.t_ns[edge] - inner_ns)
+    sd_W = max(plausible.power_range_W((curve.t_ns - curve.t_ns[0]) / 1e9, curve.energy_J), curve.range_W)
+    at, knots = 0 if edge == 0 else len(curve.t_ns), len(curve.t_ns)
+    more_J2 = (sd_W * length_ns / 1e9) ** 2 * np.sign(length_ns)
+    edge_J, step_J = np.broadcast_to(curve.edge_J, knots), np.broadcast_to(curve.step_J, knots - 1)
+    return replace(
+        curve,
+        t_ns=np.insert(curve.t_ns, at, end_ns),
+        energy_J=np.insert(curve.energy_J, at, curve.energy_J[edge] + power_W * length_ns),
+        variance_J2=np.insert(curve.variance_J2, at, curve.variance_J2[edge] + more_J2),
+        edge_J=np.insert(edge_J, at, edge_J[edge]),
+        step_J=np.insert(step_J, min(at, knots - 1), step_J[edge]),
+    )
+
+
+def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarray | None) -> Curve:
+    """The energy of one sensor; ``watts``: (samples,) the power that its device shows beside a counter."""
+    sensor, good = judgement.sensor, judgement.good
+    t_ns, values = samples.t_ns[good], samples.readings[good, column]
+    failed_ns = samples.t_ns[~good]
+    if judgement.unknown is not None:
+        failed_ns = np.union1d(failed_ns, (t_ns[:-1] + np.diff(t_ns) // 2)[judgement.unknown])
     reads = {
         "sensor": sensor,
         "host": samples.host,
-        "good_ns": times_ns,
-        "failed_ns": samples.t_ns[~good],
+        "good_ns": t_ns,
+        "failed_ns": failed_ns,
         "longest_ns": samples.longest_ns,
         "period_s": samples.period_s,
+        "range_W": judgement.range_W,
     }
+    if sensor["kind"] == "power" and _is_averaged(sensor):
+        return _averaged_power_curve(reads, t_ns, values * sensor["to_SI"])
     if sensor["kind"] == "power":
-        return _power_curve(reads, times_ns, values * sensor["to_SI"])
+        return _power_curve(reads, t_ns, values * sensor["to_SI"])
     if sensor["kind"] == "busy":
-        return _busy_curve(reads, times_ns, values)
-    return _counter_curve(reads, times_ns, _unwrapped(sensor, times_ns, values), watts, samples.period_s)
+        return _busy_curve(reads, t_ns, values)
+    return _counter_curve(reads, judgement, None if watts is None else watts[good])
+
+
+def _is_averaged(sensor: dict) -> bool:
+    """Whether a power is a mean over the last second, as NVML's on most GPUs."""
+    return "average over 1 s" in (sensor.get("notes") or {}).get("power", "")
 
 
 def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
@@ -135,8 +192,35 @@ def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
     energy_J = np.concatenate([[0.0], np.cumsum(seconds * (watts[1:] + watts[:-1]) / 2)])
     variance_J2 = _variance_of_readings(t_ns, watts)
     gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:] = np.where(gaps, (seconds * watts.std()) ** 2, variance_J2[1:])
+    variance_J2[1:] = np.where(gaps, (seconds * max(watts.std(), reads["range_W"])) ** 2, variance_J2[1:])
     return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.cumsum(variance_J2), watts=watts)
+
+
+def _averaged_power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
+    """A power that is a mean over the last second: that second's energy, and the integral of what was before it.
+
+    In the integral a reading counts for the middle of its second. So a step of the power is where it was at once, and
+    is off, by what the mean blurs, only a second later; how far, the same second tells of the integral.
+    """
+    seconds = (t_ns - t_ns[0]) / 1e9
+    integral_J = np.concatenate([[0.0], np.cumsum(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)])
+
+    def until(instants_s):
+        """The integral; before the first reading the power was what it says."""
+        return np.interp(instants_s, seconds, integral_J) + np.minimum(instants_s, 0.0) * watts[0]
+
+    energy_J = until(seconds - AVERAGED_S / 2) + AVERAGED_S * watts
+    earlier_s = seconds - AVERAGED_S
+    blurred_J = until(earlier_s + AVERAGED_S / 2) - until(earlier_s - AVERAGED_S / 2)
+    blurred_J -= AVERAGED_S * np.interp(earlier_s, seconds, watts)
+    noise_W2 = np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE if len(t_ns) > 2 else 0.0
+    edge_J = np.sqrt(AVERAGED_S**2 * noise_W2 + BLURRED * blurred_J**2)
+    variance_J2 = np.zeros(len(t_ns))
+    gaps = np.diff(t_ns) > reads["longest_ns"]
+    variance_J2[1:][gaps] = (np.diff(seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
+    step_J = _step_of_counter(t_ns, energy_J)
+    more = {"variance_J2": np.cumsum(variance_J2), "edge_J": edge_J, "step_J": step_J, "watts": watts}
+    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, **more)
 
 
 def _variance_of_readings(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
@@ -178,36 +262,66 @@ def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curv
     idle_J = model["idle_W_per_core"] * model["cores"] * (t_ns - t_ns[0]) / 1e9
     energy_J = idle_J + more_W * (core_seconds - core_seconds[0])
     edge_J = more_W * TICK_S * np.sqrt(model["cores"] / 12)
-    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.zeros(len(t_ns)), edge_J=edge_J)
+    more = {"variance_J2": np.zeros(len(t_ns)), "edge_J": edge_J, "step_J": _step_of_counter(t_ns, energy_J)}
+    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, **more)
 
 
-def _counter_curve(
-    reads: dict, t_ns: np.ndarray, energy_J: np.ndarray, watts: np.ndarray | None, period_s: float
-) -> Curve:
+def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) -> Curve:
     """A counter's differences, never turned into power first; its own steps in time are finer than they look.
 
     A counter that changes every 100 ms says nothing between its steps. So only readings that changed are knots, half
     an update late on average. Where the power of the same device is read too, and explains the steps, the power gives
     the shape between them and the counter, smoothed over some steps, the energy.
     """
+    t_ns, energy_J, period_s = reads["good_ns"], judgement.energy_J, reads["period_s"]
     new = np.flatnonzero(np.diff(energy_J) > 0) + 1
     if watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
-        shaped = _shaped_by_power(t_ns, energy_J, watts, new, reads["longest_ns"])
+        breaks = (np.diff(t_ns) > reads["longest_ns"]) | judgement.unknown
+        shaped = _shaped_by_power(t_ns, energy_J, watts, new, breaks)
         if shaped is not None:
-            shaped_J, edge_J, lag_s = shaped
-            zeros = np.zeros(len(t_ns))
-            return Curve(**reads, t_ns=t_ns, energy_J=shaped_J, variance_J2=zeros, edge_J=edge_J, lag_s=lag_s)
+            return Curve(**reads, t_ns=t_ns, variance_J2=judgement.variance_J2, **shaped)
     update_s = reads["sensor"].get("update_s")
+    late_s = np.concatenate([[np.inf], np.diff(t_ns)[new - 1] / 1e9])
     if update_s is None:
         update_s = _update_seen_in_samples(t_ns, new, period_s)
-    late_ns = np.minimum(np.diff(t_ns)[new - 1], update_s * 1e9) / 2
-    knots_ns = np.concatenate([t_ns[:1], t_ns[new] - late_ns.astype(np.int64)])
-    knots_J = np.concatenate([energy_J[:1], energy_J[new]])
-    if len(new) == 0 or t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
-        # The counter has stood still for longer than between two of its steps: the last reading tells something, too.
-        knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, energy_J[-1])
-    edge_s = min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
-    return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=np.zeros(len(knots_ns)), edge_s=edge_s)
+        if len(new) > 0.9 * (len(t_ns) - 1):
+            late_s[:] = 0.0  # nobody knows, and it may be a thousandth of the period
+    late_ns = (np.minimum(late_s, update_s) * 5e8).astype(np.int64)
+    knots = np.concatenate([[0], new])
+    knots_ns = t_ns[knots] - late_ns
+    knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
+    edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
+    step_J = _step_of_counter(knots_ns, knots_J, edge_s)
+    if t_ns[-1] > knots_ns[-1]:
+        # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
+        more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
+        if t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
+            more_J = energy_J[-1:] - knots_J[-1]
+        knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, knots_J[-1] + more_J)
+        variance_J2, step_J = np.append(variance_J2, judgement.variance_J2[-1]), np.append(step_J, step_J[-1])
+    return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=variance_J2, edge_s=edge_s, step_J=step_J)
+
+
+def _step_of_counter(t_ns: np.ndarray, energy_J: np.ndarray, edge_s: float = 0.0) -> np.ndarray:
+    """Standard deviation in J of an edge between two knots, (knots - 1,), where the power steps at the edge.
+
+    A load that begins at a share a of the time between two knots is a (1 - a) x step x time off the straight line.
+    Knots that are off by ``edge_s`` show steps that there are not, and may be further apart than they seem.
+    """
+    seconds = np.diff(t_ns) / 1e9
+    slopes_W = np.diff(energy_J) / seconds
+    # Before its first knot, and after its last, the power may have been next to nothing.
+    around_W = np.pad(slopes_W, 3)
+    step_W = _jump(around_W[:-6], around_W[2:-4], around_W[4:-2], around_W[6:])
+    noise_W = NOISE_OF_STEP * edge_s / seconds * np.maximum(around_W[2:-4], around_W[4:-2])
+    return STEP_OF_COUNTER * np.where(step_W > noise_W, step_W, 0.0) * (seconds + LONGER * edge_s)
+
+
+def _jump(far_before, before, after, far_after) -> np.ndarray:
+    """By how much more a value changes between two neighbours than it does, the same way, on either side of them."""
+    step = after - before
+    slope = np.sign(step) * (before - far_before + far_after - after) / 2
+    return np.maximum(np.abs(step) - SMOOTH_SHARE * np.maximum(slope, 0.0), 0.0)
 
 
 def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) -> float:
@@ -217,14 +331,14 @@ def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) 
     return float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
 
 
-def _shaped_by_power(t_ns, energy_J, watts, new, longest_ns) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """The power's integral, moved to the counter's level; with the sd of an edge in J and of the counter's lag in s.
+def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
+    """The power's integral, moved to the counter's level: energy, sd of an edge in J and of the counter's lag in s.
 
     None if the power does not explain the counter's steps, as where it is an average over a second.
     """
     seconds = (t_ns - t_ns[0]) / 1e9
     integral_J = np.concatenate([[0.0], np.cumsum(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)])
-    block_of = np.concatenate([[0], np.cumsum(np.diff(t_ns) > longest_ns)])[new]  # nothing is smoothed over a gap
+    block_of = np.concatenate([[0], np.cumsum(breaks)])[new]  # nothing is smoothed over a gap
     knots_s, knot_W = seconds[new], watts[new]
     apart_J = energy_J[new] - integral_J[new]
     spacing_s = float(np.median(np.diff(knots_s)))
@@ -246,8 +360,20 @@ def _shaped_by_power(t_ns, energy_J, watts, new, longest_ns) -> tuple[np.ndarray
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
     first, last = np.searchsorted(seconds, [seconds - reach_s, seconds + reach_s])
-    edge_J = np.sqrt(left_J**2 / (2 * SMOOTHING + 1) + MISSED_SHARE * (missed_J2[last] - missed_J2[first]))
-    return integral_J + np.interp(seconds, knots_s, smooth_J), edge_J, lag_sd_s
+    before, at, after = np.searchsorted(knots_s, [seconds - reach_s, seconds, seconds + reach_s])
+    count = np.maximum(after - before, 1)
+    off_centre = (after + before - 2 * at) / count
+    worse = 1 + 3 * off_centre**2  # at its end a fitted line is known four times worse
+    noise_J2, jumps_J2 = LEFT_SHARE * left_J**2 / count, MISSED_SHARE * (missed_J2[last] - missed_J2[first])
+    edge_J = np.sqrt(worse * (noise_J2 + jumps_J2))
+    energy_J = integral_J + np.interp(seconds, knots_s, smooth_J)
+    return {"energy_J": energy_J, "edge_J": edge_J, "lag_s": lag_sd_s, "step_J": _step_of_power(t_ns, watts)}
+
+
+def _step_of_power(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
+    """Standard deviation in J of an edge between two readings, (readings - 1,), where the power steps at the edge."""
+    around_W = np.pad(watts, 1, mode="edge")
+    return STEP_OF_POWER * _jump(around_W[:-3], around_W[1:-2], around_W[2:-1], around_W[3:]) * np.diff(t_ns) / 1e9
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
@@ -268,45 +394,6 @@ def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarra
         slope = np.where(spread > 1e-9, (mean(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
         result[at] = mean_y + slope * (xs - mean_x)
     return result
-
-
-def _unwrapped(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
-    """A counter's readings in J from 0 on, with wrap-around; over a reset it goes on at its median rate."""
-    steps, seconds = np.diff(readings), np.diff(t_ns) / 1e9
-    if sensor["wraps_at"] is not None:
-        steps = np.where(steps < 0, steps + sensor["wraps_at"], steps)
-    # A step that no device can draw is a counter that was set, there or back.
-    false = (steps < 0) | (steps * sensor["to_SI"] > MOST_W * seconds)
-    steps = np.where(false, np.median(steps / seconds) * seconds, steps)
-    return np.concatenate([[0.0], np.cumsum(steps)]) * sensor["to_SI"]
-
-
-def _plausible(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
-    """Which readings of a counter can be true: not those that jump away and back, as a misread does."""
-    keep = np.ones(len(readings), dtype=bool)
-    if sensor["kind"] != "energy" or len(readings) < 2:
-        return keep
-
-    def possible(before: int, after: int) -> bool:
-        step = readings[after] - readings[before]
-        if step < 0 and sensor["wraps_at"] is not None:
-            step += sensor["wraps_at"]
-        return 0 <= step * sensor["to_SI"] <= MOST_W * (t_ns[after] - t_ns[before]) / 1e9
-
-    step = np.diff(readings)
-    wrapped = np.where((step < 0) & (sensor["wraps_at"] is not None), step + (sensor["wraps_at"] or 0), step)
-    suspects = np.flatnonzero((wrapped < 0) | (wrapped * sensor["to_SI"] > MOST_W * np.diff(t_ns) / 1e9)) + 1
-    for index in suspects:
-        before = index - 1
-        while before > 0 and not keep[before]:
-            before -= 1
-        if possible(before, index):
-            continue
-        # A reset stays where it went, and what follows goes on from there; a misread does not.
-        stays = index + 1 < len(readings) and possible(index, index + 1)
-        returns = index + 1 < len(readings) and possible(before, index + 1)
-        keep[index] = stays and not returns
-    return keep
 
 
 # --------------------------------------------------------------------------------------------------- energy of windows
@@ -334,41 +421,48 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     return entries
 
 
-def totals(entries: list[dict], window_s: float) -> dict:
+def totals(entries: list[dict], window_s: float, doubtful: dict[str, float] | None = None) -> dict:
     """Energies, their uncertainties and mean powers per component, and their sum, by the primary sensors of all hosts.
 
     Statistical uncertainties are independent, systematic ones are not: several sensors of one kind are wrong together.
-    The total's provenance is the weakest of its parts. A component without a sensor is absent.
+    The total's provenance is the weakest of its parts. A component without a sensor is absent. ``doubtful`` (see
+    ``doubtful_J``) widens the intervals by half as much again, since no device is quite as another.
     """
+    doubtful = {component: joules for component, joules in (doubtful or {}).items() if np.isfinite(joules)}
     result: dict = {}
     for component in COMPONENTS:
         own = [e for e in entries if e["component"] == component and e["primary"] and "energy_J" in e]
         if own:
-            result |= _sum(component, own, window_s)
+            result |= _sum(component, own, window_s, doubtful.get(component, 0.0))
     parts = [e for e in entries if e["primary"] and "energy_J" in e]
-    return result | (_sum("total", parts, window_s) if parts else {})
+    return result | (_sum("total", parts, window_s, sum(doubtful.values())) if parts else {})
 
 
-def _sum(name: str, entries: list[dict], window_s: float) -> dict:
+def _sum(name: str, entries: list[dict], window_s: float, doubtful_J: float) -> dict:
     energy_J = sum(entry["energy_J"] for entry in entries)
+    sampled_J = float(np.sqrt(sum(e.get("statistical_J", 0.0) ** 2 for e in entries)))
     return {
         f"energy_{name}_J": energy_J,
         f"energy_{name}_provenance": max((entry["provenance"] for entry in entries), key=PROVENANCES.index),
-        f"energy_{name}_statistical_J": float(np.sqrt(sum(e.get("statistical_J", 0.0) ** 2 for e in entries))),
+        f"energy_{name}_statistical_J": sampled_J + 1.5 * doubtful_J,
         f"energy_{name}_systematic_J": sum(SYSTEMATIC[e["provenance"]] * e["energy_J"] for e in entries),
         f"mean_power_{name}_W": energy_J / window_s,
     }
 
 
 def cross_checks(entries: list[dict]) -> list[dict]:
-    """Where a device has a counter and a power, both energies and by what share the power's is larger."""
+    """Where a device has a counter and a power, both energies and by what share the power's is larger.
+
+    A gap is flagged if it is more than ``DISAGREEMENT`` and more than the intervals of both leave open.
+    """
     by_id = {(entry["host"], entry["id"]): entry for entry in entries}
     checks = []
     for entry in entries:
         counter = by_id.get((entry["host"], entry.get("checks")))
-        if not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
+        if entry["primary"] or not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
             continue
         gap = entry["energy_J"] / counter["energy_J"] - 1
+        open_J = np.hypot(entry.get("statistical_J", 0.0), counter.get("statistical_J", 0.0))
         checks.append(
             {
                 "host": entry["host"],
@@ -376,10 +470,36 @@ def cross_checks(entries: list[dict]) -> list[dict]:
                 "counter_J": counter["energy_J"],
                 "power_J": entry["energy_J"],
                 "gap": gap,
-                "flagged": abs(gap) > DISAGREEMENT,
+                "flagged": abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"],
             }
         )
     return checks
+
+
+def doubtful_J(entries: list[dict], checks: list[dict]) -> dict[str, float]:
+    """Component -> energy that may be missing or false: of sensors without one, and where counter and power contradict.
+
+    A sensor without energy would have had that of the others of its component, on the mean; infinite if there are
+    none. All DRAM together may be absent, as on a machine that has no sensor of it.
+    """
+    doubtful: dict[str, float] = {}
+    primary = [entry for entry in entries if entry["primary"]]
+    for component in COMPONENTS:
+        own = [entry for entry in primary if entry["component"] == component]
+        known_J = [entry["energy_J"] for entry in own if "energy_J" in entry]
+        if known_J and len(known_J) < len(own):
+            doubtful[component] = float(np.mean(known_J)) * (len(own) - len(known_J))
+        elif own and not known_J and component != "ram":
+            doubtful[component] = float("inf")
+    whole = {(e["host"], e["device"]) for e in entries if e.get("checks") and e.get("coverage", 0.0) >= WHOLE_CHECK}
+    for check in checks:
+        if (
+            check["flagged"]
+            and abs(check["gap"]) > SYSTEMATIC["measured"]
+            and (check["host"], check["device"]) in whole
+        ):
+            doubtful["gpu"] = doubtful.get("gpu", 0.0) + abs(check["power_J"] - check["counter_J"])
+    return doubtful
 
 
 def energy_of_phases(

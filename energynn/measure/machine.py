@@ -8,11 +8,11 @@ import os
 import platform
 import re
 import subprocess
-import tomllib
 from pathlib import Path
 
 from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.measure import sensors
+from energynn.reading import ILL_TYPED, toml_table
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
 # vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of the paper's H100 nodes; about a third
@@ -61,7 +61,7 @@ def usable_cores() -> int:
 
 
 def gpus() -> list[dict]:
-    """Number, name, driver and power limit of the NVIDIA GPUs that this job may use; empty without a working NVML."""
+    """Number, name, driver and power limit (None if unknown) of the GPUs this job may use; empty without NVML."""
     try:
         import pynvml
 
@@ -71,7 +71,9 @@ def gpus() -> list[dict]:
         described = []
         for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+            limit_W = None
+            with contextlib.suppress(Exception):  # laptops and virtual GPUs do not say
+                limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
             name = sensors.text(pynvml.nvmlDeviceGetName(handle))
             described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
         return described
@@ -117,8 +119,12 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
         except OSError as error:
             raise ValueError(f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own") from error
     try:
-        return tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        values = toml_table(path)
+        for name in ("idle_W_per_core", "full_W_per_core"):
+            if not 0 <= float(values["cpu_model"][name]) < 10_000:
+                raise ValueError(f"{name} must be 0 to 10,000 W, got {values['cpu_model'][name]!r}")
+        return values
+    except ILL_TYPED as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
 
 

@@ -8,7 +8,6 @@ expect is listed where it is worked around.
 from __future__ import annotations
 
 import configparser
-import ctypes
 import json
 import logging
 import multiprocessing
@@ -25,6 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host
+from energynn.processes import end_forks_with_this, end_with_parent
+from energynn.reading import require_file, require_plain_hdf5
 
 if TYPE_CHECKING:
     from energynn.measure.sensors import Sensor
@@ -95,7 +96,8 @@ def attach() -> None:
 
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
     multiprocessing.set_start_method("fork", force=True)
-    die_with_parent()
+    end_with_parent()
+    end_forks_with_this()  # perun's sampler outlives a killed rank otherwise, and holds its pipes open
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 
@@ -105,9 +107,7 @@ def attach() -> None:
 
 def _start_sampler():
     """Called once in perun's sampler process before it reports ready: no rank starts before our first sample."""
-    # perun's sampler outlives a killed rank and holds its pipes open; and no signal must end it before its rank.
-    die_with_parent()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # no signal must end it before its rank
         signal.signal(number, signal.SIG_IGN)
     sampler = make_sampler(Path(os.environ[RUN_DIR_VARIABLE]))
     sampler.start()
@@ -141,14 +141,6 @@ def intent_of(folder: Path) -> dict:
     """run.json of the run whose raw files, or those of one of its segments, lie in a folder."""
     path = folder / "run.json"
     return json.loads((path if path.exists() else folder.parent / "run.json").read_text())
-
-
-def die_with_parent(with_signal: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process a signal when its parent ends, however that ends (prctl PR_SET_PDEATHSIG)."""
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(1, with_signal, 0, 0, 0)
-    if os.getppid() != parent:  # it ended between the two calls
-        os.kill(os.getpid(), with_signal)
 
 
 def _plain(value):
@@ -314,6 +306,9 @@ def _silence(logger: str) -> None:
 # ------------------------------------------------------------------------------------------ after the run
 
 
+MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
+
+
 @dataclass(frozen=True)
 class Series:
     """Readings as perun stored them, (samples,), in ``unit`` x ``to_SI``; a counter starts again at ``valid_max``."""
@@ -375,7 +370,9 @@ def read_runs(path: Path) -> list[PerunRun]:
     import h5py
 
     try:
+        require_file(path)
         with h5py.File(path, "r") as file:
+            require_plain_hdf5(file, MOST_VALUES)
             ((application, root),) = file.items()
             runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
@@ -401,7 +398,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
     sensors = []
     for name, sensor in group["nodes"].items() if "nodes" in group else ():
         raw = sensor["raw_data"]
-        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"])
+        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"].item())
         values = _read_series(raw["values"])
         kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
         counter = kept if kept.unit == "J" else None
@@ -413,7 +410,7 @@ def _read_sensors(group, round_name: str, host: str, component: str) -> list[Per
 
 def _read_series(dataset) -> Series:
     facts = dataset.attrs
-    return Series(dataset[:], facts["unit"], float(facts["mag"]), float(facts.get("valid_max", np.inf)))
+    return Series(dataset[:], facts["unit"], float(facts["mag"].item()), float(facts.get("valid_max", np.inf)))
 
 
 def read_hdf5(path: Path, run: str | None = None) -> dict:

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from energynn.files import is_locked, lock
 from energynn.measure import perun_adapter
-from energynn.measure.perun_adapter import die_with_parent
-from energynn.measure.samples import has_begun, read_events
-
-READY_S = 60.0  # for the first sample; Python starts slowly from a cluster's file system
+from energynn.measure.samples import has_begun, limit_s
+from energynn.processes import end_with_parent
 
 
 def start_sampler(folder: Path, size: int, stopped: list[int]):
@@ -34,24 +33,25 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
         [sys.executable, "-c", f"from energynn.measure.sampler_process import sample; sample({str(folder)!r})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        preexec_fn=die_with_parent,
+        preexec_fn=partial(end_with_parent, os.getpid()),
     )
-    answers, _, _ = select.select([sampler.stdout], [], [], READY_S)
+    answers, _, _ = select.select([sampler.stdout], [], [], limit_s("ready_limit_s"))
     if not answers or sampler.stdout.readline() != b"ready\n":
         sampler.kill()
         raise ValueError("the sampler does not start; see its lines above, and `energynn doctor`")
 
     def stop() -> None:
         ours.close()
-        patience = time.monotonic() + READY_S
-        while size > 1 and not stopped:
-            begun = {event["rank"] for event in read_events(folder)}
-            if not is_locked(folder / f".ranks-{host}") and (len(begun) == size or time.monotonic() > patience):
-                break
-            time.sleep(0.1)
+        patience = time.monotonic() + limit_s("ready_limit_s")
+        while size > 1 and not stopped and is_locked(folder / f".ranks-{host}"):
+            time.sleep(0.5)
+        while size > 1 and not stopped and time.monotonic() < patience:
+            if len(list(folder.glob("events-rank*.jsonl"))) == size and not is_locked(folder / f".ranks-{host}"):
+                break  # there is none to come
+            time.sleep(0.5)
         sampler.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            sampler.wait(timeout=30)
+            sampler.wait(timeout=150)  # it may have to wait for the disk
         sampler.kill()
         sampler.wait()
         owner.close()
@@ -71,8 +71,9 @@ def sample(folder: str) -> None:
 
 
 def until(condition, what: str) -> None:
-    deadline = time.monotonic() + READY_S
+    most_s = limit_s("ready_limit_s")
+    deadline = time.monotonic() + most_s
     while not condition():
         if time.monotonic() > deadline:
-            raise ValueError(f"waited {READY_S:.0f} s for {what}")
-        time.sleep(0.02)
+            raise ValueError(f"waited {most_s:.0f} s for {what}")
+        time.sleep(0.2)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
+import threading
 import time
 from array import array
 from dataclasses import dataclass, field
@@ -10,10 +14,29 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.processes import lives
+from energynn.reading import ILL_TYPED, require_file
+
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
 LONGEST_PERIODS, LONGEST_S = 2.0, 0.2
-SILENCE_S = 10.0  # without a new sample: the sampler is dead, and perun would wait for it without end
+LARGEST_LINES_B = 2**30  # of a file of events or phases, which is read as a whole
 STEP_OF_WALL_CLOCK_S = 0.05  # more than a wall clock is steered between two samples: it was set
+# Patience in s, for what a slow file system delays; a system's file can state others (energynn/cluster/systems.py).
+LIMITS_S = {
+    "silence_limit_s": 90.0,  # without a new sample of a host; then its ranks ask all to stop, with a checkpoint
+    "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
+    "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
+}
+ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
+
+
+def limit_s(name: str) -> float:
+    """One of LIMITS_S, or what the environment says instead (ENERGYNN_SILENCE_LIMIT_S ...)."""
+    return float(os.environ.get(limit_variable(name), LIMITS_S[name]))
+
+
+def limit_variable(name: str) -> str:
+    return f"ENERGYNN_{name.upper()}"
 
 
 @dataclass
@@ -99,6 +122,7 @@ class Reader:
 
     def read(self, to_the_end: bool = True) -> None:
         """Take what was written since the last call; a last line without an end only if no more will come."""
+        require_file(self.path)
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             for text in file:
@@ -107,7 +131,7 @@ class Reader:
                 self.offset += len(text)
                 try:
                     self._take(json.loads(text))
-                except (ValueError, TypeError, KeyError, AttributeError):
+                except ILL_TYPED:
                     self.unreadable += 1
 
     def _take(self, line: dict) -> None:
@@ -185,14 +209,23 @@ def has_begun(folder: Path, host: str) -> bool:
 
 
 def read_events(folder: Path) -> list[dict]:
-    """Events of all ranks in the order of their wall clocks; lines cut by a crash are skipped."""
+    """Events of all ranks; lines that a crash cut are skipped.
+
+    Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock at which each began:
+    a wall clock that is set while the run goes on does not change the order.
+    """
     events = []
     for path in sorted(folder.glob("events-rank*.jsonl")):
         rank = int(path.stem.removeprefix("events-rank"))
-        for line in _whole_lines(path):
-            if "t_wall_ns" in line:
-                events.append({"rank": rank, **line})
-    return sorted(events, key=lambda event: event["t_wall_ns"])
+        own = [{"rank": rank, **line} for line in _whole_lines(path) if _is_event(line)]
+        ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0
+        events += [(event["t_mono_ns"] + ahead_ns, rank, event) for event in own]
+    return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
+
+
+def _is_event(line: dict) -> bool:
+    times = [line.get("t_mono_ns"), line.get("t_wall_ns"), line.get("rank", 0)]
+    return all(type(number) is int for number in times) and isinstance(line.get("event"), str)
 
 
 def events_of_kind(events: list[dict], kind: str) -> list[dict]:
@@ -231,10 +264,11 @@ def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndar
 def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
+    require_file(path, LARGEST_LINES_B)
     for text in path.read_text(errors="replace").splitlines():
         try:
             line = json.loads(text, parse_constant=lambda _constant: None)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)
@@ -247,38 +281,157 @@ def segments(run_dir: Path) -> list[Path]:
     return [run_dir, *later]
 
 
-class Silence:
-    """Whether a host of a run has fallen silent: in words, or "" while all is well.
+class Lines:
+    """Lines on their way to the end of a file. Who adds one does not wait for a disk that does not answer.
 
-    By the files' sizes and our own monotonic clock: the wall clock may be set while a run goes on. A sampler that has
-    ended as it should is not silent; perun's own evaluation, which follows it, is only given ``EVALUATION_S``.
+    One thread writes them as they come. Another has them forced to disk every ``FORCE_S``, so that other hosts see
+    them. While the disk does not answer, or is full, they wait in memory, ``MOST_B`` at most. Lines beyond that are
+    dropped, and a line says how many.
     """
 
-    FIRST_S = 120.0  # until the first sample; hundreds of ranks start slowly from one file system
-    EVALUATION_S = 600.0
+    FORCE_S = 5.0
+    AGAIN_S = 0.5  # after a write that failed
+    PROMPT_S = 0.02  # more than a write takes while all is well
+    MOST_B = 32 * 2**20
+
+    def __init__(self, path: Path):
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size_B = os.fstat(self.file).st_size
+        # A line in which an earlier writer was killed must not swallow our first one.
+        self.waiting = b"\n" if size_B and os.pread(self.file, 1, size_B - 1) != b"\n" else b""
+        self.taken_B, self.written_B, self.forced_B = len(self.waiting), 0, 0
+        self.dropped, self.refused = 0, False  # lines; whether the last write failed
+        self.changed, self.hurry = threading.Condition(), threading.Event()
+        for work in (self._write, self._force):
+            threading.Thread(target=work, name="energynn-lines", daemon=True).start()
+
+    def add(self, line: dict) -> None:
+        """Take a line; it is in the file afterwards, even if the process is killed, unless the disk does not answer."""
+        with self.changed:
+            is_prompt = self.taken_B == self.written_B
+            if self.taken_B - self.written_B > self.MOST_B:
+                self.dropped += 1
+                return
+            if self.dropped:
+                self._take({"problem": f"{self.dropped} lines were lost: nothing could be written for too long"})
+                self.dropped = 0
+            self._take(line)
+            self.changed.notify_all()
+            if is_prompt:
+                self.changed.wait_for(lambda: self.taken_B == self.written_B, self.PROMPT_S)
+
+    def _take(self, line: dict) -> None:
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        self.waiting += data
+        self.taken_B += len(data)
+
+    def flush(self, patience_s: float) -> bool:
+        """Wait until all lines are forced to disk; False where that takes longer, or the disk takes no more."""
+        with self.changed:
+            taken_B = self.taken_B
+            self.hurry.set()
+            self.changed.wait_for(lambda: self.forced_B >= taken_B or self.refused, patience_s)
+            self.hurry.clear()
+            return self.forced_B >= taken_B
+
+    def _write(self) -> None:
+        writing, complained = b"", False
+        while True:
+            with self.changed:
+                while not (self.waiting or writing):
+                    self.changed.wait()
+                writing, self.waiting = writing + self.waiting, b""
+            written = 0
+            try:
+                written = os.write(self.file, writing)
+            except OSError as error:
+                if not complained:
+                    print(f"energynn: samples are not written: {error.strerror}; free some space", file=sys.stderr)
+                complained = True
+            with self.changed:
+                self.written_B += written
+                self.refused = written == 0
+                self.changed.notify_all()
+            if written < len(writing):
+                time.sleep(self.AGAIN_S)
+            writing = writing[written:]
+
+    def _force(self) -> None:
+        while True:
+            self.hurry.wait(self.FORCE_S)
+            written_B = self.written_B
+            if written_B > self.forced_B:
+                with contextlib.suppress(OSError):  # a full disk
+                    os.fsync(self.file)
+            with self.changed:
+                self.forced_B = written_B
+                self.changed.notify_all()
+            time.sleep(0.01)  # before the rest, if there is a hurry
+
+
+class Heartbeat:
+    """The last sign of life of a sampler, in memory that other processes of the host find by what its header says."""
 
     def __init__(self):
-        self.begun = time.monotonic()
-        self.seen: dict[Path, tuple[int, float]] = {}
+        self.file = os.memfd_create("energynn-heartbeat")
 
-    def __call__(self, folder: Path) -> str:
-        now = time.monotonic()
-        for path in folder.glob("samples-*.jsonl"):
-            size = path.stat().st_size
-            if self.seen.get(path, (None,))[0] != size:
-                self.seen[path] = (size, now)
-        if not self.seen:
-            return f"no sample in the first {self.FIRST_S:.0f} s" if now - self.begun > self.FIRST_S else ""
-        silent = [path for path, (_, since) in self.seen.items() if now - since > SILENCE_S]
-        if any(not _has_ended(path) for path in silent):
-            return f"no sample for {SILENCE_S:.0f} s, the sampler is dead"
-        if any(now - self.seen[path][1] > self.EVALUATION_S for path in silent):
-            return f"perun's evaluation takes longer than {self.EVALUATION_S:.0f} s"
-        return ""
+    def beat(self, sign: bytes | None = None) -> None:
+        """Tell that the sampler lives; ``ENDED`` that it has ended as it should."""
+        os.pwrite(self.file, sign or time.monotonic_ns().to_bytes(8), 0)
 
 
-def _has_ended(path: Path) -> bool:
-    """Whether the last line of a samples file says that its sampler has ended as it should."""
-    with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        return b'"ended":true' in file.read()
+class Silence:
+    """Whether this host's sampler has died or fallen silent: in words, or "" while all is well.
+
+    Every host watches its own, by its process and its heartbeat, which are no files of the run: a file system may
+    stand still for a minute, and show late what other hosts have written. The folder is asked until the sampler is
+    found. One that has ended as it should is not silent; perun's evaluation, which follows it, is only given
+    ``EVALUATION_S``.
+    """
+
+    LOOK_S = 1.0
+    NOTICED_S = 10.0
+    EVALUATION_S = 600.0
+
+    def __init__(self, folder: Path):
+        self.folder, self.host = folder, os.uname().nodename
+        self.looked, self.words, self.silent_s = time.monotonic() - self.LOOK_S, "", 0.0
+        self.process, self.heartbeat, self.last = 0, None, b""
+
+    def __call__(self) -> str:
+        """Call it often: it looks once in ``LOOK_S``, and counts no time in which its own process was stopped."""
+        since_s = time.monotonic() - self.looked
+        if since_s >= self.LOOK_S:
+            self.silent_s += min(since_s, 2 * self.LOOK_S)
+            self.looked, self.words = time.monotonic(), self._look()
+        return self.words
+
+    def notice(self) -> str:
+        """In words that there has been no sample for ``NOTICED_S``: a reason to look, or for a checkpoint."""
+        is_noticed = self.last not in (b"", ENDED) and self.silent_s > self.NOTICED_S
+        return f"no sample for {self.NOTICED_S:.0f} s on {self.host}" if is_noticed else ""
+
+    def _look(self) -> str:
+        if self.heartbeat is None and not self._find():
+            most_s = limit_s("first_sample_limit_s")
+            nothing = self.silent_s > most_s and not list(self.folder.glob("samples-*.jsonl"))
+            return f"no sample in the first {most_s:.0f} s" if nothing else ""
+        sign = os.pread(self.heartbeat, 8, 0)
+        if sign != self.last:
+            self.last, self.silent_s = sign, 0.0
+        if sign == ENDED:
+            too_long = self.silent_s > self.EVALUATION_S
+            return f"perun's evaluation takes longer than {self.EVALUATION_S:.0f} s" if too_long else ""
+        if not lives(self.process):
+            return f"the sampler is dead on {self.host}"
+        most_s = limit_s("silence_limit_s")
+        return f"no sample for {most_s:.0f} s on {self.host}" if self.silent_s > most_s else ""
+
+    def _find(self) -> bool:
+        """Find the process and the heartbeat of the sampler by the last header in its file."""
+        path = self.folder / f"samples-{self.host}.jsonl"
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError), open(path, "rb") as file:
+            header = json.loads([line for line in file.read(2**20).splitlines() if b'"header"' in line][-1])
+            self.heartbeat = os.open(f"/proc/{header['pid']}/fd/{header['heartbeat']}", os.O_RDONLY)
+            self.process = header["pid"]
+        return self.heartbeat is not None

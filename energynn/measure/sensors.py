@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import math
 import os
 import re
@@ -16,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from energynn.measure.samples import ENDED, Heartbeat, Lines
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -57,14 +57,26 @@ def find(
 
     ``others`` come from elsewhere (perun's backends); ``visible`` is the value of CUDA_VISIBLE_DEVICES, None for all
     GPUs. The CPU is estimated from ``cpu_model`` where it has no sensor. A component that has neither is absent from
-    the list: absent, not zero.
+    the list: absent, not zero. Beside a counter that stands still the estimate waits to take its place.
     """
     rapl, rapl_problems = rapl_sensors(powercap)
     nvml, nvml_problems = nvml_sensors(visible)
     sensors = [*rapl, *nvml, *others]
-    if not any(sensor.component == "cpu" and sensor.primary for sensor in sensors):
-        sensors.append(cpu_estimate(cpu_model))
+    has_cpu = any(sensor.component == "cpu" and sensor.primary for sensor in sensors)
+    if not has_cpu or any(sensor.component == "cpu" and stands_still(sensor) for sensor in rapl):
+        sensors.append(cpu_estimate(cpu_model, primary=not has_cpu))
     return sensors, rapl_problems + nvml_problems
+
+
+def stands_still(sensor: Sensor, seconds: float = 0.1) -> bool:
+    """Whether a counter shows the same for so long; RAPL's change every millisecond, in many virtual machines never."""
+    until = time.monotonic() + seconds
+    with suppress(Exception):  # the sampler will say so
+        first = sensor.read()
+        while time.monotonic() < until:
+            if sensor.read() != first:
+                return False
+    return True
 
 
 def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
@@ -73,7 +85,7 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
     provenance = "measured" if powercap.resolve().is_relative_to("/sys") else "simulated"
-    sensors, problems = [], []
+    sensors, unreadable, problems = [], [], []
     for zone in sorted(powercap.glob("intel-rapl:*")):
         counter = zone / "energy_uj"
         try:
@@ -81,20 +93,36 @@ def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
             component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
             if component is None:
                 continue
-            counter.read_text()
             wraps_at = float((zone / "max_energy_range_uj").read_text())
-        except OSError as error:  # root only by default
-            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
+        except OSError as error:
+            problems.append(f"{zone} may not be read ({error.strerror}); sudo chmod -R a+r {zone}")
             continue
         except ValueError as error:
             problems.append(f"{zone} holds no number ({error}); it is left out")
             continue
         package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
         sensor_id = f"{component}_{package}_{name}"
+        about = {"to_SI": 1e-6, "wraps_at": wraps_at, "notes": _limit_of_zone(zone)}
         read = partial(_read_whole_number, counter)
-        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, to_SI=1e-6, wraps_at=wraps_at)
-        sensors.append(sensor)
-    return sensors, problems
+        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, **about)
+        try:
+            counter.read_text()
+            sensors.append(sensor)
+        except OSError as error:  # root only by default
+            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
+            unreadable.append(sensor)
+    # Where one of several can be read, the others are missing; where none can, there is no such sensor.
+    readable = {sensor.component for sensor in sensors}
+    return sensors + [sensor for sensor in unreadable if sensor.component in readable], problems
+
+
+def _limit_of_zone(zone: Path) -> dict:
+    """``limit_W``, the most that any limit of a RAPL zone allows or may be set to; nothing where there is none."""
+    limits_W = []
+    for path in zone.glob("constraint_*_uw"):  # constraint_0_max_power_uw, constraint_0_power_limit_uw
+        with suppress(OSError, ValueError):
+            limits_W.append(int(path.read_text()) / 1e6)
+    return {"limit_W": max(limits_W)} if max(limits_W, default=0) > 0 else {}
 
 
 def _read_whole_number(path: Path) -> int:
@@ -122,30 +150,39 @@ def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
         problems.append(
             f"CUDA_VISIBLE_DEVICES names {unknown!r}, no GPU of this host: neither it nor what follows counts"
         )
+    lost = []
     for index in sorted(used):
         try:
             sensors += _sensors_of_gpu(pynvml, index)
         except Exception as error:
             problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
-    return sensors, problems
+            lost.append(Sensor(f"gpu_{index}_energy", "gpu", str(index), "energy", "measured", partial(_fail, error)))
+    # Where one of several GPUs can be read, the others are missing; where none can, there is no such sensor.
+    return sensors + (lost if sensors else []), problems
+
+
+def _fail(error: Exception) -> float:
+    raise error
 
 
 def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
-    """The energy counter of one GPU, if it has one, and its power; raises what NVML raises if it cannot be read."""
+    """The energy counter of one GPU and its power, what there is; raises what NVML raises if there is neither."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     notes = {"uuid": text(pynvml.nvmlDeviceGetUUID(handle)), "name": text(pynvml.nvmlDeviceGetName(handle))}
     notes["power"] = power_semantics(notes["name"])
+    with suppress(Exception):  # laptops and virtual GPUs do not say
+        notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
     provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
     facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3, "notes": notes}
-    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
-    read_power()
-    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
     read_counter = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
+    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
+    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
     try:
         read_counter()
     except Exception:  # older than Volta, or some other GPU that has none
+        read_power()
         return [power]
-    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
     power.primary, power.checks = False, counter.id
     return [counter, power]
 
@@ -198,10 +235,11 @@ def power_semantics(gpu_name: str) -> str:
     return "an average over 1 s"
 
 
-def cpu_estimate(model: dict) -> Sensor:
+def cpu_estimate(model: dict, primary: bool = True) -> Sensor:
     """All CPU cores of this host by a stated linear model of cumulative busy time: an estimate, never a measurement."""
     model = {**model, "cores": os.cpu_count()}
-    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, model=model)
+    facts = {"primary": primary, "model": model}
+    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, **facts)
 
 
 def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
@@ -247,6 +285,7 @@ class Sampler:
     STATUS_EVERY = 100  # samples
     CLOCK_EVERY_S = 60.0
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
+    DISK_S = 120.0  # patience with the disk at the end
     PATIENCE_S = 0.05  # for the reference's answer, so that no sample is late
 
     def __init__(
@@ -262,14 +301,14 @@ class Sampler:
         self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
         self.failing: set[str] = set()
-        self.complained = False
         self.reading = ""  # the sensor that is just being read; a driver may never answer
-        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.lines, self.heartbeat = Lines(path), Heartbeat()
         self._write(
             {
                 "header": "energynn-samples/1",
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
+                "heartbeat": self.heartbeat.file,
                 "period_s": period_s,
                 "sensors": [sensor.describe() for sensor in sensors],
                 "problems": list(problems),
@@ -288,6 +327,7 @@ class Sampler:
         if not self.has_begun.wait(self.FIRST_S):
             self._problem(f"{self.reading} does not answer; look at its driver, or leave the device out")
             raise TimeoutError(f"no first sample within {self.FIRST_S:.0f} s")
+        self.lines.flush(self.FIRST_S)
 
     def stop(self) -> None:
         """Have the last sample taken and said how the loop kept up; does not wait for a sensor that is silent."""
@@ -295,6 +335,8 @@ class Sampler:
         self.thread.join(self.LAST_S)
         if self.thread.is_alive():
             self._problem(f"{self.reading} does not answer; the samples end where it fell silent")
+        if not self.lines.flush(self.DISK_S):
+            _say("the last samples are lost: the disk is full, or does not answer")
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
@@ -303,6 +345,7 @@ class Sampler:
         values = [self._read(sensor) for sensor in self.sensors]
         after = time.monotonic_ns()
         self._write({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
+        self.heartbeat.beat()
         self.count += 1
 
     def _about_to_read(self, sensor: Sensor) -> None:
@@ -356,6 +399,7 @@ class Sampler:
         self.sample()
         self._measure_clock()
         self._write({"status": self._status() | {"ended": True}})
+        self.heartbeat.beat(ENDED)
 
     def _status(self) -> dict:
         return {
@@ -374,16 +418,7 @@ class Sampler:
         self._write({"problem": problem})
 
     def _write(self, line: dict) -> None:
-        # One write per line: a line is whole or cut at its end, and a cut one is skipped when read.
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
-        try:
-            written = os.write(self.file, data)
-            if written < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            if not self.complained:
-                _say(f"samples are not written: {error.strerror}; free some space")
-            self.complained = True
+        self.lines.add(line)
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,11 @@
 # The script that perun runs in each rank. perun executes it with exec, so it defines nothing and only calls.
 import sys
 
-from energynn.train import rank
+from energynn import processes
+
+processes.end_with_parent()
+processes.end_forks_with_this()
+
+from energynn.train import rank  # noqa: E402 - takes seconds: torch
 
 rank.run(sys.argv[1])

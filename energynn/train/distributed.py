@@ -27,6 +27,7 @@ from energynn.config import RunConfig
 from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
+from energynn.measure.samples import Events, Silence
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -185,16 +186,18 @@ class Request(enum.IntEnum):
 class StopVote:
     """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
 
-    A rank is asked by SIGTERM or SIGUSR1, all of them by a file ``stop`` in the folder, and rank 0's clock asks for
-    the regular checkpoints. Each step starts a vote of all ranks beside the training, and reads the result of the step
-    before, so that nobody waits.
+    A rank is asked by SIGTERM or SIGUSR1, and by the silence of its host's sampler; all of them by a file ``stop`` in
+    the folder. Rank 0's clock asks for the regular checkpoints, and a silence that begins for one more. Each step
+    starts a vote of all ranks beside the training, and reads the result of the step before, so that nobody waits.
     """
 
+    LOOK_S = 1.0  # between two looks for the file, and at the sampler
+
     def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
-        self.world, self.file = world, Path(folder) / "stop"
+        self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
         timeout = datetime.timedelta(seconds=timeout_s)  # otherwise half an hour
         self.group = dist.new_group(backend="gloo", timeout=timeout) if world.device.type == "cuda" else None
-        self.asked, self.pending, self.looked = False, None, 0.0
+        self.asked, self.noticed, self.pending, self.looked = False, "", None, 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
@@ -203,9 +206,9 @@ class StopVote:
 
     def __call__(self, checkpoint_is_due: bool) -> Request:
         """Call once per step on every rank."""
-        if self.world.rank == 0 and time.monotonic() - self.looked > 0.2:
+        if time.monotonic() - self.looked > self.LOOK_S:
             self.looked = time.monotonic()
-            self.asked = self.asked or self.file.exists()
+            self._look()
         answer, vote = Request.NOTHING, Request.NOTHING
         if self.pending:
             greatest, work = self.pending
@@ -215,9 +218,19 @@ class StopVote:
             vote = Request.STOP
         elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
             vote = Request.CHECKPOINT
+        elif self.silence.notice() and not self.noticed:
+            vote = Request.CHECKPOINT
+        self.noticed = self.silence.notice()
         greatest = torch.tensor([vote], dtype=torch.int64)
         self.pending = greatest, dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group, async_op=True)
         return answer
+
+    def _look(self) -> None:
+        if self.world.rank == 0 and self.file.exists():
+            self.asked = True
+        if not self.asked and (silent := self.silence()):
+            Events(self.file.parent, self.world.rank).mark("stop_asked", reason=silent)
+            self.asked = True
 
     def during(self, batches: Iterable, votes: int) -> Iterator:
         """The batches of an evaluation, with a vote after each of the first ``votes``, as many on every rank.

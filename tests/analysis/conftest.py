@@ -1,13 +1,21 @@
 """Synthetic run records: provenance is ``simulated``, and every value follows a formula that stands here."""
 
+import fcntl
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from energynn import config
+from energynn.analysis import numbers
+from energynn.files import REPOSITORY
+from tests.analysis.notebook import execute
+
+ANALYSIS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("[1-9]*.ipynb") if path.stem < "9")
 
 POWER_W = {0: 5.0, 1: 14.0, 2: 23.0, 4: 41.0}  # of the whole host with so many devices at work
 
@@ -207,6 +215,30 @@ def _write_replica_runs(runs_dir, name, n, lbs, samples, repeats, provenance):
 def synthetic() -> SimpleNamespace:
     """The functions of this file, for tests that write their own records."""
     return SimpleNamespace(write_run=write_run, write_study=write_study, write_replica=write_replica, POWER_W=POWER_W)
+
+
+@pytest.fixture(scope="session")
+def executed(tmp_path_factory):
+    """The build folder after all analysis notebooks ran on given own runs; once for all processes of pytest-xdist."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    def execute_once(name: str, write_runs: Callable[[Path], object] | None = None) -> Path:
+        folder = shared / name
+        folder.mkdir(exist_ok=True)
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (folder / "numbers.json").exists():
+                if write_runs:
+                    write_runs(folder / "runs")
+                for notebook in ANALYSIS:
+                    execute(notebook, runs_dir=str(folder / "runs"), build_dir=str(folder))
+                numbers.colophon(folder)
+                numbers.merge(folder)
+        return folder
+
+    return execute_once
 
 
 @pytest.fixture

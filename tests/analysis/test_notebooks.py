@@ -11,10 +11,10 @@ import pytest
 
 from energynn.analysis import numbers, paper
 from energynn.files import REPOSITORY
+from tests.analysis.conftest import ANALYSIS
 from tests.analysis.notebook import execute
 
 ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-ANALYSIS = [path.stem for path in ALL if path.stem[0] in "12345678"]
 MINE = [path for path in ALL if path.stem in ("00_start_here", *ANALYSIS)]
 pytestmark = pytest.mark.timeout(900)  # a first test waits until all notebooks are executed
 
@@ -123,15 +123,10 @@ def test_cells_are_plain(path):
 
 
 @pytest.fixture(scope="module", params=["without own runs", "with own runs"])
-def built(request, synthetic, tmp_path_factory):
-    """Build folder after all analysis notebooks ran."""
-    folder = tmp_path_factory.mktemp("build")
-    if request.param == "with own runs":
-        synthetic.write_study(folder / "runs")
-    for name in ANALYSIS:
-        execute(name, runs_dir=str(folder / "runs"), build_dir=str(folder))
-    numbers.colophon(folder)
-    return request.param, folder, numbers.merge(folder)
+def built(request, synthetic, executed):
+    """Build folder after all analysis notebooks ran, and the numbers in it."""
+    folder = executed(request.param, synthetic.write_study if request.param == "with own runs" else None)
+    return request.param, folder, json.loads((folder / "numbers.json").read_text())
 
 
 def test_papermill_executes_a_notebook(tmp_path):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from energynn.analysis import numbers, report
+from energynn.analysis import report
 from energynn.files import REPOSITORY
 from tests.analysis.notebook import execute
 
@@ -38,17 +38,10 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def built(synthetic, tmp_path_factory):
-    """Report of a build with own runs, of which some have a trace."""
-    folder = tmp_path_factory.mktemp("report")
-    synthetic.write_study(folder / "runs")
-    synthetic.write_replica(folder / "runs", series="R4", repeats=1)
-    places = {"runs_dir": str(folder / "runs"), "build_dir": str(folder)}
-    execute("50_power_draw", **places)
-    execute("70_claims", **places)
-    execute("90_explore", **places, live=False)
-    numbers.colophon(folder)
-    numbers.merge(folder)
+def built(synthetic, executed):
+    """Report of a build with own runs that have a trace."""
+    folder = executed("with own runs", synthetic.write_study)
+    execute("90_explore", runs_dir=str(folder / "runs"), build_dir=str(folder), live=False)
     return report.build(folder)
 
 

@@ -44,7 +44,7 @@ def test_no_records_give_the_same_variables(tmp_path, synthetic_runs):
     [
         ({"valid": False, "invalid_reasons": ["the run is killed"]}, "the run is killed"),
         ({"training_time_s": None}, "fields are missing: training_time_s"),
-        ({"energy_total_J": float("nan")}, "energy_total_J is not a finite number"),
+        ({"energy_total_J": float("nan")}, "record.json is not JSON: NaN is no finite number"),
         ({"energy_total_J": -1.0}, "energy_total_J is negative"),
         ({"energy_total_J": "12 kWh"}, "energy_total_J is not a finite number"),
         ({"schema": "other/1"}, "schema"),

@@ -9,6 +9,7 @@ import pytest
 from energynn import config, files
 from energynn.cluster import job, local, slurm
 from energynn.launchers import CAN_GO_ON
+from tests.conftest import minimal_record
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def start(tmp_path, monkeypatch):
             if signalled:
                 os.kill(os.getpid(), signalled)
             if record:
-                files.write_json(run_dir / "record.json", record)
+                files.write_json(run_dir / "record.json", minimal_record(**record))
             return 1, "RuntimeError: out of memory"
 
         files.write_json(run_dir / "job" / "submission.json", {"submitted_at": submitted_at})

@@ -19,6 +19,7 @@ import pytest
 from energynn import cli, config, files, records, studies
 from energynn.cluster import costs, slurm, submit, systems
 from energynn.files import REPOSITORY
+from tests.conftest import minimal_record
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {
@@ -170,7 +171,7 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
         submit.plan([tuned], site, tmp_path, set())
     folder = tmp_path / "two-nodes" / config.run_id(first)
-    files.write_json(folder / "record.json", {"valid": True})
+    files.write_json(folder / "record.json", minimal_record(valid=True))
     assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [""]
 
 
@@ -201,6 +202,19 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
     assert "#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH\n" in text and "SECRET" not in text and "hush" not in text
     assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
+
+
+def test_the_patience_of_a_run_is_a_matter_of_its_system_and_not_of_what_it_is(tmp_path):
+    patient = tmp_path / "two-nodes.toml"
+    patient.write_text(Path(TWO_NODES).read_text() + "\nsilence_limit_s = 300\n")
+    texts = {}
+    for file in (TWO_NODES, str(patient)):
+        texts[file] = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(file), tmp_path, ["mine"])
+    assert "export ENERGYNN_SILENCE_LIMIT_S=90.0\n" in texts[TWO_NODES]
+    assert "export ENERGYNN_FIRST_SAMPLE_LIMIT_S=120.0\nexport ENERGYNN_READY_LIMIT_S=60.0\n" in texts[TWO_NODES]
+    assert "export ENERGYNN_SILENCE_LIMIT_S=300\n" in texts[str(patient)]
+    folders = [re.findall(r"two-nodes/\S+n\d+-\S+", text) for text in texts.values()]
+    assert folders[0] == folders[1] and folders[0], "the same run, whatever the limits"
 
 
 # ------------------------------------------------------------------------------------ what must not become a command

@@ -17,7 +17,8 @@ from energynn import config, records
 from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.processes import processes_of, wait_until
-from tests.train.conftest import ENVIRONMENT, HERE
+from tests.ranks import ENVIRONMENT
+from tests.train.conftest import HERE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TIMEOUT_S = 5  # of a collective

@@ -4,8 +4,6 @@ import hashlib
 import io
 import json
 import re
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -16,11 +14,12 @@ from scipy.io import savemat
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from energynn import cli, config, files
+from energynn import cli, config
 from energynn.data import imagenet, photographs
 from energynn.data.imagenet import list_images, stratified_prefix
 from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
 from tests.jpegs import as_jpegs
+from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
 SAMPLES = [(f"/anywhere/{label}/{k}.jpg", label) for label, count in enumerate((5, 2, 4)) for k in range(count)]
@@ -327,28 +326,27 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
         evaluate_training_set=True,
         on_bad_image=on_bad_image,
     )
-    program = (
-        "import sys, runpy, pathlib; from energynn.data import manifests; "
-        "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4]); "
-        "runpy.run_path('tests/train/rank_main.py')"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, runpy, pathlib; from energynn.data import manifests\n"
+        "manifests.verify = lambda *given, **named: pathlib.Path(sys.argv[4])\n"
+        "runpy.run_path('tests/train/rank_main.py')\n"
     )
 
     def train(folder):
         arguments = [str(folder), json.dumps(config.to_dict(settings)), "float32", str(tree)]
-        done = subprocess.run(
-            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=files.REPOSITORY
-        )
+        done = start_ranks(1, script, *arguments)
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
         return done, [json.loads(line) for line in lines]
 
     done, events = train(tmp_path)
     if on_bad_image == "fail":
-        assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stderr), done.stderr
+        assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stdout), done.stdout
         return
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout
     assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
     assert all("n02_" in path for path in events[-1]["first"])
-    assert done.stderr.count("skipped: ") == 2  # each once, not in every epoch
+    assert done.stdout.count("skipped: ") == 2  # each once, not in every epoch
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
     (tmp_path / "stopped").mkdir()

@@ -60,6 +60,21 @@ def test_a_measurement_is_short(clock):
     assert min(durations_s) < 0.05
 
 
+def test_the_shortest_round_trip_counts(clock):
+    """Nothing is known of where a long trip lost its time, and so of the offset."""
+    reference, other = clock("a"), clock("b", ahead)
+    delays = iter([0.0, 0.04] + [0.0] * 100)
+    monotonic_ns = reference.monotonic_ns
+
+    def answers_late():
+        instant_ns = monotonic_ns()
+        time.sleep(next(delays))
+        return instant_ns
+
+    reference.monotonic_ns = answers_late
+    assert other.measure()["uncertainty_ns"] < 15e6
+
+
 def test_only_who_knows_the_token_gets_an_answer(tmp_path, clock):
     clock("a")
     port = json.loads((tmp_path / clocks.FILE).read_text())["port"]
@@ -152,6 +167,13 @@ def test_a_file_with_nonsense_leaves_the_wall_clocks(tmp_path, clock, wrong):
     path = tmp_path / clocks.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
     assert clock("b", ahead).measure(patience_s=0.2)["method"] == "wall clock"
+
+
+def test_the_file_is_read_once_so_that_storage_that_stands_still_stops_no_sampler(tmp_path, clock):
+    clock("a")
+    other = clock("b", ahead)
+    (tmp_path / clocks.FILE).unlink()
+    assert other.measure()["method"] == "exchange"
 
 
 def test_a_folder_that_cannot_be_written_gives_no_measurement_and_no_error(tmp_path):

@@ -393,8 +393,10 @@ def test_a_perun_that_does_not_start_costs_no_measurement(tmp_path):
 
 @pytest.mark.slow
 def test_a_gpu_that_falls_silent_for_ever_stops_no_command(tmp_path):
-    gpus = [dict(shape="constant", high_W=300.0, update_s=None, fails_from_s=8.0, fault="hang")]
-    record, status, errors = measured(tmp_path / "run", "sleep", "12", env=environment(gpus))
+    gpus = [
+        dict(shape="constant", high_W=300.0, update_s=None, fails_from_s=25.0, fault="hang")
+    ]  # late: perun starts slowly on a busy machine
+    record, status, errors = measured(tmp_path / "run", "sleep", "30", env=environment(gpus))
     assert status == 0 and "no sample for 10 s" in errors and not record["valid"]
     assert any("does not answer" in flag or "in gaps" in flag for flag in record["flags"]), record["flags"]
     wait_until(lambda: not processes_of(tmp_path), 10)
@@ -464,3 +466,11 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert cli.main(["watch", str(run_dir), "--once"]) == 0
     assert "120.0 W" in capsys.readouterr().out
     assert cli.main(["watch", str(run_dir.parent), "--once"]) == 2
+    kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own joules
+    path.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    assert watch.Watch(run_dir).look()["energy_per_sample_J"] == pytest.approx(1200 / 160, rel=0.02)
+    path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    file.write_text("".join(lines))
+    assert watch.Watch(run_dir).look()["energy_J"] == pytest.approx(120 * 20, rel=0.02), (
+        "what comes after is no training"
+    )

@@ -1,12 +1,13 @@
 import json
 import sys
 import threading
+import time
 
 import pytest
 
 from energynn import cli, launchers
 from energynn.launch import doctor
-from energynn.measure import perun_adapter
+from energynn.measure import perun_adapter, sensors
 from tests.measure.test_sensors import fake_nvml, powercap_tree
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
@@ -27,15 +28,32 @@ def test_a_machine_without_sensors_is_weak_and_says_why(tmp_path, monkeypatch):
 
 def test_counters_are_watched_and_simulated_ones_are_not_taken_for_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "_mpi_finding", lambda devices: MPI)
+    monkeypatch.setattr(doctor, "LOOK_S", 0.05)
+    monkeypatch.setattr(doctor, "LOAD_S", 0.1)
     findings = doctor.examine(powercap=powercap_tree(tmp_path))
-    (cpu,) = [finding for finding in findings if finding.subject == "CPU"]
-    assert "simulated" in cpu.found and "did not change" in cpu.found and cpu.state == doctor.WEAK
+    cpu, reserve = [finding for finding in findings if finding.subject == "CPU"]
+    assert "simulated" in cpu.found and "did not change in 0.1 s" in cpu.found and cpu.state == doctor.WEAK
+    assert "dead" in cpu.remedy and "estimated from busy time" in cpu.remedy and "in reserve" in reserve.found
+    (ram,) = [finding for finding in findings if finding.subject == "RAM"]
+    assert "dead" in ram.remedy and ram.state == doctor.WEAK
+
+
+def test_a_counter_that_moves_late_is_watched_for_long_enough(monkeypatch):
+    monkeypatch.setattr(doctor, "LOOK_S", 0.05)
+    monkeypatch.setattr(doctor, "LOAD_S", 0.7)
+    begun = time.monotonic()
+    sensor = sensors.Sensor("cpu_0", "cpu", "0", "energy", "measured", lambda: int((time.monotonic() - begun) / 0.3))
+    finding = doctor._look_at(sensor)
+    assert finding.state == doctor.GOOD and not finding.remedy
+    zero = sensors.Sensor("gpu_0_power", "gpu", "0", "power", "measured", lambda: 0)
+    assert doctor._look_at(zero).state == doctor.WEAK and "stands at 0" in doctor._look_at(zero).found
 
 
 def test_a_counter_that_may_not_be_read_comes_with_the_command_that_mends_it(tmp_path, monkeypatch):
     counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
     counter.unlink()
     counter.mkdir()  # reading it fails, for root too
+    monkeypatch.setattr(doctor, "LOAD_S", 0.02)
     findings = doctor._sensor_findings(tmp_path)
     (cpu,) = [finding for finding in findings if finding.subject == "CPU"]
     assert cpu.remedy.startswith("sudo chmod a+r") and "may not be read" in cpu.found
@@ -50,6 +68,7 @@ def test_gpus_their_power_semantics_and_other_processes(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "LOOK_S", 0.02)
+    monkeypatch.setattr(doctor, "LOAD_S", 0.02)
     text = doctor.report(doctor._sensor_findings(tmp_path) + doctor._gpu_findings())
     assert "gpu_0_power: power, measured, cross-check" in text and ", instantaneous, seen" in text
     assert "gpu_1_power" in text and "average over 1 s" in text

@@ -1,8 +1,5 @@
 import configparser
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -52,23 +49,3 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
     excluded = ini["monitor"]["exclude_sensors"].split(" ")
     powers = {number: f"CUDA:{number}_POWER" for number in (0, 1, 2, 11, 12, 120)}
     assert [number for number, name in powers.items() if not matchesOneOf(excluded, name)] == [0, 12]
-
-
-def test_a_process_dies_with_its_parent(tmp_path):
-    child = (
-        "import time; from energynn.measure.perun_adapter import die_with_parent\n"
-        "die_with_parent(); print(1, flush=True); time.sleep(60)"
-    )
-    parent = (
-        "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)"
-    )
-    started = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    pid = int(started.stdout.readline())
-    started.kill()
-    started.wait()
-    deadline = time.monotonic() + 5
-    while os.path.exists(f"/proc/{pid}") and open(f"/proc/{pid}/stat").read().split(") ")[1][0] != "Z":
-        assert time.monotonic() < deadline, "the child lives on"
-        time.sleep(0.05)

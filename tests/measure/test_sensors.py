@@ -7,8 +7,9 @@ import types
 import numpy as np
 import pytest
 
-from energynn.measure import samples, sensors
+from energynn.measure import machine, sensors
 from energynn.measure.samples import read_samples
+from tests import powercap
 
 MODEL = {"name": "m", "idle_W_per_core": 1.0, "full_W_per_core": 2.0, "source": "a test"}
 
@@ -27,7 +28,7 @@ def powercap_tree(root, packages=1):
 def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
     found, problems = sensors.find(MODEL, powercap_tree(tmp_path, packages=2))
     assert problems == []
-    assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.component != "gpu"] == [
+    assert [(s.component, s.device, s.kind, s.provenance) for s in found if s.kind == "energy"] == [
         ("cpu", "0", "energy", "simulated"),
         ("ram", "0", "energy", "simulated"),
         ("cpu", "1", "energy", "simulated"),
@@ -39,9 +40,19 @@ def test_packages_and_dram_are_found_and_said_to_be_simulated(tmp_path):
 def test_the_cpu_is_estimated_only_where_it_has_no_sensor(tmp_path):
     (estimate,) = [s for s in sensors.find(MODEL, tmp_path / "nothing")[0] if s.component == "cpu"]
     assert estimate.provenance == "estimated" and estimate.model["idle_W_per_core"] == 1.0
-    assert all(
-        s.provenance == "simulated" for s in sensors.find(MODEL, powercap_tree(tmp_path))[0] if s.component == "cpu"
-    )
+    still = [s for s in sensors.find(MODEL, powercap_tree(tmp_path))[0] if s.component == "cpu"]
+    assert [(s.provenance, s.primary) for s in still] == [("simulated", True), ("estimated", False)], "in reserve"
+
+
+def test_beside_a_counter_that_moves_nothing_is_estimated(tmp_path):
+    writer = powercap.constant_power(tmp_path, 100.0)
+    try:
+        time.sleep(0.3)
+        found, _ = sensors.find(MODEL, tmp_path)
+    finally:
+        writer.kill()
+        writer.wait()
+    assert [sensor.kind for sensor in found if sensor.component == "cpu"] == ["energy"]
 
 
 def test_busy_time_counts_what_this_machine_does(tmp_path):
@@ -142,26 +153,6 @@ def test_a_sensor_that_never_answers_is_named_and_nobody_waits_for_it(tmp_path, 
     never.set()
 
 
-def test_silence_is_told_from_a_slow_start_and_from_a_good_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "SILENCE_S", 0.05)
-    silence = samples.Silence()
-    silence.FIRST_S, silence.EVALUATION_S = 0.1, 0.5
-    assert silence(tmp_path) == ""
-    time.sleep(0.15)
-    assert "no sample in the first" in silence(tmp_path)
-    for host, line in (("a", '{"status":{"ended":true}}'), ("b", '{"v":[1]}')):
-        (tmp_path / f"samples-{host}.jsonl").write_text(line + "\n")
-    assert silence(tmp_path) == ""
-    time.sleep(0.1)
-    assert "the sampler is dead" in silence(tmp_path)
-    (tmp_path / "samples-b.jsonl").write_text('{"v":[1]}\n{"status":{"ended":true}}\n')
-    silence(tmp_path)
-    time.sleep(0.1)
-    assert silence(tmp_path) == ""
-    time.sleep(0.5)
-    assert "perun's evaluation" in silence(tmp_path)
-
-
 def test_the_sampler_writes_as_it_reads(tmp_path):
     readings = iter(range(10**6))
 
@@ -188,6 +179,19 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
     ]
     overhead = again.overhead()
     assert 0.01 < overhead["interval_p50_s"] < 0.03 and 0 < overhead["thread_cpu_s"] < 0.5
+
+
+def test_a_late_sampler_leaves_out_what_it_has_missed(tmp_path):
+    """It goes on in time: readings that follow each other at once would tell nothing."""
+    waits = iter([0.0] * 5 + [0.5] + [0.0] * 10**6)
+    sensor = sensors.Sensor("s", "cpu", "0", "power", "simulated", lambda: time.sleep(next(waits)) or 1.0)
+    sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.01)
+    sampler.start()
+    time.sleep(0.9)
+    sampler.stop()
+    written = read_samples(tmp_path / "samples.jsonl")
+    periods = (written.t_ns[-1] - written.t_ns[0]) / 1e7
+    assert len(written.t_ns) < periods - 35
 
 
 def test_a_full_disk_is_said_once_and_stops_nothing(tmp_path, capsys):
@@ -236,14 +240,22 @@ def test_an_nvml_that_does_not_start_is_said_and_its_absence_is_not(monkeypatch)
 
 def test_a_gpu_that_is_lost_and_a_counter_that_may_not_be_read_are_said(tmp_path, monkeypatch):
     nvml = fake_nvml()
-    power = nvml.nvmlDeviceGetPowerUsage
-    nvml.nvmlDeviceGetPowerUsage = lambda handle: power(handle) if handle == 0 else 1 / 0
+    nvml.nvmlDeviceGetUUID = lambda handle: "GPU-0" if handle == 0 else 1 / 0
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
     counter.unlink()
     counter.mkdir()  # reading it fails, for root too
     found, problems = sensors.find(MODEL, tmp_path)
-    assert {sensor.id for sensor in found} == {"ram_0_dram", "gpu_0_energy", "gpu_0_power", "cpu_estimate"}
+    assert {sensor.id for sensor in found} == {
+        "ram_0_dram",
+        "gpu_0_energy",
+        "gpu_0_power",
+        "gpu_1_energy",
+        "cpu_estimate",
+    }
+    (lost,) = [sensor for sensor in found if sensor.id == "gpu_1_energy"]
+    with pytest.raises(ZeroDivisionError):  # one of two GPUs is missing, and its sensor says so at each reading
+        lost.read()
     assert "sudo chmod a+r" in problems[0] and "GPU 1 cannot be read" in problems[1]
 
 
@@ -258,3 +270,30 @@ def test_how_often_a_counter_changes_is_seen():
 def test_rapl_counts_microjoules(tmp_path):
     found, _ = sensors.rapl_sensors(powercap_tree(tmp_path))
     assert [sensor.read() * sensor.to_SI for sensor in found] == [1.0, 1.0]  # J
+
+
+def test_one_of_two_sockets_that_may_not_be_read_is_missing_and_not_absent(tmp_path):
+    counter = powercap_tree(tmp_path, packages=2) / "intel-rapl:1" / "energy_uj"
+    counter.unlink()
+    counter.mkdir()
+    found, (problem,) = sensors.rapl_sensors(tmp_path)
+    assert [sensor.device for sensor in found if sensor.component == "cpu"] == ["0", "1"] and "chmod" in problem
+    with pytest.raises(OSError):
+        found[-1].read()
+
+
+def test_limits_are_noted_where_they_are_and_cost_nothing_where_not(tmp_path, monkeypatch):
+    nvml = fake_nvml()
+    nvml.nvmlDeviceGetPowerManagementLimit = lambda handle: 400_000 if handle == 0 else 1 / 0
+    nvml.nvmlDeviceGetPowerUsage = lambda handle: 250_000 if handle == 0 else 1 / 0
+    nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, problems = sensors.nvml_sensors()
+    limits_W = {sensor.id: sensor.notes.get("limit_W") for sensor in found}
+    assert problems == [] and limits_W["gpu_0_energy"] == 400.0 and limits_W["gpu_1_energy"] is None
+    assert [gpu["power_limit_W"] for gpu in machine.gpus()] == [400.0, None]
+    zone = powercap_tree(tmp_path) / "intel-rapl:0"
+    (zone / "constraint_0_max_power_uw").write_text("270000000\n")
+    (zone / "constraint_1_power_limit_uw").write_text("420000000\n")
+    (zone / "constraint_1_max_power_uw").write_text("0\n")
+    assert [sensor.notes for sensor in sensors.rapl_sensors(tmp_path)[0]] == [{"limit_W": 420.0}, {}]

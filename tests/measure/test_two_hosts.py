@@ -1,16 +1,20 @@
 """Two ranks on two hosts under one mpirun: the second host is a UTS and time namespace of this machine."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
+import time
 
 import pytest
 
 from energynn import config, records
 from energynn.launch import start, supervise
 from energynn.measure import clocks, perun_adapter
-from energynn.measure.samples import read_events
+from energynn.measure.samples import events_of_kind, read_events
 from tests.powercap import constant_power
+from tests.processes import wait_until
 
 HOST_W = 300.0
 AHEAD_S = 5000
@@ -26,10 +30,11 @@ def powercap(tmp_path):
     writer.wait()
 
 
-def train(tmp_path, monkeypatch, powercap, hosts):
-    """Two ranks on one host, as launched, or on two; returns the folder and the record of the run."""
+def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
+    """Two ranks on one host, as launched, or on two; returns the folder and the process that started them."""
     monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(powercap))
-    tiny = config.make("fourcastnet", devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
+    tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
+    tiny = config.make("fourcastnet", **tiny | more)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
     intended = start.intend(tiny, run_dir)
     start.begin(intended)
@@ -41,22 +46,28 @@ def train(tmp_path, monkeypatch, powercap, hosts):
             name_it = ["sh", "-c", 'hostname "$0" && exec "$@"', host]
             words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
         command = words[:-1]
-    done = subprocess.run(
-        command,
-        env=supervise.rank_environment(run_dir, intent),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
+    environment = supervise.rank_environment(run_dir, intent)
+    return run_dir, subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, done.stdout
+
+
+def train(*given, hosts):
+    """Let the ranks train; returns the folder and the record of the run."""
+    run_dir, started = start_ranks(*given, hosts=hosts)
+    output = started.communicate(timeout=300)[0]
+    assert started.returncode == 0, output
     return run_dir, records.build(run_dir, "finished", "")
+
+
+def require_namespaces():
+    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
+        pytest.skip("needs the right to make UTS and time namespaces (unshare, as root)")
 
 
 @pytest.fixture
 def two_hosts(tmp_path, monkeypatch, powercap):
-    if shutil.which("unshare") is None or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode:
-        pytest.skip("needs the right to make UTS and time namespaces (unshare, as root)")
+    require_namespaces()
     return train(tmp_path, monkeypatch, powercap, hosts=2)
 
 
@@ -87,6 +98,26 @@ def test_two_hosts_count_twice_and_their_clocks_align_within_5_ms(two_hosts):
         assert abs(aligned[1] - aligned[0] - later_ns) < 5e6
         if name == "training_start":  # before training_end a rank may have had to wait for a core
             assert abs(aligned[1] - aligned[0]) < 5e6
+
+
+@pytest.mark.slow
+def test_a_dead_sampler_of_another_host_stops_all_ranks_with_a_checkpoint(tmp_path, monkeypatch, powercap):
+    """Nobody looks at files of other hosts: the ranks beside the dead sampler ask all to stop."""
+    require_namespaces()
+    run_dir, started = start_ranks(tmp_path, monkeypatch, powercap, 2, epochs=10_000)
+    wait_until(lambda: len(events_of_kind(read_events(run_dir), "training_start")) == 2)
+    time.sleep(2)
+    os.kill(json.loads((run_dir / "samples-host-b.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
+    output = started.communicate(timeout=60)[0]
+    events = read_events(run_dir)
+    assert [event["reason"] for event in events_of_kind(events, "stop_asked")] == ["the sampler is dead on host-b"], (
+        output
+    )
+    assert [event["status"] for event in events_of_kind(events, "rank_end")] == ["interrupted", "interrupted"]
+    assert list(run_dir.glob("checkpoint/*.sha256"))
+    intent = json.loads((run_dir / "run.json").read_text())
+    status, reason = supervise.verdict(run_dir, intent, started.returncode, [], [])
+    assert status == "interrupted" and reason.startswith("the sampler is dead on host-b; checkpoint after")
 
 
 def clock_measurements(path):

@@ -9,7 +9,7 @@ from energynn.train.distributed import StopVote
 
 LAST_STEP = 5  # of this start, which writes a checkpoint after every second step
 vote, fsync, replace = StopVote.__call__, os.fsync, os.replace
-point, is_dying = os.environ["DIES_AT"], os.environ.get("PMI_RANK", "0") == os.environ["DYING_RANK"]
+point, is_dying = os.environ["DIES_AT"], os.environ.get("RANK", "0") == os.environ["DYING_RANK"]
 steps = 0
 
 

@@ -1,15 +1,19 @@
 """Two ranks under DistributedDataParallel compute what one rank computes on the same global batch."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.ranks import start_ranks
+
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory, run_ranks):
+def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     results = []
     for ranks in (1, 2):
-        done = run_ranks(ranks, "rank_gradients.py", str(folder / f"{ranks}.npz"))
+        done = start_ranks(ranks, Path(__file__).with_name("rank_gradients.py"), folder / f"{ranks}.npz")
         assert done.returncode == 0, done.stdout
         results.append(dict(np.load(folder / f"{ranks}.npz")))
     return results

@@ -17,7 +17,8 @@ from energynn import config as configuration
 from energynn import files
 from energynn.measure.samples import read_events
 from tests.processes import processes_of, wait_until
-from tests.train.conftest import ENVIRONMENT, HERE, MPIRUN
+from tests.ranks import ENVIRONMENT, MPIRUN
+from tests.train.conftest import HERE
 
 TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
 RESNET50 = dict(

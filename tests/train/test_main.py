@@ -3,15 +3,14 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from energynn import config as configuration
-from energynn import files, records
+from energynn import records
 from energynn.train.phases import PHASES
+from tests.ranks import start_ranks
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
 RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=40, validation_samples=10)
@@ -140,10 +139,11 @@ exec(open("tests/train/rank_main.py").read())
 
 def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp_path):
     made = configuration.make("fourcastnet", epochs=9, checkpoint_period_s=0.05, **AFNO)
-    command = [sys.executable, "-c", NOT_A_NUMBER, str(tmp_path), json.dumps(configuration.to_dict(made)), "float32"]
-    done = subprocess.run(command, cwd=files.REPOSITORY, capture_output=True, text=True)
+    script = tmp_path / "not_a_number.py"
+    script.write_text(NOT_A_NUMBER)
+    done = start_ranks(1, script, tmp_path, json.dumps(configuration.to_dict(made)), "float32")
     assert done.returncode == 1
-    assert done.stderr.strip().endswith(
+    assert done.stdout.strip().endswith(
         "ValueError: loss is nan in epoch 4, step 1; lower learning_rate, or look at the data there"
     )
     newest = torch.load(max(tmp_path.glob("checkpoint/*.pt")), weights_only=True)

@@ -16,6 +16,7 @@ from energynn.data.images import normalized
 from energynn.train import resnet50
 from energynn.train.distributed import World
 from tests.jpegs import as_jpegs
+from tests.ranks import start_ranks
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 SIZES = dict(local_batch_size=4, image_size=32, training_samples=20, validation_samples=10)
@@ -174,7 +175,7 @@ def test_the_learning_rate_rises_with_each_epoch_or_with_each_step(tmp_path, tra
     assert losses[0][:2] == losses[1][:2] and losses[0][2] != losses[1][2]  # the first step's rate is the same
 
 
-def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
+def test_a_rank_with_other_images_is_named(tmp_path):
     """Both with as many images, one of them of another name: a copy that is out of date."""
     for rank in range(2):
         for folder in ("train/a", "train/b", "val/a", "val/b"):
@@ -185,11 +186,10 @@ def test_a_rank_with_other_images_is_named(tmp_path, run_ranks):
     program = tmp_path / "other_data.py"
     program.write_text(
         "import os, pathlib, runpy; from energynn.data import manifests\n"
-        "rank = os.environ.get('PMI_RANK') or os.environ.get('OMPI_COMM_WORLD_RANK')\n"
-        f"manifests.verify = lambda *given, **named: pathlib.Path({str(tmp_path)!r}) / rank\n"
+        f"manifests.verify = lambda *given, **named: pathlib.Path({str(tmp_path)!r}) / os.environ['RANK']\n"
         f"runpy.run_path({str(resnet50.REPOSITORY / 'tests/train/rank_main.py')!r})\n"
     )
-    done = run_ranks(2, str(program), str(tmp_path), json.dumps(configuration.to_dict(config)), "float32")
+    done = start_ranks(2, program, tmp_path, json.dumps(configuration.to_dict(config)), "float32")
     assert done.returncode != 0
     assert re.search("ValueError: data: rank 1 on .* loaded other data from .*; copy them again", done.stdout)
     assert "Traceback" not in done.stdout

@@ -88,7 +88,7 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetName(handle):
-    return "a fake GPU"
+    return "a fake A100"  # whose power is instantaneous
 
 
 def nvmlDeviceGetPowerUsage(handle):

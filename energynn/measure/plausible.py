@@ -1,0 +1,342 @@
+"""Which readings of a sensor can be true: a counter that stands still or jumps, a power that no device can draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from energynn.measure.samples import Samples
+
+# What no device of its kind draws, in W, where its sensor knows no limit; and how far a reading may lie above a limit,
+# which holds for a mean over some time only.
+MOST_W = {"gpu": 3e3, "cpu": 2e3, "ram": 1e3}
+ABOVE_LIMIT = 1.5
+LEAST_SHARE = 0.002  # of its own power under load: a device that is on draws more, even asleep
+UNDER_LOAD = 90  # the percentile of its power that is its power under load
+# A counter that has not moved for so many of its usual steps stands still, unless it then catches up with this share
+# of what its neighbouring steps had. Its unit must be fine enough to show a hundredth of its mean power in that time.
+STILL_STEPS, CAUGHT_UP, UNITS = 3, 0.5, 100
+BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so long before and after, and this relative sd
+LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
+FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
+FROZEN_RUNS = 5  # times as long as it ever was at such a power
+AWAKE = 1.05  # times its least power
+BIN_S = 0.5  # in which powers of several sensors are compared
+FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
+
+
+@dataclass
+class Judgement:
+    """What can be believed of one sensor.
+
+    sensor: its description, with ``doubt`` in words where there is one, and ``primary`` where another took its place.
+    good: (samples,) which readings can be true. unknown: (good - 1,) of a counter, between which of them the energy is
+    unknown. energy_J, variance_J2: (good,) of a counter, from 0 on, the latter of what is unknown.
+    range_W: of a power that was frozen, between its least and greatest; what it hides may be anything in between.
+    """
+
+    sensor: dict
+    good: np.ndarray
+    unknown: np.ndarray | None = None
+    energy_J: np.ndarray | None = None
+    variance_J2: np.ndarray | None = None
+    range_W: float = 0.0
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the sensor gives no energy at all."""
+        return self.good.sum() < 2
+
+    @property
+    def share(self) -> float:
+        """Of the readings, how many tell the energy since the one before."""
+        lost = 0 if self.unknown is None else self.unknown.sum()
+        return (self.good.sum() - lost) / max(1, len(self.good))
+
+    def doubt(self, words: str) -> None:
+        self.sensor["doubt"] = "; ".join(filter(None, [self.sensor.get("doubt"), words]))
+
+
+def judge(samples: Samples) -> list[Judgement]:
+    """What can be believed of each sensor of a host; where one fails, another of the same device takes its place."""
+    judged = []
+    for column, sensor in enumerate(samples.header["sensors"]):
+        readings = samples.readings[:, column]
+        judgement = Judgement(dict(sensor), ~np.isnan(readings))
+        if judgement.is_dead:
+            judgement.doubt("it could not be read; it has no energy")
+        elif sensor["kind"] == "power":
+            _judge_power(judgement, samples.t_ns, readings * sensor["to_SI"])
+        elif sensor["kind"] == "energy":
+            _judge_counter(judgement, samples.t_ns, readings)
+        judged.append(judgement)
+    _judge_by_others(judged, samples)
+    _replace(judged)
+    return judged
+
+
+def most_W(sensor: dict) -> float:
+    """The power above which a reading of a sensor is false."""
+    limit_W = (sensor.get("notes") or {}).get("limit_W")
+    return ABOVE_LIMIT * limit_W if limit_W else MOST_W[sensor["component"]]
+
+
+# -------------------------------------------------------------------------------------------------------------- power
+
+
+def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> None:
+    """Zero, next to nothing and more than the device can draw are no readings; nor is what stays where others vary."""
+    read = judgement.good.copy()
+    with np.errstate(invalid="ignore"):
+        high = read & (watts > most_W(judgement.sensor))
+        least_W = LEAST_SHARE * np.percentile(watts[read & ~high], UNDER_LOAD) if (read & ~high).any() else 0.0
+        low = read & (watts <= least_W)
+    frozen = read & ~low & ~high
+    if frozen.any():
+        frozen[frozen] = _frozen(t_ns[frozen], watts[frozen])
+    if frozen.any():
+        judgement.range_W = float(np.ptp(watts[read & ~low & ~high]))
+    judgement.good = read & ~low & ~high & ~frozen
+    for which, words in (
+        (low, "no power where there must be some"),
+        (high, f"more than {most_W(judgement.sensor):.0f} W, which it cannot draw"),
+        (frozen, "frozen, where it varies at other times"),
+    ):
+        if which.any():
+            judgement.doubt(f"{which.sum()} of {read.sum()} readings are {words}")
+    if judgement.is_dead:
+        judgement.doubt("it has no energy")
+
+
+def _frozen(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
+    """Which readings belong to a stretch that is much longer the same than any other at about the same power."""
+    first, last = _stretches(watts)
+    lengths_s = (t_ns[last] - t_ns[first]) / 1e9
+    period_s = float(np.median(np.diff(t_ns))) / 1e9 if len(t_ns) > 1 else 0.0
+    frozen = np.zeros(len(watts), dtype=bool)
+    for stretch in np.flatnonzero(lengths_s > FROZEN_S):
+        alike = np.abs(watts[first] / watts[first[stretch]] - 1) < 0.1
+        alike[stretch] = False
+        if alike.sum() >= 2 * STILL_STEPS:
+            usual_s = max(period_s, lengths_s[alike].max())
+            if lengths_s[stretch] > FROZEN_RUNS * usual_s:
+                frozen[first[stretch] + 1 : last[stretch] + 1] = True
+    return frozen
+
+
+def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last index of each stretch of equal values."""
+    changes = np.flatnonzero(np.diff(values) != 0)
+    return np.concatenate([[0], changes + 1]), np.concatenate([changes, [len(values) - 1]])
+
+
+# ------------------------------------------------------------------------------------------------------------ counters
+
+
+def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray) -> None:
+    """Readings that jump away and back are misreads; steps that no device can draw, or none at all, are unknown."""
+    sensor = judgement.sensor
+    kept = _no_misread(sensor, t_ns[judgement.good], readings[judgement.good])
+    judgement.good[judgement.good] = kept
+    if not kept.all():
+        judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
+    good_ns, steps = t_ns[judgement.good], np.diff(readings[judgement.good])
+    if len(steps) == 0 or not steps.any():
+        judgement.good[:] = False
+        judgement.doubt("the counter did not move; it has no energy")
+        return
+    seconds = np.diff(good_ns) / 1e9
+    steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
+    false = (steps_J < 0) | (steps_J > most_W(sensor) * _seconds_since_change(good_ns, steps))
+    since = _last_change(steps)
+    for step in np.flatnonzero(false):
+        false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
+    steps_J = np.where(false, 0.0, steps_J)
+    still = _still(sensor, good_ns, steps_J, false)
+    judgement.unknown = false | still
+    if judgement.unknown.all():
+        judgement.good[:] = False
+        judgement.doubt("no two readings of the counter fit to each other; it has no energy")
+        return
+    judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
+    if still.any():
+        judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
+    if false.any():
+        judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
+
+
+def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Energy and variance from 0 on; what is unknown has the mean power of the seconds before and after it."""
+    steps_J, variance_J2 = np.where(unknown, 0.0, steps_J), np.zeros(len(seconds))
+    known_s = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, seconds))])
+    known_J = np.concatenate([[0.0], np.cumsum(steps_J)])
+    half_range_W = power_range_W(known_s, known_J) / 2
+    first, last = _stretches(unknown)
+    for begin, end in zip(first[unknown[first]], last[unknown[first]] + 1, strict=True):
+        around_s = np.array([known_s[begin] - BRIDGED_BY_S, known_s[begin], known_s[begin] + BRIDGED_BY_S])
+        around_s = np.clip(around_s, 0.0, known_s[-1])
+        around_J, lengths_s = np.diff(np.interp(around_s, known_s, known_J)), np.diff(around_s)
+        powers_W = around_J[lengths_s > 0] / lengths_s[lengths_s > 0]
+        length_s = seconds[begin:end].sum()
+        sd_W = BRIDGED_SD * powers_W.mean() + np.ptp(powers_W) / 2 + half_range_W * min(1.0, length_s / BRIDGED_BY_S)
+        steps_J[begin:end] = powers_W.mean() * seconds[begin:end]
+        variance_J2[begin:end] = sd_W**2 * length_s * seconds[begin:end]
+    return tuple(np.concatenate([[0.0], np.cumsum(values)]) for values in (steps_J, variance_J2))
+
+
+def power_range_W(seconds: np.ndarray, energy_J: np.ndarray) -> float:
+    """Between the least and the greatest power, by means over a second; of less than two seconds, the mean power."""
+    powers_W = np.diff(np.interp(np.arange(seconds[0], seconds[-1]), seconds, energy_J))
+    if len(powers_W) < 2:
+        return float((energy_J[-1] - energy_J[0]) / (seconds[-1] - seconds[0]))
+    return float(np.ptp(powers_W))
+
+
+def _wrapped(sensor: dict, steps):
+    """Steps of a counter, in its unit, over the reading at which it starts again."""
+    if sensor["wraps_at"] is None:
+        return steps
+    return np.where(steps < 0, steps + sensor["wraps_at"], steps)
+
+
+def _seconds_since_change(t_ns: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """For each step, how long the counter may have added it up: since it changed before, which it shows late."""
+    return (t_ns[1:] - t_ns[_last_change(steps)]) / 1e9 + _usual_s(t_ns, steps)
+
+
+def _last_change(steps: np.ndarray) -> np.ndarray:
+    """For each step, the reading before it at which the counter changed the last time."""
+    changed = np.concatenate([[0], np.where(steps != 0, np.arange(1, len(steps) + 1), 0)])
+    return np.maximum.accumulate(changed)[:-1]
+
+
+def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
+    """Time between two changes of a counter, by the median."""
+    changes = np.flatnonzero(steps != 0) + 1
+    return float(np.median(np.diff(t_ns[changes]))) / 1e9 if len(changes) > 1 else 0.0
+
+
+def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray) -> np.ndarray:
+    """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
+    load_W = _under_load(t_ns, steps_J)
+    moves = (steps_J > LEAST_SHARE * load_W * _seconds_since_change(t_ns, steps_J)) | false
+    knots = np.unique(np.concatenate([[0], np.flatnonzero(moves) + 1, [len(steps_J)]]))
+    lengths_s = np.diff(t_ns[knots]) / 1e9
+    slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
+    usual_s = float(np.median(lengths_s))
+    suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
+    suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
+    still = np.zeros(len(steps_J), dtype=bool)
+    for stretch in np.flatnonzero(suspects):
+        before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
+        around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
+        if slopes_W[stretch] < CAUGHT_UP * around_W:
+            still[knots[stretch] : knots[stretch + 1]] = True
+    return still
+
+
+def _under_load(t_ns: np.ndarray, steps_J: np.ndarray) -> float:
+    """The power of a counter in W while there is a load, by means over a second."""
+    seconds = (t_ns - t_ns[0]) / 1e9
+    energy_J = np.interp(np.arange(0.0, seconds[-1] + 1.0), seconds, np.concatenate([[0.0], np.cumsum(steps_J)]))
+    return (
+        float(np.percentile(np.diff(energy_J), UNDER_LOAD)) if seconds[-1] > 1 else float(steps_J.sum() / seconds[-1])
+    )
+
+
+def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
+    """Which readings of a counter do not jump away and back, as a misread does."""
+    keep = np.ones(len(readings), dtype=bool)
+    if len(readings) < 2:
+        return keep
+    usual_s = _usual_s(t_ns, np.diff(readings))
+
+    def possible(before: int, after: int) -> bool:
+        step_J = _wrapped(sensor, readings[after] - readings[before]) * sensor["to_SI"]
+        return 0 <= step_J <= most_W(sensor) * ((t_ns[after] - t_ns[before]) / 1e9 + usual_s)
+
+    steps_J = _wrapped(sensor, np.diff(readings)) * sensor["to_SI"]
+    suspects = np.flatnonzero((steps_J < 0) | (steps_J > most_W(sensor) * (np.diff(t_ns) / 1e9 + usual_s))) + 1
+    for index in suspects:
+        before = index - 1
+        while before > 0 and not keep[before]:
+            before -= 1
+        if possible(before, index):
+            continue
+        # A reset stays where it went, and what follows goes on from there; a misread does not.
+        stays = index + 1 < len(readings) and possible(index, index + 1)
+        returns = index + 1 < len(readings) and possible(before, index + 1)
+        keep[index] = stays and not returns
+    return keep
+
+
+# ------------------------------------------------------------------------------------------------------- other sensors
+
+
+def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
+    """A power that stays the same while another sensor, which it follows at other times, goes up or down is frozen."""
+    stretches = []
+    for column, judgement in enumerate(judged):
+        if judgement.sensor["kind"] == "power" and not judgement.is_dead:
+            indices = np.flatnonzero(judgement.good)
+            first, last = _stretches(samples.readings[indices, column])
+            begins, ends = indices[first], indices[last]
+            values = samples.readings[begins, column]
+            awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
+            long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > 2 * FROZEN_S * 1e9)
+            stretches += [(column, begin, end) for begin, end in zip(begins[long], ends[long], strict=True)]
+    if not stretches:
+        return
+    edges_ns = np.arange(samples.t_ns[0], samples.t_ns[-1], int(BIN_S * 1e9))
+    powers = [_binned_power(judgement, samples, column, edges_ns) for column, judgement in enumerate(judged)]
+    for column, begin, end in stretches:
+        inside = (edges_ns[:-1] >= samples.t_ns[begin]) & (edges_ns[1:] <= samples.t_ns[end])
+        for other, power in enumerate(powers):
+            if other != column and power is not None and _moves_alone(powers[column], power, inside):
+                watts = samples.readings[judged[column].good, column] * judged[column].sensor["to_SI"]
+                judged[column].range_W = max(judged[column].range_W, float(np.ptp(watts)))
+                judged[column].good[begin + 1 : end + 1] = False
+                length_s = (samples.t_ns[end] - samples.t_ns[begin]) / 1e9
+                judged[column].doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")
+                break
+
+
+def _binned_power(judgement: Judgement, samples: Samples, column: int, edges_ns: np.ndarray) -> np.ndarray | None:
+    """Mean power in each bin, of busy time the mean of busy cores; None of a sensor that tells nothing."""
+    if judgement.is_dead or len(edges_ns) < 4:
+        return None
+    t_ns, values = samples.t_ns[judgement.good], samples.readings[judgement.good, column]
+    if judgement.sensor["kind"] == "power":
+        values = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) * (values[1:] + values[:-1]) / 2)])
+    if judgement.energy_J is not None:
+        values = judgement.energy_J
+    return np.diff(np.interp(edges_ns, t_ns, values))
+
+
+def _moves_alone(power: np.ndarray, other: np.ndarray, inside: np.ndarray) -> bool:
+    """Whether a sensor spans half of its range inside, and outside the power varies, and with it."""
+    outside = ~inside
+    if inside.sum() < 2 or outside.sum() < 4 or np.ptp(power[outside]) == 0 or np.ptp(other[outside]) == 0:
+        return False
+    if np.ptp(other[inside]) < np.ptp(other) / 2:
+        return False
+    return bool(np.corrcoef(power[outside], other[outside])[0, 1] > FOLLOWS)
+
+
+def _replace(judged: list[Judgement]) -> None:
+    """A counter that lies leaves its place to the power of its device, dead counters of all CPUs to busy time."""
+    by_id = {judgement.sensor["id"]: judgement for judgement in judged}
+    for power in judged:
+        counter = by_id.get(power.sensor.get("checks"))
+        if counter and counter.sensor["primary"] and power.share > counter.share < LEAST_OF_COUNTER:
+            counter.sensor["primary"], power.sensor["primary"] = False, True
+            counter.doubt("the power counts in its place")
+    cpus = [judgement for judgement in judged if judgement.sensor["component"] == "cpu"]
+    own = [judgement for judgement in cpus if judgement.sensor["primary"]]
+    estimates = [judgement for judgement in cpus if judgement.sensor["kind"] == "busy" and not judgement.is_dead]
+    if own and estimates and all(judgement.is_dead for judgement in own):
+        for judgement in own:
+            judgement.sensor["primary"] = False
+        estimates[0].sensor["primary"] = True
+        own[0].doubt("the CPU's energy is estimated from busy time")

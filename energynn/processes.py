@@ -1,0 +1,81 @@
+"""How a process ends with the one that it works for, whatever ends that one, from its first instruction on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import threading
+
+STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
+SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
+
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a process that was just forked should load nothing
+_forker = 0  # the process that forks, as its child will find it
+
+
+def end_with_parent(parent: int | None = None, with_signal: int = signal.SIGKILL) -> None:
+    """Have Linux send this process a signal when its parent ends, and send it now if that has ended already.
+
+    ``parent`` is the number of the process that started this one, taken before it did: afterwards an orphan cannot
+    tell its parent from who has adopted it. Where a launcher stands in between, the variable ENERGYNN_STARTER names
+    who started the launcher; its end takes the launcher along, so it is asked instead.
+    """
+    _libc.prctl(SET_PDEATHSIG, with_signal, 0, 0, 0)
+    is_orphan = os.getppid() != parent if parent else not _starter_lives()
+    if is_orphan:
+        os.kill(os.getpid(), with_signal)
+
+
+def end_forks_with_this() -> None:
+    """Have every process that this one forks from now on end with it; what it starts by exec, too, as a rule.
+
+    A fork from a thread is left alone: Linux would end it with the thread.
+    """
+    os.register_at_fork(before=_remember_forker, after_in_child=_end_with_forker)
+
+
+def _remember_forker() -> None:
+    global _forker
+    _forker = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+def _end_with_forker() -> None:
+    if _forker:
+        end_with_parent(_forker)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose parent ends, so that none can be left behind."""
+    _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_of_this_process() -> str:
+    """Boot, process namespace and number: what names this process to another one, which may run elsewhere."""
+    return f"{_place()} {os.getpid()}"
+
+
+def _starter_lives() -> bool:
+    """Whether the process that started the ranks lives, as far as this one can see: on its own host only."""
+    place, _, number = os.environ.get(STARTER_VARIABLE, "").rpartition(" ")
+    return place != _place() or lives(int(number))
+
+
+def _place() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def lives(process: int) -> bool:
+    """Whether a process of this host has not ended; one that nobody has waited for yet has."""
+    try:
+        file = os.pidfd_open(process)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a kernel before 5.3 cannot tell
+        return True
+    try:
+        return not select.select([file], [], [], 0)[0]
+    finally:
+        os.close(file)

@@ -1,0 +1,332 @@
+"""Sensors that lie, one fault after the other, in runs of known energy: nothing is wrong, nothing healthy doubted.
+
+`python -m tests.measure.test_lying_sensors` prints the table: truth, reported, interval, flags, valid.
+"""
+
+import json
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from energynn import records
+from energynn.measure import accounting, plausible
+from energynn.measure.samples import read_samples
+from tests.measure import worlds
+from tests.measure.worlds import Load, sensor
+
+BEGIN_S, END_S, UNTIL_S, T0_S = 2.0, 22.0, 24.0, 1000.0
+HALF_S = (BEGIN_S + END_S) / 2
+AVERAGE = {"power": "an average over 1 s"}
+
+
+def load(shape, idle_W, low_W, high_W, rhythm_s=3.7) -> Load:
+    return Load(shape, low_W, high_W, rhythm_s, idle_W, T0_S + BEGIN_S, T0_S + END_S)
+
+
+class Falling(Load):
+    """A load that falls to a third in the middle."""
+
+    def power_W(self, t):
+        return np.where(t < T0_S + HALF_S, super().power_W(t), np.minimum(super().power_W(t), self.high_W / 3))
+
+    def energy_J(self, t):
+        late_s = np.clip(t, T0_S + HALF_S, self.end_s) - (T0_S + HALF_S)
+        return super().energy_J(t) - self.high_W * 2 / 3 * late_s
+
+
+GPU_LOADS = {
+    "constant": load("constant", 60.0, 60.0, 400.0),
+    "square": load("square", 60.0, 150.0, 450.0),
+    "sine": load("sine", 60.0, 150.0, 450.0),
+    "falling": Falling("constant", 60.0, 400.0, 1.0, 60.0, T0_S + BEGIN_S, T0_S + END_S),
+    "idle": load("constant", 60.0, 60.0, 60.0),
+}
+CPU = load("sine", 50.0, 120.0, 180.0, 5.0)
+RAM = load("constant", 3.0, 3.0, 12.0)
+
+
+def whole_watts(t, a_load, number=0):
+    """A GPU whose power is shown in whole watts, without noise."""
+    power = sensor(f"gpu_{number}_power", "power", device=str(number), notes={"limit_W": 700.0})
+    return [(power, a_load.power_W(t).round(), a_load)]
+
+
+def gpu(t, random, a_load, number=0, counter=True, power="instantaneous"):
+    """Sensors of one GPU: (description, readings in SI units, load)."""
+    limit = {"limit_W": 700.0, "uuid": f"GPU-{number}"}
+    found, checks = [], None
+    if counter:
+        checks, update_s = f"gpu_{number}_energy", random.uniform(0.02, 0.1)
+        joules = 5e4 + worlds.counter_J(random, a_load, t, update_s, 1e-3)
+        about = {"to_SI": 1e-3, "update_s": update_s, "notes": limit}
+        found.append((sensor(checks, "energy", device=str(number), **about), joules, a_load))
+    if power:
+        watts, notes = worlds.instantaneous_W(random, a_load, t, noise_W=1.0), limit
+        if power == "averaged":
+            watts, notes = worlds.averaged_W(random, a_load, t), limit | AVERAGE
+        about = {"to_SI": 1e-3, "primary": not counter, "checks": checks, "notes": notes}
+        found.append((sensor(f"gpu_{number}_power", "power", device=str(number), **about), watts.round(3), a_load))
+    return found
+
+
+def rapl(t, random, a_load, socket=0, component="cpu", **more):
+    joules = 1e3 + worlds.counter_J(random, a_load, t, 0.001, 61e-6)
+    name = {"cpu": "package", "ram": "dram"}[component]
+    about = {"to_SI": 1e-6, "update_s": 0.001, "wraps_at": 262143328850.0, **more}
+    return [(sensor(f"{component}_{socket}_{name}", "energy", component, str(socket), **about), joules, a_load)]
+
+
+def busy(t, random):
+    """Busy time of a CPU whose true power is as the model has it, as a reserve."""
+    model = worlds.MODEL | {"idle_W_per_core": 50.0 / 16, "full_W_per_core": 200.0 / 16}
+    more_W = model["full_W_per_core"] - model["idle_W_per_core"]
+    core_s = np.floor((CPU.energy_J(t) - 50.0 * t) / more_W * 100) / 100
+    return [
+        (sensor("cpu_estimate", "busy", "cpu", "all", primary=False, provenance="estimated", model=model), core_s, None)
+    ]
+
+
+def machine(kind, gpu_load, t, random):
+    """All sensors of a machine, by its kind."""
+    found = rapl(t, random, CPU)
+    if kind == "counter and power":
+        return found + gpu(t, random, gpu_load)
+    if kind == "counter and mean power":
+        return found + gpu(t, random, gpu_load, power="averaged")
+    if kind == "counter":
+        return found + gpu(t, random, gpu_load, power=None)
+    if kind == "power":
+        return found + gpu(t, random, gpu_load, counter=False)
+    if kind == "mean power":
+        return found + gpu(t, random, gpu_load, counter=False, power="averaged")
+    if kind == "four GPUs":
+        return found + sum((gpu(t, random, gpu_load, number) for number in range(4)), [])
+    if kind == "two sockets":
+        return found + rapl(t, random, CPU, 1) + rapl(t, random, RAM, 0, "ram") + rapl(t, random, RAM, 1, "ram")
+    if kind == "whole watts":
+        return rapl(t, random, gpu_load) + whole_watts(t, gpu_load)
+    if kind == "two GPUs, one idle from half on":
+        return whole_watts(t, gpu_load) + whole_watts(t, replace(gpu_load, end_s=T0_S + HALF_S), 1)
+    if kind == "CPU with a limit":
+        return rapl(t, random, CPU, notes={"limit_W": 250.0})
+    assert kind == "CPU with busy time"
+    return found + busy(t, random)
+
+
+def lost(values, t, begin_s, end_s):
+    """A counter that stands still for a time and goes on from where it stood."""
+    inside = (t >= begin_s) & (t < end_s)
+    first, after = np.argmax(inside), np.flatnonzero(inside)[-1] + 1
+    changed = values.copy()
+    changed[inside] = values[first]
+    if after < len(values):
+        changed[after:] -= values[after - 1] - values[first]
+    return changed
+
+
+def faulty(fault, values, t):
+    """Readings with a fault; ``t`` counts from the first sample."""
+    later, second = t >= HALF_S, (t >= HALF_S) & (t < HALF_S + 1.0)
+    changed = values.copy()
+    if fault in ("stuck", "stuck at 0"):
+        changed[:] = values[0] if fault == "stuck" else 0.0
+    elif fault == "stuck from half on":
+        changed = lost(values, t, HALF_S, np.inf)
+    elif fault.startswith("lost for "):
+        changed = lost(values, t, HALF_S, HALF_S + float(fault.split()[2]))
+    elif fault == "catches up after 1 s":
+        changed[second] = values[np.argmax(second)]
+    elif fault.startswith("jump of "):
+        changed[later] += float(fault.split()[2])
+    elif fault == "reset":
+        changed[later] -= values[np.argmax(later)]
+    elif fault == "one misread":
+        changed[np.argmax(later)] = 3.0
+    elif fault == "zero":
+        changed[:] = 0.0
+    elif fault == "zero for 1 s":
+        changed[second] = 0.0
+    elif fault == "frozen from half on":
+        changed[t >= HALF_S - 0.5] = values[np.argmax(t >= HALF_S - 0.5)]
+    elif fault.startswith("x "):
+        factor = float(fault.split()[1])
+        changed[second if fault.endswith("for 1 s") else later] *= factor
+    elif fault.startswith("always x "):
+        changed *= float(fault.split()[2])
+    elif fault == "slower from half on":
+        changed[later] = values[np.argmax(later)] + (values[later] - values[np.argmax(later)]) / 1000
+    elif fault == "unreadable":
+        changed[:] = np.nan
+    elif fault == "unreadable for 1 s":
+        changed[second] = np.nan
+    else:
+        assert fault == "none", fault
+    return changed
+
+
+COUNTER = ["stuck", "stuck at 0", "stuck from half on", "lost for 2 s", "lost for 0.5 s", "jump of 700 J"]
+COUNTER += ["jump of -700 J", "x 1000 from half on", "slower from half on", "unreadable"]
+POWER = ["zero", "zero for 1 s", "x 1000 for 1 s", "x 1000 from half on", "x 0.001 from half on", "unreadable"]
+BOTH = ["stuck", "stuck at 0", "stuck from half on", "lost for 2 s", "jump of 700 J", "always x 1.3", "always x 0.5"]
+CASES = []
+for shape in ("constant", "square"):
+    CASES += [("counter and power", "gpu_0_energy", fault, shape) for fault in BOTH]
+    CASES += [("counter", "gpu_0_energy", fault, shape) for fault in COUNTER]
+    CASES += [("power", "gpu_0_power", fault, shape) for fault in POWER]
+CASES += [("counter and mean power", "gpu_0_energy", fault, "square") for fault in BOTH]
+CASES += [("counter and power", "gpu_0_power", fault, "sine") for fault in POWER]
+CASES += [("mean power", "gpu_0_power", fault, "constant") for fault in POWER]
+CASES += [("CPU with a limit", "cpu_0_package", fault, "idle") for fault in COUNTER]
+CASES += [("two sockets", "cpu_1_package", fault, "idle") for fault in COUNTER]
+CASES += [("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("stuck", "stuck at 0")]
+CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", "unreadable", "stuck from half on")]
+CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
+CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
+HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
+HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
+HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
+HEALTHY += [("whole watts", shape) for shape in ("constant", "square", "falling")]
+HEALTHY += [("two GPUs, one idle from half on", "square"), ("two GPUs, one idle from half on", "sine")]
+HEALTHY += [("counter and mean power", "falling"), ("mean power", "falling"), ("counter", "falling")]
+
+
+def outcome(tmp_path, kind, lies, fault, shape, period_s=0.04):
+    """What a whole run says: record (as far as energies go), reasons against it, truth by component in J."""
+    random = np.random.default_rng(zlib.crc32(f"{kind} {lies} {fault} {shape}".encode()))
+    t = worlds.instants_s(random, T0_S, UNTIL_S, period_s)
+    found = machine(kind, GPU_LOADS[shape], t, random)
+    columns = []
+    for description, values, _ in found:
+        values = faulty(fault if description["id"] == lies else "none", values, t - T0_S) / description["to_SI"]
+        columns.append([None if np.isnan(value) else value for value in values.tolist()])
+    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": period_s, "sensors": [d for d, _, _ in found]}]
+    lines += [
+        {"t": int(s * 1e9), "w": int(s * 1e9), "d": 50, "v": row}
+        for s, row in zip(t, zip(*columns, strict=True), strict=True)
+    ]
+    marks = [("rank_start", 0.5, {"host": "h"}), ("training_start", BEGIN_S, {}), ("training_end", END_S, {})]
+    events = [
+        {"event": name, "t_mono_ns": int((T0_S + s) * 1e9), "t_wall_ns": int(s * 1e9)} | m for name, s, m in marks
+    ]
+    (tmp_path / "samples-h.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "events-rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
+    record = {"status": "finished", "workload": "command", **accounting.account(tmp_path)}
+    return record, records.reasons_against(record, tmp_path), truth_of(found)
+
+
+def truth_of(found) -> dict[str, float]:
+    """Energy of the window by component in J: each device once."""
+    truth: dict[str, float] = {}
+    seen = set()
+    for description, _, a_load in found:
+        device = description["component"], description["device"]
+        if a_load is not None and device not in seen:
+            seen.add(device)
+            joules = float(a_load.energy_J(T0_S + END_S) - a_load.energy_J(T0_S + BEGIN_S))
+            truth[device[0]] = truth.get(device[0], 0.0) + joules
+    return truth
+
+
+def wrong(record, truth) -> list[str]:
+    """Components whose energy is off by more than its interval and 1 %, or by more than the band of an estimate."""
+    lines = []
+    for component, true_J in truth.items():
+        reported_J = record.get(f"energy_{component}_J")
+        if reported_J is None:
+            continue
+        off_J, statistical_J = abs(reported_J - true_J), record[f"energy_{component}_statistical_J"]
+        allowed_J = statistical_J + 0.01 * true_J
+        if record[f"energy_{component}_provenance"] == "estimated":
+            allowed_J = statistical_J + record[f"energy_{component}_systematic_J"]
+        if off_J > allowed_J:
+            lines.append(f"{component}: {reported_J:.1f} J of {true_J:.1f} J, +- {allowed_J:.1f}")
+    return lines
+
+
+def test_there_are_enough_faults():
+    assert len(CASES) >= 60 and len(set(CASES)) == len(CASES)
+
+
+@pytest.mark.parametrize("kind, lies, fault, shape", CASES)
+def test_no_interval_is_wrong_and_each_fault_is_said(tmp_path, kind, lies, fault, shape):
+    record, reasons, truth = outcome(tmp_path, kind, lies, fault, shape)
+    assert not wrong(record, truth), record["flags"]
+    assert record["flags"], "a fault that nobody is told of"
+    lying = [entry for entry in record["sensors"] if entry["id"] == lies]
+    if fault in ("stuck", "stuck at 0", "zero", "unreadable"):
+        assert all("energy_J" not in entry for entry in lying)
+
+
+@pytest.mark.parametrize("kind, shape", HEALTHY)
+@pytest.mark.parametrize("period_s", [0.01, 0.04, 0.1])
+def test_nothing_healthy_is_doubted(tmp_path, kind, shape, period_s):
+    record, reasons, truth = outcome(tmp_path, kind, None, "none", shape, period_s)
+    assert not reasons and not record["flags"] and not wrong(record, truth)
+    assert "doubtful_share" not in record and record["coverage"] == pytest.approx(1.0)
+
+
+def test_two_equal_readings_a_second_apart_are_not_frozen(tmp_path):
+    """As on a GPU that perun read once a second: at its seldom powers no two readings were the same but these."""
+    watts = [64.0 + (number % 3) / 10 for number in range(100)] + [68 + number / 7 for number in range(20)]
+    watts[110] = watts[109]
+    header = {
+        "header": "energynn-samples/1",
+        "host": "h",
+        "period_s": 1.0,
+        "sensors": [sensor("p", "power")],
+    }
+    lines = [{"t": second * 1_010_000_000, "w": 0, "d": 1, "v": [value]} for second, value in enumerate(watts)]
+    path = tmp_path / "samples-h.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
+    (judgement,) = plausible.judge(read_samples(path))
+    assert judgement.good.all() and "doubt" not in judgement.sensor
+
+
+@pytest.mark.parametrize("kind, lies, fault", [
+    ("counter and power", "gpu_0_energy", "one misread"),
+    ("counter", "gpu_0_energy", "reset"),
+    ("counter", "gpu_0_energy", "catches up after 1 s"),
+    ("two sockets", "cpu_0_package", "catches up after 1 s"),
+    ("counter and power", "gpu_0_energy", "stuck at 0"),
+    ("counter and power", "gpu_0_energy", "stuck from half on"),
+    ("CPU with busy time", "cpu_0_package", "stuck at 0"),
+    ("counter and power", "gpu_0_power", "zero"),
+    ("four GPUs", "gpu_1_energy", "stuck"),
+])  # fmt: skip
+def test_what_another_sensor_or_a_neighbour_tells_is_not_lost(tmp_path, kind, lies, fault):
+    record, reasons, truth = outcome(tmp_path, kind, lies, fault, "constant")
+    assert not reasons and not wrong(record, truth)
+    assert all(f"energy_{component}_J" in record for component in truth)
+
+
+def table(folder) -> str:
+    lines = [
+        "| sensors | lies | fault | load | truth J | reported J | interval J | valid | wrong | flags |",
+        "|---" * 10 + "|",
+    ]
+    for number, (kind, lies, fault, shape) in enumerate(CASES):
+        own = folder / str(number)
+        own.mkdir()
+        record, reasons, truth = outcome(own, kind, lies, fault, shape)
+        component = {"c": "cpu", "g": "gpu", "r": "ram"}[lies[0]]
+        said = [record.get(f"energy_{component}_{name}J") for name in ("", "statistical_", "systematic_")]
+        reported = "none" if said[0] is None else f"{said[0]:.0f}"
+        interval = "" if said[0] is None else f"{said[1]:.1f} (+ {said[2]:.0f})"
+        valid = "no" if reasons else "yes"
+        is_wrong = ""
+        if wrong(record, truth):
+            is_wrong = "wrong" if reasons else "VALID AND WRONG"
+        flags = "; ".join(record["flags"]) or "none"
+        values = [kind, lies, fault, shape, f"{truth[component]:.0f}", reported, interval, valid, is_wrong, flags]
+        lines.append(f"| {' | '.join(values)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as made:
+        print(table(Path(made)))

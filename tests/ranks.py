@@ -1,0 +1,112 @@
+"""Ranks for tests, forked from one process that has imported torch: each import takes longer than a short training.
+
+They find each other as torchrun's ranks do. Ranks that real launchers start have tests of their own
+(train/test_launchers.py).
+"""
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.reduction
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from energynn.files import REPOSITORY
+
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+# OpenMP reads its number of threads once, when torch is imported. Open MPI wants to be told that the tests may run as
+# root and on few cores; MPICH does not look at these.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
+PATIENCE_S = 300  # until ranks count as hanging
+GRACE_S = 20  # in which the others end by themselves when one has failed
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["energynn.train.resnet50", "energynn.train.fourcastnet", "energynn.train.session"])
+
+
+def start_ranks(ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
+    """Run a script in so many ranks to the end; returns the first status but 0, and what all of them printed."""
+    return Ranks(ranks, script, *arguments, extra=extra).wait()
+
+
+class Ranks:
+    """A script in so many ranks, which go on while the test looks at them."""
+
+    def __init__(self, ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
+        self.output = tempfile.TemporaryFile("w+", errors="replace")
+        self.command = [str(script), *map(str, arguments)]
+        environment = os.environ | ENVIRONMENT | (extra or {})
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            reference = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+        self.processes = []
+        for rank in range(ranks):
+            place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+            if ranks > 1:
+                environment |= reference | {name: str(number) for name, number in place.items()}
+            self.processes.append(self._fork(environment))
+
+    def _fork(self, environment: dict[str, str]):
+        descriptor = multiprocessing.reduction.DupFd(self.output.fileno())
+        process = FORKS.Process(target=_run, args=(self.command, environment, descriptor))
+        with _environment(ENVIRONMENT):  # of the server, which the first fork starts
+            process.start()
+        return process
+
+    def are_alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def wait(self) -> subprocess.CompletedProcess:
+        """Until all have ended; when one has failed, those that do not end by themselves are ended."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.are_alive():
+            if any(process.exitcode for process in self.processes):
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+            if time.monotonic() > deadline:
+                for process in self.processes:
+                    process.kill()
+            alive = [process.sentinel for process in self.processes if process.is_alive()]
+            multiprocessing.connection.wait(alive, 1.0)
+        self.output.seek(0)
+        failed = [process.exitcode for process in self.processes if process.exitcode]
+        return subprocess.CompletedProcess(self.command, failed[0] if failed else 0, self.output.read())
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str]):
+    before = dict(os.environ)
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(command: list[str], environment: dict[str, str], output) -> None:
+    """Be a fresh ``python SCRIPT ARGUMENTS``, as far as a script can see."""
+    descriptor = output.detach()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(REPOSITORY)
+    multiprocessing.set_start_method("fork", force=True)  # of the loader's workers, as in a process of its own
+    sys.argv = command
+    sys.path.insert(0, str(Path(command[0]).parent))
+    runpy.run_path(command[0], run_name="__main__")

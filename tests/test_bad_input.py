@@ -1,0 +1,815 @@
+"""A corpus of bad input: whatever is given to a command is one clear line, executes nothing, and loses nothing."""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+from PIL import Image
+
+from energynn import cli, config, records
+from energynn.analysis import profiles, results
+from energynn.data import imagenet
+from energynn.files import REPOSITORY
+from energynn.launch import start
+from energynn.launch.watch import Watch
+from energynn.measure import machine
+from tests.conftest import write_run_dir
+from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
+from tests.measure.test_perun_import import layout_0_8, write_run
+
+ARGUMENTS = []
+for line in (Path(__file__).parent / "bad_arguments.txt").read_text().splitlines():
+    if line and not line.startswith("#"):
+        ARGUMENTS.append(tuple(part.strip() for part in line.split(" : ", 1)))
+
+
+@pytest.fixture(scope="session")
+def two_runs(tmp_path_factory):
+    """Two valid runs of two systems, built once and copied by each case."""
+    runs = tmp_path_factory.mktemp("corpus") / "runs"
+    for system in ("local", "other"):
+        assert records.build(write_run_dir(runs, system), "finished", "")["valid"]
+    assert records.check(runs) == []
+    return runs
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, in which a program that is started would leave the file `canary`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:{os.environ['PATH']}")
+    (tmp_path / "programs").mkdir()
+    ghostscript = tmp_path / "programs" / "gs"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
+    ghostscript.chmod(0o755)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    yield tmp_path
+    for number, handler in handlers.items():  # `measure` passes signals on to its command
+        signal.signal(number, handler)
+
+
+def content(folder: Path) -> dict:
+    """Size and time of change of every file below a folder: what is given must stay as it is."""
+    return {path: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def call(*words) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command, within this process."""
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            status = cli.main([str(word) for word in words])
+        except SystemExit as end:
+            status = end.code
+    return status, out.getvalue(), errors.getvalue()
+
+
+def refused(here: Path, *words, says: str = "") -> None:
+    """The command ends with status 2 and one line that holds ``says``; nothing was executed, nothing is lost."""
+    before = content(here)
+    status, _, errors = call(*words)
+    assert status == 2, (status, errors)
+    assert errors.startswith("energynn") and errors.count("\n") == 1 and len(errors) < 1000, errors
+    assert says in errors and "Traceback" not in errors, errors
+    assert not (here / "canary").exists(), "something was executed"
+    after = content(here)
+    assert {path: after.get(path) for path in before} == before, "something was lost"
+
+
+@pytest.mark.parametrize("words, says", ARGUMENTS, ids=[words for words, _ in ARGUMENTS])
+def test_bad_arguments(here, two_runs, words, says):
+    shutil.copytree(two_runs, here / "runs")
+    (here / "empty").mkdir()
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    given = [word.format(here=here / "empty", runs=here / "runs", run=run) for word in shlex.split(words)]
+    refused(here, *given, says=says)
+
+
+# ------------------------------------------------------------------------------------------- parameters of a run
+
+
+def beyond_its_limits():
+    """Each parameter of each workload with values of other types and beyond its limits."""
+    for workload, config_class in config.CONFIGS.items():
+        for name, known in config.facts(config_class).items():
+            values = [["a", "list"], {"a": 1}]
+            values += [known.least - 1] if known.least is not None else []
+            values += [2 * known.most + 1] if known.most is not None else []
+            values += ["/etc/passwd", "\n"] if known.choices or known.form else []
+            if name != "workload":
+                yield from ((workload, name, value) for value in values)
+
+
+@pytest.mark.parametrize("workload, name, value", list(beyond_its_limits()))
+def test_parameters_of_papermill_and_of_run(workload, name, value):
+    namespace = {"workload": workload, name: value, "In": [], "_": 1}
+    with pytest.raises(ValueError, match=f"^{name}: must be ") as error:
+        config.make(**config.from_notebook(namespace))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+# ------------------------------------------------------------------------------------------------- files of a run
+
+PIPE, FOLDER, SPARSE, DEVICE, LOOP = "a pipe", "a folder", "3 GB of nothing", "a device", "a link to itself"
+ILL_TYPED = {
+    "empty": b"",
+    "a list": b"[]",
+    "a text": b'"run"',
+    "null": b"null",
+    "no fields": b"{}",
+    "NaN": b'{"devices": NaN}',
+    "1e400": b'{"devices": 1e400}',
+    "cut off": b'{"run_id": "resn',
+    "nested": b"[" * 200_000,
+    "nested tables": b'{"a":' * 200_000,
+    "digits": b'{"devices": ' + b"9" * 10_000 + b"}",
+    "binary": bytes(range(256)) * 10,
+    "UTF-16": '{"run_id": "x"}'.encode("utf-16"),
+    "PNG": b"\x89PNG\r\n\x1a\n",
+    "pickle": b"cos\nsystem\n(S'touch canary'\ntR.",
+    PIPE: None,
+    FOLDER: None,
+    SPARSE: None,
+    DEVICE: None,
+    LOOP: None,
+}
+TYPED = {
+    "devices": ["2", None, True, [], {}, -1, 1.5],
+    "config": [[], "resnet50", None, {"devices": "2"}],
+    "machine": [[], "vm", {"sockets": "1"}, {}],
+    "valid": ["yes", 1, None],
+    "training_time_s": ["20", [], True],
+    "sensors": [{}, "cpu", [1], [{}], [None]],
+    "files": [[], {"a": 1}, {"run.json": {}}],
+    "metrics": [[], {"top1_error": "low"}],
+    "history": [{}, [1]],
+    "flags": [[1], "none"],
+}
+
+
+def spoil(path: Path, what: str, text: bytes | None) -> None:
+    """Put something in the place of a file."""
+    path.unlink()
+    if what == PIPE:
+        os.mkfifo(path)
+    elif what == FOLDER:
+        path.mkdir()
+    elif what == SPARSE:
+        path.touch()
+        os.truncate(path, 3 * 10**9)
+    elif what == DEVICE:
+        path.symlink_to("/dev/zero")
+    elif what == LOOP:
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(text)
+
+
+def rewritten(path: Path, change, also: str = "") -> None:
+    """Change a record or what is intended, and make the digests right again, as somebody who knows how would."""
+    values = json.loads(path.read_text())
+    change(values)
+    values.pop("record_sha256", None)
+    if path.name == "record.json":
+        if also:
+            values["files"] = records.hash_files(path.parent)
+        values["record_sha256"] = config.digest(values)
+    path.write_text(json.dumps(values))
+
+
+def only_one_run_is_concerned(runs: Path) -> None:
+    """check, status, load and the profiles name the run in one line each, and go on with the other."""
+    status, out, errors = call("check", runs)
+    (good,) = (runs / "other").glob("resnet50*")
+    (bad,) = (runs / "local").glob("resnet50*")
+    faults = [line for line in out.splitlines() if line.startswith("FAULT")]
+    assert status == 1 and len(faults) >= 1 and not errors, (out, errors)
+    assert all(bad.name in line for line in faults) and not any(good.name in line for line in faults), faults
+    status, out, errors = call("status", "--runs-dir", runs)
+    assert status == 0 and not errors and out.count("\n") in (3, 4), (out, errors)
+    assert [line.split()[1] for line in out.splitlines() if line.startswith(good.name)] == ["finished"], out
+    loaded = results.load(runs)
+    assert good.name in loaded["run_id"].values and loaded.sizes["run"] + len(loaded.attrs["excluded"]) == 2
+    assert all("\n" not in line for line in loaded.attrs["excluded"])
+    assert good.name in set(profiles.available(runs)["run"])
+
+
+@pytest.mark.parametrize("what", ILL_TYPED)
+@pytest.mark.parametrize("name", ["run.json", "record.json"])
+def test_an_ill_typed_file_is_a_fault_of_one_run(here, two_runs, name, what):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    spoil(run / name, what, ILL_TYPED[what])
+    if (name, what) != ("record.json", LOOP):  # which is none
+        only_one_run_is_concerned(here / "runs")
+        if name == "run.json" or what not in ("no fields", "UTF-16"):
+            refused(here, "recompute", run)
+            refused(here, "watch", run, "--once")
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in TYPED.items() for value in values])
+def test_a_field_of_another_type_is_a_fault_of_one_run(here, two_runs, name, value):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    rewritten(run / "record.json", lambda record: record.update({name: value}))
+    only_one_run_is_concerned(here / "runs")
+
+
+# ------------------------------------------------------------------------------------------------------ raw files
+
+LINES = {
+    "a list": "[]",
+    "a text": '"event"',
+    "a time in words": '{"t_mono_ns": "now", "t_wall_ns": 1, "event": "epoch"}',
+    "a time as float": '{"t_mono_ns": 1.5, "t_wall_ns": 1e400, "event": "epoch"}',
+    "a nested line": "[" * 100_000,
+    "no event": '{"t_mono_ns": 1, "t_wall_ns": 1}',
+    "an event that is a list": '{"t_mono_ns": 1, "t_wall_ns": 1, "event": []}',
+    "binary": "\x00\x01\xff",
+    "readings of no sensor": '{"t": 1, "w": 1, "v": []}',
+    "readings in words": '{"t": 1, "w": 1, "v": ["many"]}',
+    "a time beyond 64 bits": '{"t": 99999999999999999999999, "w": 1, "v": [1]}',
+    "a status of another type": '{"status": 5}',
+    "a digit too many": '{"t": 1, "w": 1, "v": [' + "9" * 5000 + "]}",
+}
+
+
+@pytest.mark.parametrize("what", [PIPE, DEVICE, *LINES])
+@pytest.mark.parametrize("name", ["events-rank1.jsonl", "samples-host.jsonl", "phases-rank0.jsonl"])
+def test_an_ill_typed_raw_file_is_a_fault_of_one_run(here, two_runs, name, what):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    if what in LINES:
+        with open(run / name, "a") as file:
+            file.write(LINES[what] + "\n")
+    else:
+        spoil(run / name, what, None)
+    only_one_run_is_concerned(here / "runs")
+    for words in (["recompute", run], ["watch", run, "--once"]):
+        status, _, errors = call(*words)
+        assert status in (0, 1, 2) and errors.count("\n") == (status == 2) and "Traceback" not in errors, errors
+
+
+def both(run: Path, change) -> None:
+    """Change the record and run.json alike, with new checksums: consistent tampering."""
+    rewritten(run / "run.json", change)
+    rewritten(run / "record.json", change, also="files")
+
+
+def renamed(run: Path, name: str) -> None:
+    run.rename(run.with_name(name))
+
+
+def copied_to(run: Path, system: str) -> None:
+    (run.parent.parent / system).mkdir(exist_ok=True)
+    run.rename(run.parent.parent / system / run.name)
+
+
+def without_the_end_of_a_rank(run: Path) -> None:
+    """As a run that died, whose record then says that it had finished."""
+    path = run / "events-rank1.jsonl"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if "rank_end" not in line))
+    records.build(run, "finished", "")
+
+
+TAMPERED = {
+    "status: is failed, but all": lambda run: records.build(run, "failed", "so it says"),
+    "status: is finished, but a rank": without_the_end_of_a_rank,
+    "devices: is 4, the raw files tell of 2": lambda run: both(run, lambda values: values.update(devices=4)),
+    "devices: is 2, in config 4": lambda run: both(run, lambda values: values["config"].update(devices=4)),
+    "run_id: does not end": lambda run: both(
+        run,
+        lambda values: values.update(
+            config=values["config"] | {"learning_rate": 1.0},
+            config_digest=config.digest(values["config"] | {"learning_rate": 1.0}),
+        ),
+    ),
+    "workload: is fourcastnet, in config": lambda run: both(run, lambda values: values.update(workload="fourcastnet")),
+    "run_id: does not end in the digest": lambda run: both(run, lambda values: values.update(data_digest="0" * 64)),
+    "system: is elsewhere, but the folder": lambda run: both(run, lambda values: values.update(system="elsewhere")),
+    "sockets: is 2": lambda run: rewritten(run / "record.json", lambda values: values.update(sockets=2)),
+    "but the folder is": lambda run: renamed(run, "resnet50-better"),
+    "system: is local, but the folder": lambda run: copied_to(run, "third"),
+    "tells another configuration": lambda run: (
+        both(run, lambda values: values.update(run_id=values["run_id"].replace("-n2-", "-n9-"))),
+        renamed(run, run.name.replace("-n2-", "-n9-")),
+    ),
+}
+
+
+@pytest.mark.parametrize("says", TAMPERED)
+def test_consistent_tampering_is_found(here, two_runs, says):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    TAMPERED[says](run)
+    status, out, errors = call("check", here / "runs")
+    assert status == 1 and not errors and says in out, out
+
+
+def test_an_anchor_finds_what_was_rewritten_removed_or_added(here, two_runs):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    (other,) = (here / "runs" / "other").glob("resnet50*")
+    anchor = here / "anchor.txt"
+    status, out, _ = call("check", here / "runs", "--write-anchor", anchor)
+    assert status == 0 and f"SHA-256 of {len(anchor.read_text().splitlines())} files" in out
+    assert call("check", here / "runs", "--anchor", anchor)[0] == 0
+    samples = run / "samples-host.jsonl"
+    samples.write_text(samples.read_text().replace('"v": [1120000000]', '"v": [1120000009]'))
+    records.build(run, "finished", "")  # raw files rewritten, and the record built again: nothing else can tell
+    assert records.check(here / "runs") == []
+    shutil.copytree(other, here / "runs" / "new" / other.name)
+    shutil.rmtree(other)
+    status, out, _ = call("check", here / "runs", "--anchor", anchor)
+    assert status == 1
+    for name in (f"local/{run.name}/samples-host.jsonl", f"local/{run.name}/record.json"):
+        assert f"FAULT {name}: differs from its SHA-256 in anchor.txt" in out
+    assert f"FAULT other/{other.name}/record.json: missing" in out
+    assert f"NEW new/{other.name}/record.json: not in" in out
+
+
+def test_a_wall_clock_that_is_set_back_does_not_reorder_the_history(run_dir):
+    for rank in range(2):  # killed, so that the last epoch tells what was trained
+        events = run_dir / f"events-rank{rank}.jsonl"
+        events.write_text("".join(line for line in events.read_text().splitlines(True)[:2]))
+    path = run_dir / "events-rank0.jsonl"
+    start_ns = json.loads(path.read_text().splitlines()[0])["t_mono_ns"]
+    with open(path, "a") as file:
+        for epoch in range(1, 61):
+            t = start_ns + int((0.6 + epoch / 4) * 1e9)
+            set_back_ns = 3600 * 10**9 if epoch > 20 else 0
+            event = {"t_mono_ns": t, "t_wall_ns": t - start_ns - set_back_ns, "event": "epoch"}
+            event |= {"epoch": epoch, "epochs": 60, "samples_trained": 20 * epoch, "samples_to_train": 1200}
+            file.write(json.dumps(event) + "\n")
+    record = records.build(run_dir, "killed", "by a test")
+    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 61))
+    assert record["samples_trained"] == 1200
+    state = Watch(run_dir).look()
+    assert (state["epoch"], state["samples_trained"]) == (60, 1200)
+
+
+# -------------------------------------------------------------------------------------------------- perun's files
+
+
+def links_outside(path: Path) -> None:
+    other = path.with_name("other.hdf5")
+    write_run(other, sensors=layout_0_8())
+    with h5py.File(path, "w") as file:
+        file["app"] = h5py.ExternalLink("other.hdf5", "/app")
+
+
+def soft_link(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file["app/nodes/again"] = h5py.SoftLink("/app/nodes/run")
+
+
+def values_of(file) -> h5py.Group:
+    return file["app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"]
+
+
+def replaced(path: Path, name: str = "values", **facts) -> None:
+    """Make a data set anew in its place, with its attributes."""
+    with h5py.File(path, "a") as file:
+        raw = values_of(file)
+        kept = dict(raw[name].attrs)
+        del raw[name]
+        raw.create_dataset(name, **facts).attrs.update(kept)
+
+
+def external_storage(path: Path) -> None:
+    secret = path.with_name("secret")
+    secret.write_bytes(np.full(21, 12.1).tobytes())
+    replaced(path, shape=(21,), dtype="f8", external=[(str(secret), 0, 21 * 8)])
+
+
+def virtual(path: Path) -> None:
+    other = path.with_name("other.hdf5")
+    write_run(other, sensors=layout_0_8())
+    with h5py.File(path, "a") as file:
+        raw = values_of(file)
+        layout = h5py.VirtualLayout((21,), "u8")
+        layout[:] = h5py.VirtualSource(str(other), raw["values"].name, (21,))
+        del raw["values"]
+        raw.create_virtual_dataset("values", layout)
+
+
+def attribute(name: str, value, dataset: str = "values"):
+    def change(path: Path) -> None:
+        with h5py.File(path, "a") as file:
+            values_of(file)[dataset].attrs[name] = value
+
+    return change
+
+
+def of_the_run(name: str, value):
+    def change(path: Path) -> None:
+        with h5py.File(path, "a") as file:
+            file["app/nodes/run"].attrs[name] = value
+
+    return change
+
+
+def times(values):
+    return lambda path: replaced(path, "timesteps", data=np.asarray(values, "f8"))
+
+
+PERUN = {
+    "a link, and links are not followed": links_outside,
+    "again: is a link": soft_link,
+    "lies in another file": external_storage,
+    "another file, which is not followed": virtual,
+    "no real numbers": lambda path: replaced(path, data=np.full(21, 1 + 2j)),
+    "is of type object": lambda path: replaced(path, data=["12.1"] * 21),
+    "is of type |S4": lambda path: replaced(path, data=np.array([b"12.1"] * 21)),
+    "is of type [('a'": lambda path: replaced(path, data=np.zeros(21, [("a", "f8")])),
+    "declares more than 5e+07": lambda path: replaced(path, shape=(3 * 10**8,), dtype="u8", chunks=(1000,)),
+    "chunks of more than 5e+07": lambda path: replaced(
+        path, shape=(21,), maxshape=(None,), dtype="u8", chunks=(10**8,), compression="gzip"
+    ),
+    "do not match": lambda path: replaced(path, data=np.ones(5)),
+    "not a perun HDF5 file": lambda path: replaced(path, data=h5py.Empty("f8")),
+    "its magnitude is nan": attribute("mag", np.nan),
+    "its magnitude is inf": attribute("mag", np.inf),
+    "its magnitude is -1": attribute("mag", -1.0),
+    "can be read": attribute("mag", "many"),
+    "not a perun HDF5 file that": attribute("mag", 1 + 1j),
+    "not those of a run, from nan": times(np.full(21, np.nan)),
+    "not those of a run, from 20": times(np.arange(21)[::-1]),
+    "not those of a run, from 0.0 to 2": times(np.arange(21) * 1e9),
+    "in the year 9999": of_the_run("execution_dt", "9999-12-31T23:59:59"),
+    "in the year 1": of_the_run("execution_dt", "0001-01-01T00:00:00"),
+    "file that can be read": lambda path: path.write_bytes(path.read_bytes()[:3000]),
+    "x.hdf5: not a perun": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\xff" * 100),
+    "is no regular file": lambda path: spoil(path, PIPE, None),
+}
+
+
+@pytest.mark.parametrize("says", PERUN)
+def test_foreign_perun_files(here, says):
+    path = write_run(here / "x.hdf5", sensors=layout_0_8())
+    PERUN[says](path)
+    refused(here, "import-perun", path, "--runs-dir", here / "runs", says=says)
+    assert not list((here / "runs").rglob("run.json")), "nothing half imported"
+
+
+# ---------------------------------------------------------------------------------------------------- ERA5 sources
+
+
+def in_hdf5(channel: str, change):
+    """Change the values of a channel of FourCastNet's file at its second time."""
+
+    def spoil(folder: Path) -> None:
+        write_hdf5(folder, 2019, 2)
+        with h5py.File(folder / "2019.h5", "r+") as file:
+            index = CHANNELS.index(channel)
+            file["fields"][1, index] = change(file["fields"][1, index])
+
+    return spoil
+
+
+def in_netcdf(change, names=("single", "levels")):
+    """A NetCDF file with a change of its Dataset."""
+
+    def spoil(folder: Path) -> None:
+        change(dataset(hours_of_year(2019)[:2], which=1)).to_netcdf(folder / "store.nc", engine="scipy")
+
+    return spoil
+
+
+def shuffled(found: xr.Dataset) -> xr.Dataset:
+    return found.isel(latitude=[3, 0, 1, 2, 4, 5, 6, 7, 8])
+
+
+def with_inf(found: xr.Dataset) -> xr.Dataset:
+    found["msl"].values[1, 2, 3] = np.inf
+    return found
+
+
+def two_grids(folder: Path) -> None:
+    found = dataset(hours_of_year(2019)[:2], which=1)
+    found[["t2m"]].to_netcdf(folder / "a.nc", engine="scipy")
+    shuffled(found.drop_vars("t2m")).to_netcdf(folder / "b.nc", engine="scipy")
+
+
+def linked_era5(folder: Path) -> None:
+    write_hdf5(folder, 2018, 2)
+    with h5py.File(folder / "2019.h5", "w") as file:
+        file["fields"] = h5py.ExternalLink("2018.h5", "fields")
+
+
+ERA5 = {
+    "t2m is": in_hdf5("t2m", lambda kelvin: kelvin - 273.15),
+    "150 to 350 K": in_hdf5("t850", lambda kelvin: kelvin * 9 / 5 - 459.67),
+    "30000 to 120000 Pa": in_hdf5("sp", lambda pascal: pascal / 100),
+    "mslp is": in_hdf5("mslp", lambda pascal: pascal / 133.3),
+    "z500 is": in_hdf5("z500", lambda geopotential: geopotential / 9.80665),
+    "z50 is": in_hdf5("z50", lambda geopotential: geopotential / 9.80665),
+    "a fraction instead of %": in_hdf5("r500", lambda percent: percent / 100),
+    "9.97e+36 at 2019-01-01 06 UTC": in_hdf5("u10", lambda values: np.full_like(values, 9.97e36)),
+    "-9999": in_hdf5("tcwv", lambda values: np.full_like(values, -9999)),
+    "inf at 2019-01-01 06 UTC": in_hdf5("v850", lambda values: np.full_like(values, np.inf)),
+    "NaN in r850 at 2019-01-01 06 UTC": in_hdf5("r850", lambda values: np.full_like(values, np.nan)),
+    "rows must go from north to south": in_hdf5("sp", lambda values: values[::-1]),
+    "not a whole HDF5 file": lambda folder: (folder / "2019.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + b"x" * 99),
+    "is a link, and links": linked_era5,
+    "is no regular file": lambda folder: os.mkfifo(folder / "2019.h5"),
+    "latitudes must go from pole to pole": in_netcdf(shuffled),
+    "latitudes must go": in_netcdf(lambda found: found.assign_coords(latitude=np.full(9, np.nan))),
+    "they begin [180": in_netcdf(lambda found: found.assign_coords(latitude=2 * found["latitude"])),
+    "longitudes must rise": in_netcdf(lambda found: found.assign_coords(longitude=found["longitude"] - 180)),
+    "the latitudes of its files differ": two_grids,
+    "has no dimension level": in_netcdf(lambda found: found.rename(level="height")),
+    "no geopotential or z at": in_netcdf(lambda found: found.assign_coords(level=[51, 500, 850, 925, 1000])),
+    "mslp is 95": in_netcdf(with_inf),
+    "dimensions must be time": in_netcdf(lambda found: found.rename(latitude="lat")),
+    "no 00, 06, 12 or 18 UTC of 2019": in_netcdf(
+        lambda found: found.assign_coords(time=found["time"] + np.timedelta64(1, "h"))
+    ),
+    "no 10m_u_component_of_wind or u10": in_netcdf(lambda found: found.drop_vars("u10")),
+    "no NetCDF file that can be opened": lambda folder: (folder / "store.nc").write_bytes(b"CDF\x01" + b"\xff" * 50),
+    "store.nc: is no regular file": lambda folder: os.mkfifo(folder / "store.nc"),
+}
+
+
+@pytest.mark.parametrize("says", ERA5)
+def test_foreign_era5(here, says):
+    (here / "source").mkdir()
+    ERA5[says](here / "source")
+    words = ["era5", "prepare", "--source", here / "source", "--out", here / "store", "--years", "2019"]
+    refused(here, *words, "--workers", 1, says=says)
+    assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(canary) (w) file\nshowpage\n%%EOF\n"
+
+
+def encoded(kind: str, **facts) -> bytes:
+    data = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(data, kind, **facts)
+    return data.getvalue()
+
+
+def declared(width: int, height: int, data: bytes) -> bytes:
+    """A PNG that says it is larger than it is."""
+    import struct
+    import zlib
+
+    header = b"IHDR" + struct.pack(">II", width, height) + data[24:29]
+    return data[:8] + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+IMAGES = {
+    "empty": b"",
+    "EPS": EPS,
+    "GIF": encoded("GIF"),
+    "TIFF": encoded("TIFF"),
+    "BMP": encoded("BMP"),
+    "WebP": encoded("WEBP"),
+    "a PNG of 400 megapixels": declared(20_000, 20_000, encoded("PNG")),
+    "a PNG of 120 megapixels": declared(12_000, 10_000, encoded("PNG")),
+    "a PNG cut off": encoded("PNG")[:40],
+    "a JPEG cut off": encoded("JPEG")[:200],
+    "a PDF": b"%PDF-1.4\n%%EOF",
+    "a script": b"#!/bin/sh\ntouch canary\n",
+    "text": b"no image",
+}
+
+
+def images(here: Path, image: bytes) -> Path:
+    """ImageNet's tree with a good image and this one, named .JPEG."""
+    for split in imagenet.SPLITS:
+        folder = here / "images" / split / "n01"
+        folder.mkdir(parents=True)
+        (folder / "good.JPEG").write_bytes(encoded("JPEG"))
+    (here / "images" / "train" / "n01" / "bad.JPEG").write_bytes(image)
+    return here / "images"
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("what", IMAGES)
+def test_images_that_are_none(here, what):
+    with pytest.raises(imagenet.BAD_IMAGE):
+        imagenet.open_image(IMAGES[what]).convert("RGB")
+    root = images(here, IMAGES[what])
+    assert imagenet.prepare(root, here / "store", progress=lambda line: None) == [f"{root}/train/n01/bad.JPEG"]
+    assert not (here / "canary").exists(), "Ghostscript was started"
+
+
+@pytest.mark.parametrize("what", [PIPE, DEVICE, FOLDER])
+def test_an_image_that_is_no_file(here, what):
+    root = images(here, b"")
+    spoil(root / "train" / "n01" / "bad.JPEG", what, None)
+    words = ["imagenet", "prepare", "--root", root, "--out", here / "store"]
+    refused(here, *words, says="bad.JPEG: is no regular file")
+
+
+def test_good_images_of_both_kinds_are_read():
+    for kind in ("JPEG", "PNG"):
+        assert imagenet.open_image(encoded(kind)).convert("RGB").size == (8, 8)
+
+
+def an_archive(folder: Path, name: str, data: bytes) -> None:
+    (folder / name).write_bytes(data)
+
+
+STORES = {
+    "is not complete": lambda folder: an_archive(folder, "train.ppm", b""),
+    "train.npz cannot be read": lambda folder: [an_archive(folder, f"train.{end}", b"PK") for end in ("ppm", "npz")],
+    "cannot be indexed": lambda folder: an_archive(folder, imagenet.TRAINING_ARCHIVE, b"no archive" * 100),
+    "train.ppm is not complete": lambda folder: (
+        an_archive(folder, "train.ppm", b""),
+        os.mkfifo(folder / "train.npz"),
+    ),
+    "has no images": lambda folder: (folder / "train" / "n01").mkdir(parents=True),
+}
+
+
+@pytest.mark.parametrize("says", STORES)
+def test_image_stores(here, says):
+    (here / "root").mkdir()
+    STORES[says](here / "root")
+    refused(here, "imagenet", "prepare", "--root", here / "root", "--out", here / "store", says=says)
+
+
+# ------------------------------------------------------------------------- manifests, systems, studies and workloads
+
+
+@pytest.mark.parametrize("what", ["empty", "a list", "binary", "nested", "cut off", PIPE, FOLDER, SPARSE, "no fields"])
+def test_manifests(here, what, monkeypatch):
+    from energynn.data import manifests
+
+    shutil.copytree(manifests.DATA_MANIFESTS / "photographs", here / "data_manifests" / "photographs")
+    monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
+    monkeypatch.setattr(manifests, "GENERATED", here / "build")
+    spoil(here / "data_manifests" / "photographs" / "manifest.json", what, ILL_TYPED[what])
+    refused(here, "manifest", "verify", "photographs")
+
+
+GOOD_SITE = 'scheduler = "local"\ndevices_per_node = 2\n'
+SITES = {
+    "is not TOML": "scheduler = ",
+    "not known; known are": GOOD_SITE + "nonsense = 1",
+    "must be slurm or local": "devices_per_node = 2",
+    "devices_per_node: must be of type int": GOOD_SITE.replace("2", '"2"'),
+    "devices_per_node: must be more than 0": GOOD_SITE.replace("2", "-2"),
+    "devices_per_node: must be": GOOD_SITE.replace("2", "1e21"),
+    "max_hours: must be": GOOD_SITE + "max_hours = nan",
+    "max_hours: must be more": GOOD_SITE + "max_hours = inf",
+    "sbatch: '; touch canary'": GOOD_SITE + 'sbatch = ["; touch canary"]',
+    "sbatch: must be of type": GOOD_SITE + "sbatch = [1]",
+    "modules: '$(touch canary)'": GOOD_SITE + 'modules = ["$(touch canary)"]',
+    "stage_to: '`touch canary`'": GOOD_SITE + 'stage_to = "`touch canary`"',
+    "environment: 'A;touch canary'": GOOD_SITE + 'environment = {"A;touch canary" = "1"}',
+    "is not TOML:": "a = " + "[" * 100_000,
+    "is not TOML: 'utf-8'": "\udcff",
+    "is not TOML: Cannot": GOOD_SITE + 'scheduler = "slurm"',
+}
+
+
+@pytest.mark.parametrize("says", SITES)
+def test_systems(here, says):
+    path = here / "mine.toml"
+    path.write_bytes(SITES[says].encode(errors="surrogateescape"))
+    refused(here, "submit", "smoke", "--system", path, "--dry-run", "--runs-dir", here, says=says)
+
+
+MACHINES = ["", "cpu_model = 5", "[cpu_model]\nidle_W_per_core = nan\nfull_W_per_core = 1", "[", "a = " + "[" * 99_999]
+MACHINES += ['[cpu_model]\nidle_W_per_core = "3"\nfull_W_per_core = "x"', "[cpu_model]\nidle_W_per_core = -1"]
+MACHINES += ["[cpu_model]\nidle_W_per_core = 1\nfull_W_per_core = 1e9"]
+
+
+@pytest.mark.parametrize("text", MACHINES)
+def test_descriptions_of_the_machine(here, text):
+    (here / "runs" / "local").mkdir(parents=True)
+    (here / "runs" / "local" / "system.toml").write_text(text)
+    refused(here, "measure", "--", "touch", "canary", says="system.toml: cannot be read")
+    with pytest.raises(ValueError, match="system.toml: cannot be read"):
+        machine.load(here / "runs", "local", {})
+
+
+STUDIES = {
+    "defines no study": "x = 1",
+    "mine.py defines no study": "study = 5",
+    "SystemExit": "def study(): raise SystemExit(3)",
+    "SystemExit: bye": "import sys\ndef study(system): sys.exit('bye')",
+    "cannot be read: SystemExit": "raise SystemExit",
+    "cannot be read: SyntaxError": "def study(:",
+    "cannot be read: ModuleNotFoundError": "import nothing_of_this_name",
+    "ZeroDivisionError": "def study(): return 1 / 0",
+    "RecursionError": "def study(): return study()",
+    "TypeError": "def study(): return 5",
+    "TypeError: ": "def study(a, b): return []",
+    "must return runs": "def study(): return []",
+    "must return runs of": "def study(): return [{'devices': 2}]",
+    "devices: must be": "from energynn import config\ndef study(): return [config.make(devices=10**21)]",
+    "null bytes": "\0",
+    "KeyError": "def study(): return [{}['a']]",
+    "OSError": "def study(): raise OSError('disk')",
+}
+
+
+@pytest.mark.parametrize("says", STUDIES)
+def test_studies_of_ones_own(here, says):
+    (here / "mine.py").write_text(STUDIES[says])
+    refused(here, "study", "show", here / "mine.py", says=says)
+
+
+@pytest.mark.parametrize("what", [PIPE, FOLDER, DEVICE, SPARSE])
+def test_a_study_that_is_no_file(here, what):
+    (here / "mine.py").touch()
+    spoil(here / "mine.py", what, None)
+    refused(here, "study", "show", here / "mine.py", says="mine.py")
+
+
+WORKLOADS = {
+    "no_config": "x = 1",
+    "a_number": "Config = 5",
+    "a_class": "class Config: pass",
+    "an_exit": "raise SystemExit",
+    "an_error": "1 / 0",
+    "no_python": "def",
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_workloads_of_ones_own(here, name, monkeypatch):
+    (here / "modules").mkdir()
+    (here / "modules" / f"{name}.py").write_text(WORKLOADS[name])
+    monkeypatch.syspath_prepend(str(here / "modules"))
+    refused(here, "run", "-p", "workload", name, says=f"workload: '{name}' is not known")
+
+
+@pytest.mark.parametrize("what", ["empty", "a list", "NaN", "nested", "binary", "no fields", PIPE, SPARSE, DEVICE])
+def test_a_folder_whose_run_json_is_none_of_ours(here, what):
+    (here / "out").mkdir()
+    (here / "out" / "run.json").touch()
+    spoil(here / "out" / "run.json", what, ILL_TYPED[what])
+    refused(here, "measure", "--out", here / "out", "--", "touch", "canary", says="run.json")
+
+
+@pytest.mark.parametrize("what", ["empty", "a list", "NaN", "nested", "binary", PIPE, SPARSE])
+def test_numbers_of_notebooks(here, what):
+    (here / "build" / "numbers").mkdir(parents=True)
+    for path in (here / "build" / "numbers.json", here / "build" / "numbers" / "x.json"):
+        path.touch()
+        spoil(path, what, ILL_TYPED[what])
+    (here / "runs").mkdir()
+    refused(here, "compare", "--runs-dir", here / "runs", "--build-dir", here / "build")
+    refused(here, "paper", "--build-dir", here / "build")
+
+
+@pytest.mark.parametrize("runs_dir", [0, 7, "", None, [], b"runs", 1.5, "a\0b"])
+def test_the_folder_of_the_runs_as_a_parameter(here, runs_dir):
+    with pytest.raises(ValueError) as error:
+        start.run(config.make(), runs_dir)
+    assert "\n" not in str(error.value)
+
+
+# --------------------------------------------------------------------------- what needs torch, or a process of its own
+
+
+@pytest.mark.slow
+def test_images_that_are_none_are_broken_for_the_trainer():
+    from energynn.data import images as of_trainer
+
+    for what, data in IMAGES.items():
+        for load in (of_trainer.decode, of_trainer.load_pillow):
+            if what != "a JPEG cut off" or load is of_trainer.load_pillow:
+                with pytest.raises(imagenet.BAD_IMAGE):
+                    load(data)
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_deleted_while_it_is_measured_is_one_line(here):
+    words = ["measure", "--out", "out", "--", "sh", "-c", f"rm -rf {here}/out; exit 7"]
+    command = [sys.executable, "-m", "energynn.cli", *words]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "out was deleted while the command ran" in last, done.stderr
+    assert done.stderr.count("energynn: ") == 1 and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, value", [("devices", 10**21), ("epochs", "two"), ("devises", 2), ("runs_dir", 7)])
+def test_the_launch_notebook_refuses_bad_parameters_in_one_line(here, name, value):
+    options = ["--no-progress-bar", "--cwd", str(REPOSITORY), "--parameters_yaml", json.dumps({name: value})]
+    notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
+    command = [sys.executable, "-m", "papermill", str(notebook), str(here / "out.ipynb"), *options]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode and f"ValueError: {name}: " in done.stderr.strip().splitlines()[-1], done.stderr

@@ -1,0 +1,124 @@
+"""Locks, on file systems with flock and without: who lives holds, who has died holds nothing."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+
+import pytest
+
+from energynn import files, records
+
+WITHOUT_FLOCK = """
+import errno, fcntl, os
+def flock(file, kind):
+    raise OSError(int(os.environ["FLOCK_ERROR"]), "no locks here")
+fcntl.flock = flock
+"""
+
+
+@pytest.fixture(params=["flock", errno.ENOSYS, errno.EOPNOTSUPP])
+def environment(request, tmp_path, monkeypatch):
+    """The environment of a child process, and this process, with flock or without."""
+    (tmp_path / "site").mkdir()
+    if request.param == "flock":
+        return dict(os.environ)
+    (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_FLOCK)
+
+    def flock(_file, _kind):
+        raise OSError(request.param, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    python = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": python, "FLOCK_ERROR": str(request.param)}
+
+
+def holder(path, environment, **how):
+    """Another process that holds a file until it is killed."""
+    program = (
+        "import pathlib, time; from energynn import files\n"
+        f"held = files.lock(pathlib.Path({str(path)!r}), **{how!r})\n"
+        "print(held is not None, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program]
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    return started, started.stdout.readline() == "True\n"
+
+
+def test_one_holds_until_it_closes_or_dies(tmp_path, environment):
+    path = tmp_path / "run.json"
+    path.write_text("{}")
+    assert not files.is_locked(path) and not records.is_running(tmp_path)
+    other, has_it = holder(path, environment)
+    assert has_it and files.is_locked(path) and records.is_running(tmp_path)
+    assert files.lock(path) is None and files.lock(path, shared=True) is None
+    other.kill()
+    other.wait()
+    assert not files.is_locked(path) and not records.is_running(tmp_path)
+    held = files.lock(path, wait=True)
+    assert not holder_gets(path, environment) and files.is_locked(path)
+    held.close()
+    assert not files.is_locked(path) and holder_gets(path, environment)
+    assert path.read_text() == "{}"
+
+
+def holder_gets(path, environment, **how):
+    other, has_it = holder(path, environment, **how)
+    other.kill()
+    other.wait()
+    return has_it
+
+
+def test_several_hold_together_until_the_last_has_gone(tmp_path, environment):
+    path = tmp_path / ".ranks-host"
+    ours = files.lock(path, shared=True, wait=True)
+    other, has_it = holder(path, environment, shared=True, wait=True)
+    assert has_it and files.lock(path) is None and files.is_locked(path)
+    ours.close()
+    assert files.is_locked(path)
+    other.kill()
+    other.wait()
+    assert not files.is_locked(path) and files.lock(path) is not None
+
+
+def test_an_owner_on_another_host_is_believed_and_named(tmp_path, monkeypatch, capsys):
+    def flock(_file, _kind):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / "run.json"
+    (tmp_path / ".run.json.owner").write_text("cn7 a-boot pid:[1] 77")
+    assert files.lock(path) is None
+    assert (
+        ".run.json.owner says that cn7 holds it; if nothing of it runs there, delete this file"
+        in capsys.readouterr().out
+    )
+    (tmp_path / ".run.json.owner").write_text(f"{os.uname().nodename} an-earlier-boot pid:[1] {os.getpid()}")
+    assert files.lock(path) is not None, "this host has started anew since"
+
+
+@pytest.mark.slow
+def test_a_command_and_a_run_are_measured_without_flock(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_FLOCK)
+    environment = os.environ | {"FLOCK_ERROR": str(errno.ENOSYS)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    energynn = [sys.executable, "-m", "energynn.cli"]
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    small = "workload=fourcastnet embed_dim=32 depth=1 epochs=4 devices=2".split()
+    parameters = [word for each in small for word in ("-p", *each.split("="))]
+    for words, launched in (
+        (["measure", "--out", str(tmp_path / "runs" / "one"), "--", "sleep", "1"], {}),
+        (["measure", "--out", str(tmp_path / "runs" / "two"), "--", "sleep", "1"], {"PMI_RANK": "0", "PMI_SIZE": "1"}),
+        (["run", *runs, *parameters], {}),
+    ):
+        done = subprocess.run(
+            [*energynn, *words],
+            env=environment | launched,
+            capture_output=True,
+            text=True,
+            timeout=280,
+            cwd=files.REPOSITORY,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert records.check(tmp_path / "runs") == []

@@ -1,0 +1,284 @@
+"""Kills at random instants from the first one on: nothing is left, nothing hangs, no record is wrong."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+
+from energynn import config, records
+from energynn.cluster import background, submit, systems
+from energynn.files import REPOSITORY
+from energynn.measure import samples
+from energynn.processes import lives
+from tests.processes import wait_until
+
+MARK = "ENERGYNN_TEST_MARK"  # in the environment of all that a test starts
+WITHOUT_PERUN = (
+    "import importlib.util; find = importlib.util.find_spec\n"
+    "importlib.util.find_spec = lambda name, *more: None if name == 'perun' else find(name, *more)\n"
+)
+SHORT = {
+    "fourcastnet": dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4),
+    "resnet50": dict(
+        workload="resnet50",
+        local_batch_size=4,
+        image_size=32,
+        epochs=2,
+        training_samples=16,
+        validation_samples=8,
+        loader_workers=1,
+    ),
+}
+LATEST_S = {"measure": 5, "fourcastnet": 8, "resnet50": 8, "batch job": 12}  # until the sampler samples, about
+GONE_S = 5  # after which nothing is left of what was killed
+HANG_S = 150  # no start takes as long, not even on a busy machine
+
+
+def measure(folder, launched=False):
+    command = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder / "runs" / "run"), "--"]
+    return [*command, "sleep", "3"], {"PMI_RANK": "0", "PMI_SIZE": "1"} if launched else {}
+
+
+def run(folder, workload, devices, perun=True):
+    program = "" if perun else WITHOUT_PERUN
+    program += "from energynn import config\nfrom energynn.launch import start\n"
+    program += f"start.run(config.make(**{SHORT[workload] | {'devices': devices}!r}), {str(folder / 'runs')!r})"
+    return [sys.executable, "-c", program], {}
+
+
+def batch_job(folder, devices):
+    """The job of one run, as the local executor starts it."""
+    made = config.make(**SHORT["fourcastnet"], devices=devices, device="cpu")
+    original, background.submit = background.submit, lambda *_: "0"
+    try:
+        submit.submit([submit.Job((made,), 1, 10)], systems.site("local"), folder / "runs", ["mine"])
+    finally:
+        background.submit = original
+    script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
+    return [sys.executable, "-m", "energynn.cluster.background", str(script), "1"], {}
+
+
+WAYS = {
+    "measure, perun": (measure,),
+    "measure, own sampler": (measure, True),
+    "fourcastnet, 1, perun": (run, "fourcastnet", 1),
+    "fourcastnet, 2, perun": (run, "fourcastnet", 2),
+    "resnet50, 1, perun": (run, "resnet50", 1),
+    "resnet50, 2, perun": (run, "resnet50", 2),
+    "fourcastnet, 1, alone": (run, "fourcastnet", 1, False),
+    "resnet50, 2, torchrun": (run, "resnet50", 2, False),
+    "batch job, 2": (batch_job, 2),
+}
+
+
+def start(folder, way):
+    make, *given = WAYS[way]
+    command, more = make(folder, *given)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "PYTEST_"))}
+    environment |= {MARK: str(folder), "OMP_NUM_THREADS": "1"} | more
+    with open(folder / "output", "w") as output:
+        return subprocess.Popen(
+            command, env=environment, cwd=REPOSITORY, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def alive(folder):
+    """All that lives of what was started with this folder's mark, whoever its parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            is_ours = process.environ().get(MARK) == str(folder) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        if is_ours:
+            found.append(process)
+    return found
+
+
+def told(processes):
+    lines = []
+    for process in processes:
+        try:
+            lines.append(f"{process.pid} (of {process.ppid()}): {' '.join(process.cmdline())[:200]}")
+        except psutil.Error:
+            continue
+    return "\n".join(lines)
+
+
+def attack(folder, seed):
+    """Start one way, kill one process at one instant, all drawn; then look what is left. Returns what was done."""
+    drawn = random.Random(seed)
+    way = list(WAYS)[seed % len(WAYS)]
+    at_s = drawn.uniform(0, LATEST_S[way.split(",")[0]])
+    number = drawn.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+    folder.mkdir()
+    started = start(folder, way)
+    time.sleep(at_s)
+    victims = alive(folder)
+    if not victims:
+        return f"seed {seed}: {way}: over after {at_s:.2f} s"
+    # Half of the kills hit the process that a person started; the others any below it.
+    is_root = drawn.random() < 0.5 or len(victims) == 1
+    victim = psutil.Process(started.pid) if is_root else drawn.choice(sorted(victims, key=lambda each: each.pid))
+    did = f"seed {seed}: {way}: {signal.Signals(number).name} after {at_s:.2f} s to {told([victim])}"
+    try:
+        victim.send_signal(number)
+        if victim.pid == started.pid and number == signal.SIGKILL:
+            wait_until(lambda: not alive(folder), GONE_S, "for what was killed to be gone")
+        started.wait(HANG_S)
+        wait_until(lambda: not alive(folder), GONE_S, "for the rest to be gone")
+        records.recover(folder / "runs")
+        assert records.check(folder / "runs") == []
+        return did
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        output = (folder / "output").read_text()[-3000:]
+        raise AssertionError(f"{did}\n{error}\n--- left:\n{told(alive(folder))}\n--- output:\n{output}") from error
+    finally:
+        for process in alive(folder):
+            process.kill()
+        started.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(len(WAYS)))
+def test_a_kill_in_the_first_five_seconds_leaves_nothing(tmp_path, seed):
+    print(attack(tmp_path / "attack", seed))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(len(WAYS), 25 * len(WAYS)))
+def test_kills_in_the_first_five_seconds_leave_nothing(tmp_path, seed):
+    print(attack(tmp_path / "attack", seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", ["measure, perun", "fourcastnet, 2, perun"])
+def test_a_sampler_that_perun_has_just_forked_ends_with_perun(tmp_path, way):
+    """It needs seconds until it samples; perun used to leave it behind, and a run waited for it without end."""
+    folder = tmp_path / "attack"
+    folder.mkdir()
+    started = start(folder, way)
+
+    def forked():
+        """perun and what it has forked, known by the same words."""
+        words = {}
+        for process in alive(folder):
+            with contextlib.suppress(psutil.Error):
+                words[process.pid] = process.ppid(), process.cmdline()
+        children = [(pid, parent) for pid, (parent, mine) in words.items() if words.get(parent, (0, 0))[1] == mine]
+        return [(pid, parent) for pid, parent in children if "monitor" in words[pid][1]]
+
+    found = []
+    wait_until(lambda: found or found.extend(forked()) or found, what="for perun's sampler")
+    (sampler, perun), *_ = found
+    os.kill(perun, signal.SIGKILL)
+    try:
+        wait_until(lambda: not lives(sampler), GONE_S, "for the sampler to be gone")
+        started.wait(HANG_S)
+        wait_until(lambda: not alive(folder), GONE_S)
+        records.recover(folder / "runs")
+        assert records.check(folder / "runs") == []
+        for path in (folder / "runs").rglob("samples-*.jsonl"):
+            headers = [json.loads(line) for line in path.read_text().splitlines() if '"header"' in line]
+            assert len(headers) <= 1, "two samplers wrote one file"
+    finally:
+        for process in alive(folder):
+            process.kill()
+
+
+LONG = {
+    "fourcastnet": SHORT["fourcastnet"] | dict(devices=2, epochs=120, sampling_period_s=0.02),
+    "resnet50": SHORT["resnet50"] | dict(devices=2, epochs=20, sampling_period_s=0.02),
+}
+KILLS = int(os.environ.get("ENERGYNN_TEST_KILLS", 50))
+
+
+def go_on(folder, workload):
+    """`energynn run`: makes the run, or goes on with it."""
+    words = [
+        "run",
+        "--runs-dir",
+        str(folder / "runs"),
+        "-p",
+        "save_weights",
+        "True",
+        "-p",
+        "checkpoint_period_s",
+        "0.3",
+    ]
+    for name, value in LONG[workload].items():
+        words += ["-p", name, str(value)]
+    with open(folder / "output", "a") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "energynn.cli", *words],
+            env=os.environ | {MARK: str(folder), "OMP_NUM_THREADS": "1"},
+            cwd=REPOSITORY,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def training_begins(folder):
+    """Whether all ranks of the newest segment have begun to train, and its folder."""
+    for run_json in (folder / "runs").glob("local/*/run.json"):
+        segment = samples.segments(run_json.parent)[-1]
+        if len(samples.events_of_kind(samples.read_events(segment), "training_start")) == 2:
+            return segment
+    return None
+
+
+def kill_one(folder, started, before, drawn):
+    """Kill one of all processes at an instant of the training; returns what it was, or "" if all was over before."""
+    wait_until(lambda: started.poll() is not None or training_begins(folder) not in (None, before))
+    time.sleep(drawn.uniform(0, 2.5))
+    segment, victims = training_begins(folder), sorted(alive(folder), key=lambda each: each.pid)
+    if not victims or started.poll() is not None:
+        return ""
+    victim = drawn.choice(victims)
+    words, killed_at = told([victim]), time.time_ns()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        victim.kill()
+    started.wait(1200)  # it may have been one that is not missed, as a loader's worker at the end of an epoch
+    last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
+    assert last_ns > killed_at - 0.3e9, f"{words}: samples were lost"
+    return words
+
+
+def make(folder, workload, wanted):
+    """Make the run with so many kills; returns its weights and what was killed."""
+    folder.mkdir()
+    drawn, kills, status = random.Random(workload), [], None
+    while status != 0:
+        before = training_begins(folder)
+        started = go_on(folder, workload)
+        if len(kills) < wanted and (words := kill_one(folder, started, before, drawn)):
+            kills.append(words)
+        status = started.wait(1200)
+        wait_until(lambda: not alive(folder), GONE_S, f"after {kills[-1:]} for {told(alive(folder))} to be gone")
+        assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
+        (run_json,) = (folder / "runs").glob("local/*/run.json")
+    assert records.check(folder / "runs") == []
+    return torch.load(run_json.with_name("weights.pt"), weights_only=True)["state_dict"], kills
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("workload", LONG)
+def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path, workload):
+    """Through `energynn run`, which is started again at once after each kill, until the run has come to its end."""
+    one, _ = make(tmp_path / "unbroken", workload, 0)
+    other, kills = make(tmp_path / "broken", workload, KILLS)
+    print(f"{len(kills)} kills:", *kills, sep="\n")
+    assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
