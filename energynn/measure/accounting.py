@@ -2,73 +2,120 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 
 from energynn.measure import energy, plausible
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.plausible import Judgement
 from energynn.measure.samples import (
+    Reader,
     Samples,
     events_of_kind,
     host_of_rank,
     read_events,
-    read_hosts,
     read_phases,
     segments,
 )
+from energynn.processes import end_with_parent
 
 FEWEST_IDLE_SAMPLES = 5
 END_OF_TIME_NS = 2**63 - 1
+WORTH_A_PROCESS_B = 2**26  # of samples: to read less takes no longer than to start processes
 WHOLE = 1.0 - 1e-6  # a coverage above it has no gap
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One start of a run, as its raw files tell it.
+class Marks:
+    """What the ranks of one start of a run marked.
 
-    hosts: what the sampler of each host wrote. starts, ends: the marks at which each rank began and ended its training;
-    a rank whose file was cut off before ``rank_start`` is on no host that we know of, and has none. windows: host ->
-    start and end of the training in ns of its own monotonic clock. curves: host -> energy of each of its sensors.
-    sensors: energy of each sensor within the window of its host. missing: in words, what has no sensor.
+    starts, ends: the marks at which each rank began and ended its training; a rank whose file was cut off before
+    ``rank_start`` is on no host that we know of, and has none. idle: (host, before or after) -> when all ranks of the
+    host were idle, in ns of its own monotonic clock.
     """
 
     folder: Path
-    events: list[dict]
-    hosts: list[Samples]
+    rank_starts: list[dict]
     host_of_rank: dict[int, str]
     gpu_of_rank: dict[int, str | None]
     starts: list[dict]
     ends: list[dict]
-    windows: dict[str, tuple[int, int]]
-    curves: dict[str, list[Curve]]
+    idle: dict[tuple[str, str], tuple[int, int]]
+
+    @property
+    def start_wall_ns(self) -> int:
+        return min(event["t_wall_ns"] for event in self.starts)
+
+    def window(self, host: str, last_sample_ns: int | None = None) -> tuple[int, int] | None:
+        """A host's training on its own clock, by the marks of its ranks; a dead run ends at its last sample."""
+        begun_ns = [event["t_mono_ns"] for event in self.starts if self.host_of_rank[event["rank"]] == host]
+        ended_ns = [event["t_mono_ns"] for event in self.ends if self.host_of_rank[event["rank"]] == host]
+        end_ns = max(ended_ns, default=last_sample_ns)
+        return (min(begun_ns), end_ns) if begun_ns and end_ns is not None else None
+
+    def rank_windows(self, host: str, window: tuple[int, int]) -> dict[int, tuple[int, int]]:
+        """Training of each rank of a host; one that did not end has its host's end."""
+        ended_ns = {event["rank"]: event["t_mono_ns"] for event in self.ends}
+        of_host = [event for event in self.starts if self.host_of_rank[event["rank"]] == host]
+        return {event["rank"]: (event["t_mono_ns"], ended_ns.get(event["rank"], window[1])) for event in of_host}
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the samples of one host tell of one start of a run: all that the record needs, and nothing large.
+
+    flags: what the sampler complained about, and where the wall clock was set. uuids: of the GPUs that were read.
+    window: of the training. sensors: energy of each sensor within it. samples_in_training: instants within it.
+    idle_W: (component, before or after) -> mean power; None where a sensor has too few readings. phases: of each rank.
+    """
+
+    host: str
+    period_s: float
+    unreadable_lines: int
+    has_samples: bool
+    uuids: set[str | None]
+    flags: list[str]
+    clock: dict | None
+    overhead: dict
+    window: tuple[int, int] | None
     sensors: list[dict]
+    samples_in_training: int
+    idle_W: dict[tuple[str, str], float | None]
+    phases: dict[int, list[dict]]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One start of a run. windows: host -> start and end of its training; missing: in words, what has no sensor."""
+
+    marks: Marks
+    hosts: list[Host]
+    windows: dict[str, tuple[int, int]]
     missing: list[str]
+
+    @property
+    def sensors(self) -> list[dict]:
+        return [sensor for host in self.hosts for sensor in host.sensors]
 
     @property
     def training_time_s(self) -> float:
         return max(end - start for start, end in self.windows.values()) / 1e9
 
     @property
-    def start_wall_ns(self) -> int:
-        return min(event["t_wall_ns"] for event in self.starts)
-
-    @property
     def end_wall_ns(self) -> int:
-        return self.start_wall_ns + int(self.training_time_s * 1e9)
+        return self.marks.start_wall_ns + int(self.training_time_s * 1e9)
 
     @property
     def samples_in_training(self) -> int:
         """Samples of the host that has the fewest of them; none where a sensor is missing."""
         if self.missing:
             return 0
-        counts = []
-        for host in self.hosts:
-            if host.host in self.windows:
-                start_ns, end_ns = self.windows[host.host]
-                counts.append(int(((host.t_ns >= start_ns) & (host.t_ns <= end_ns)).sum()))
-        return min(counts, default=0)
+        return min((host.samples_in_training for host in self.hosts if host.window), default=0)
 
     @property
     def coverage(self) -> float:
@@ -112,22 +159,78 @@ def account(run_dir: Path) -> dict:
 
 
 def read_segment(folder: Path) -> Segment:
-    """Read the raw files of one start of a run, and find the energy of each sensor during its training."""
-    events, hosts = read_events(folder), read_hosts(folder)
-    leave_out_unused(events, hosts)
+    """Read the raw files of one start of a run, host by host, on as many cores as there are where that takes long."""
+    marks = read_marks(folder)
+    paths = sorted(folder.glob("samples-*.jsonl"))
+    cores = min(len(os.sched_getaffinity(0)), len(paths))
+    if cores > 1 and sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B:
+        with ProcessPoolExecutor(cores, get_context("spawn"), end_with_parent, (os.getpid(),)) as processes:
+            found = list(processes.map(read_host, paths, repeat(marks)))
+    else:
+        found = [read_host(path, marks) for path in paths]
+    hosts = [host for host in found if host is not None]
+    windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
+    windows |= {host.host: host.window for host in hosts}
+    windows = {host: window for host, window in sorted(windows.items()) if window}
+    return Segment(marks, hosts, windows, _missing(hosts, marks))
+
+
+def read_marks(folder: Path) -> Marks:
+    """What the ranks marked in events-rank*.jsonl."""
+    events = read_events(folder)
     where = host_of_rank(events)
-    gpus = {event["rank"]: _plain_uuid(event.get("gpu_uuid")) for event in events_of_kind(events, "rank_start")}
-    starts = [event for event in events_of_kind(events, "training_start") if event["rank"] in where]
-    ends = [event for event in events_of_kind(events, "training_end") if event["rank"] in where]
-    windows = _training_windows(starts, ends, where, hosts)
-    curves, sensors = {}, []
-    for host in hosts:
-        if host.host in windows:
-            judged = plausible.judge(host)
-            curves[host.host] = energy.curves(host, judged)
-            sensors += _energy_of_sensors(host.host, judged, curves[host.host], windows[host.host])
-    missing = _missing(hosts, where, gpus)
-    return Segment(folder, events, hosts, where, gpus, starts, ends, windows, curves, sensors, missing)
+    rank_starts = events_of_kind(events, "rank_start")
+    return Marks(
+        folder=folder,
+        rank_starts=rank_starts,
+        host_of_rank=where,
+        gpu_of_rank={event["rank"]: _plain_uuid(event.get("gpu_uuid")) for event in rank_starts},
+        starts=[event for event in events_of_kind(events, "training_start") if event["rank"] in where],
+        ends=[event for event in events_of_kind(events, "training_end") if event["rank"] in where],
+        idle=_idle_windows(events, where),
+    )
+
+
+def read_host(path: Path, marks: Marks) -> Host | None:
+    """What the samples of one host tell; None of a file that was cut off before its header."""
+    reader = Reader(path)
+    reader.read()
+    if reader.header is None:
+        return None
+    samples = reader.samples()
+    del reader
+    leave_out_unused(marks.rank_starts, [samples])
+    window = None
+    if samples.host in marks.host_of_rank.values():
+        window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
+    curves, sensors, inside = [], [], 0
+    if window:
+        judged = plausible.judge(samples)
+        curves = energy.curves(samples, judged)
+        sensors = _energy_of_sensors(samples.host, judged, curves, window)
+        inside = int(((samples.t_ns >= window[0]) & (samples.t_ns <= window[1])).sum())
+    flags = list(dict.fromkeys(samples.problems))
+    for step in samples.wall_clock_steps():
+        flags.append(f"the wall clock of {step['host']} was set by {step['step_s']:+.2f} s while the run went on")
+    idle_W = {}
+    for (host, when), idle in marks.idle.items():
+        if host == samples.host:
+            idle_W |= {(component, when): _mean_power(curves, component, idle) for component in COMPONENTS}
+    return Host(
+        host=samples.host,
+        period_s=samples.period_s,
+        unreadable_lines=samples.unreadable_lines,
+        has_samples=len(samples.t_ns) > 0,
+        uuids={_uuid_of(sensor) for sensor in samples.header["sensors"]},
+        flags=flags,
+        clock=_clock(samples) if samples.clocks else None,
+        overhead=samples.overhead(),
+        window=window,
+        sensors=sensors,
+        samples_in_training=inside,
+        idle_W=idle_W,
+        phases=_phases_of_ranks(marks, samples.host, window, curves) if window else {},
+    )
 
 
 def leave_out_unused(events: list[dict], hosts: list[Samples]) -> None:
@@ -142,22 +245,6 @@ def leave_out_unused(events: list[dict], hosts: list[Samples]) -> None:
                 sensor |= {"primary": False, "used": False}
 
 
-def _training_windows(
-    starts: list[dict], ends: list[dict], where: dict[int, str], hosts: list[Samples]
-) -> dict[str, tuple[int, int]]:
-    """Each host's training window on its own clock, by the marks of its ranks; a dead run ends at its last sample."""
-    windows = {}
-    last_sample_ns = {samples.host: int(samples.t_ns[-1]) for samples in hosts if len(samples.t_ns)}
-    for host in sorted(set(where.values())):
-        begun_ns = [event["t_mono_ns"] for event in starts if where[event["rank"]] == host]
-        ended_ns = [event["t_mono_ns"] for event in ends if where[event["rank"]] == host]
-        if begun_ns and ended_ns:
-            windows[host] = (min(begun_ns), max(ended_ns))
-        elif begun_ns and host in last_sample_ns:
-            windows[host] = (min(begun_ns), last_sample_ns[host])
-    return windows
-
-
 def _energy_of_sensors(host: str, judged: list[Judgement], curves: list[Curve], window: tuple[int, int]) -> list[dict]:
     """The sensors of one host with their energies; one that was never read well has none."""
     entries = energy.energy_of_sensors(curves, *window)
@@ -168,12 +255,13 @@ def _energy_of_sensors(host: str, judged: list[Judgement], curves: list[Curve], 
     return entries
 
 
-def _missing(hosts: list[Samples], where: dict[int, str], gpus: dict[int, str | None]) -> list[str]:
+def _missing(hosts: list[Host], marks: Marks) -> list[str]:
     """In words: hosts of ranks without samples, and ranks whose GPU no sensor reads."""
-    sampled = {samples.host for samples in hosts if len(samples.t_ns)}
+    where = marks.host_of_rank
+    sampled = {host.host for host in hosts if host.has_samples}
     lines = [f"no samples of {host}: its energy is missing" for host in sorted(set(where.values()) - sampled)]
-    read = {(samples.host, _uuid_of(sensor)) for samples in hosts for sensor in samples.header["sensors"]}
-    for rank, uuid in gpus.items():
+    read = {(host.host, uuid) for host in hosts for uuid in host.uuids}
+    for rank, uuid in marks.gpu_of_rank.items():
         if uuid and (where[rank], uuid) not in read:
             lines.append(f"rank {rank}: no sensor of its GPU {uuid} on {where[rank]}; its energy is missing")
     return lines
@@ -184,8 +272,8 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
     result: dict = {"segments": [], "sensors": [], "energy_phases": [], "clocks": [], "overhead": [], "flags": []}
     for number, part in enumerate(parts, start=1):
         entries = {
-            "clocks": [_clock(samples) for samples in part.hosts if samples.clocks],
-            "overhead": [samples.overhead() for samples in part.hosts],
+            "clocks": [host.clock for host in part.hosts if host.clock],
+            "overhead": [host.overhead for host in part.hosts],
             "sensors": part.sensors,
         }
         flags = _flags(part)
@@ -196,11 +284,11 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
         for name, values in entries.items():
             result[name] += values
         result["flags"] += flags
-    hosts = [samples for part in parts for samples in part.hosts]
+    hosts = [host for part in parts for host in part.hosts]
     if hosts:
-        result["sampling_period_s"] = max(samples.period_s for samples in hosts)
-        result["unreadable_lines"] = sum(samples.unreadable_lines for samples in hosts)
-    nodes = max((len(set(part.host_of_rank.values())) for part in parts), default=0)
+        result["sampling_period_s"] = max(host.period_s for host in hosts)
+        result["unreadable_lines"] = sum(host.unreadable_lines for host in hosts)
+    nodes = max((len(set(part.marks.host_of_rank.values())) for part in parts), default=0)
     if nodes:
         result["nodes"] = nodes
     return result
@@ -209,10 +297,8 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
 def _flags(part: Segment) -> list[str]:
     """What is doubtful about one segment, in words."""
     flags = []
-    for samples in part.hosts:
-        flags += list(dict.fromkeys(samples.problems))
-        for step in samples.wall_clock_steps():
-            flags.append(f"the wall clock of {step['host']} was set by {step['step_s']:+.2f} s while the run went on")
+    for host in part.hosts:
+        flags += host.flags
     if not part.windows:
         return flags
     flags += part.missing
@@ -244,14 +330,14 @@ def _times_and_energies(parts: list[Segment]) -> list[dict]:
     entries = []
     for number, part in enumerate(parts):
         joules = energy.totals(part.sensors, part.training_time_s) if part.training_time_s > 0 else {}
-        gap_s = (part.start_wall_ns - parts[number - 1].end_wall_ns) / 1e9 if number else None
+        gap_s = (part.marks.start_wall_ns - parts[number - 1].end_wall_ns) / 1e9 if number else None
         entries.append(
             {
-                "start_wall_ns": part.start_wall_ns,
+                "start_wall_ns": part.marks.start_wall_ns,
                 "training_time_s": part.training_time_s,
                 "gap_before_s": gap_s,
                 "energy_total_J": joules.get("energy_total_J"),
-                "finished": bool(part.ends),
+                "finished": bool(part.marks.ends),
             }
         )
     return entries
@@ -293,25 +379,23 @@ def _idle_power(parts: list[Segment], component: str) -> dict[str, float]:
     """Idle power in W of a component of all hosts, ``before`` and ``after``, of the first segment that knows it."""
     watts: dict[str, float] = {}
     for part in parts:
-        windows = _idle_windows(part)
+        by_host = {host.host: host.idle_W for host in part.hosts}
         for when in ("before", "after"):
-            of_hosts = []
-            for (host, at), window in windows.items():
-                if at == when:
-                    of_hosts.append(_mean_power(part, component, host, window))
+            hosts = [host for host, at in part.marks.idle if at == when]
+            of_hosts = [by_host.get(host, {}).get((component, when), 0.0) for host in hosts]
             if of_hosts and len(of_hosts) == len(part.windows) and None not in of_hosts:
                 watts.setdefault(when, sum(of_hosts))
     return watts
 
 
-def _idle_windows(part: Segment) -> dict[tuple[str, str], tuple[int, int]]:
+def _idle_windows(events: list[dict], where: dict[int, str]) -> dict[tuple[str, str], tuple[int, int]]:
     """(host, before or after) -> the time in which all ranks of the host were idle."""
     starts: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], int] = {}
-    for event in part.events:
-        if event["event"] not in ("idle_start", "idle_end") or event["rank"] not in part.host_of_rank:
+    for event in events:
+        if event["event"] not in ("idle_start", "idle_end") or event["rank"] not in where:
             continue
-        key = (part.host_of_rank[event["rank"]], event["when"])
+        key = (where[event["rank"]], event["when"])
         if event["event"] == "idle_start":
             starts[key] = max(starts.get(key, 0), event["t_mono_ns"])
         else:
@@ -320,11 +404,11 @@ def _idle_windows(part: Segment) -> dict[tuple[str, str], tuple[int, int]]:
     return {key: (starts[key], ends[key]) for key in both if 0 < starts[key] < ends[key]}
 
 
-def _mean_power(part: Segment, component: str, host: str, window: tuple[int, int]) -> float | None:
+def _mean_power(curves: list[Curve], component: str, window: tuple[int, int]) -> float | None:
     """Mean power in W of a host's sensors of a component; None where one has too few readings in the window."""
     start_ns, end_ns = window
     energy_J = 0.0
-    for curve in part.curves.get(host, ()):
+    for curve in curves:
         if curve.sensor["component"] != component or not curve.sensor["primary"]:
             continue
         if ((curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
@@ -343,16 +427,17 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     """
     added: dict[tuple, dict] = {}
     for part in parts:
-        phases = read_phases(part.folder)
-        for rank, window in _rank_windows(part).items():
-            if rank not in phases:
-                continue
-            where = {"rank": rank, "host": part.host_of_rank[rank], "device": part.gpu_of_rank.get(rank) or "cpu"}
-            for entry in energy.energy_of_phases(phases[rank], window, _shares(part, rank)):
-                phase = entry.pop("phase")
-                sums = added.setdefault((rank, phase), where | {"phase": phase})
+        of_ranks = _phases_without_samples(part)
+        for host in part.hosts:
+            of_ranks |= host.phases
+        for rank, entries in of_ranks.items():
+            marks = part.marks
+            where = {"rank": rank, "host": marks.host_of_rank[rank], "device": marks.gpu_of_rank.get(rank) or "cpu"}
+            for entry in entries:
+                sums = added.setdefault((rank, entry["phase"]), where | {"phase": entry["phase"]})
                 for name, value in entry.items():
-                    sums[name] = sums.get(name, 0.0) + value
+                    if name != "phase":
+                        sums[name] = sums.get(name, 0.0) + value
     if not added:
         return []
     rest = {"rank": None, "host": None, "device": None, "phase": "unattributed"}
@@ -363,24 +448,32 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     return [added[key] for key in sorted(added)] + [rest]
 
 
-def _rank_windows(part: Segment) -> dict[int, tuple[int, int]]:
-    """Training of each rank on its host's clock; one that did not end has its host's end."""
-    ended_ns = {event["rank"]: event["t_mono_ns"] for event in part.ends}
-    windows = {}
-    for event in part.starts:
-        rank = event["rank"]
-        host = part.host_of_rank[rank]
-        if host in part.windows:
-            windows[rank] = (event["t_mono_ns"], ended_ns.get(rank, part.windows[host][1]))
-    return windows
+def _phases_without_samples(part: Segment) -> dict[int, list[dict]]:
+    """The times of ranks whose host has no samples."""
+    found: dict[int, list[dict]] = {}
+    sampled = {host.host for host in part.hosts}
+    for host, window in part.windows.items():
+        if host not in sampled:
+            found |= _phases_of_ranks(part.marks, host, window, [])
+    return found
 
 
-def _shares(part: Segment, rank: int) -> dict[str, list[tuple[Curve, float]]]:
+def _phases_of_ranks(marks: Marks, host: str, window: tuple[int, int], curves: list[Curve]) -> dict[int, list[dict]]:
+    """Times and energies of the phases of each rank of a host."""
+    windows = marks.rank_windows(host, window)
+    phases = read_phases(marks.folder, windows)
+    ranks_of_host = Counter(marks.host_of_rank.values())[host]
+    found = {}
+    for rank in windows.keys() & phases.keys():
+        shares = _shares(curves, marks.gpu_of_rank.get(rank), ranks_of_host)
+        found[rank] = energy.energy_of_phases(phases[rank], windows[rank], shares)
+    return found
+
+
+def _shares(curves: list[Curve], uuid: str | None, ranks_of_host: int) -> dict[str, list[tuple[Curve, float]]]:
     """Component -> the sensors that a rank has a share of, each with this share."""
-    host, uuid = part.host_of_rank[rank], part.gpu_of_rank.get(rank)
-    ranks_of_host = Counter(part.host_of_rank.values())[host]
     shares: dict[str, list[tuple[Curve, float]]] = {}
-    for curve in part.curves.get(host, ()):
+    for curve in curves:
         component = curve.sensor["component"]
         if not curve.sensor["primary"]:
             continue

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -237,13 +238,18 @@ def host_of_rank(events: list[dict]) -> dict[int, str]:
     return {event["rank"]: event["host"] for event in events_of_kind(events, "rank_start")}
 
 
-def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
-    """Phases of each rank as they followed each other on its host's monotonic clock.
+def read_phases(
+    folder: Path, ranks: Collection[int] | None = None
+) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
+    """Phases of each rank, or of some, as they followed each other on its host's monotonic clock.
 
     Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
     """
     phases = {}
     for path in sorted(folder.glob("phases-rank*.jsonl")):
+        rank = int(path.stem.removeprefix("phases-rank"))
+        if ranks is not None and rank not in ranks:
+            continue
         names, kinds, begins, lengths = [], [], [], []
         for line in _whole_lines(path):
             if "names" in line:
@@ -256,7 +262,6 @@ def read_phases(folder: Path) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndar
                 kinds.append(np.array(line["phase"], dtype=np.int64))
         if kinds:
             begin_ns = np.concatenate(begins)
-            rank = int(path.stem.removeprefix("phases-rank"))
             phases[rank] = (np.concatenate(kinds), begin_ns, begin_ns + np.concatenate(lengths), names)
     return phases
 
