@@ -221,7 +221,8 @@ def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarra
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
     load_W = _under_load(t_ns, steps_J)
     moves = (steps_J > LEAST_SHARE * load_W * _seconds_since_change(t_ns, steps_J)) | false
-    knots = np.unique(np.concatenate([[0], np.flatnonzero(moves) + 1, [len(steps_J)]]))
+    moves_at = np.flatnonzero(moves[:-1]) + 1
+    knots = np.concatenate([[0], moves_at, [len(steps_J)]])
     lengths_s = np.diff(t_ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))

@@ -127,6 +127,18 @@ def test_idle_power_and_what_is_left_without_it(two_gpus):
     assert found["energy_net_total_J"] == pytest.approx(3000, rel=1e-2)
 
 
+def test_hosts_are_read_by_processes_of_their_own_with_the_same_result(two_gpus, monkeypatch):
+    for path in list(two_gpus.glob("*.jsonl")):
+        text = path.read_text().replace('"host": "h"', '"host": "g"').replace('"rank": ', '"rank": 1')
+        other = path.name.replace("-h", "-g").replace("rank", "rank1")
+        (two_gpus / other).write_text(text)
+    alone = accounting.account(two_gpus)
+    monkeypatch.setattr(accounting, "WORTH_A_PROCESS_B", 0)
+    monkeypatch.setattr(accounting.os, "sched_getaffinity", lambda process: {0, 1})
+    assert accounting.account(two_gpus) == alone
+    assert alone["nodes"] == 2 and alone["energy_total_J"] == pytest.approx(2 * 10 * (HOST_W + sum(GPU_W)), rel=1e-4)
+
+
 def test_segments_add_up_and_the_gap_between_them_is_seen(two_gpus):
     alone = accounting.account(two_gpus)
     later = two_gpus / "segment-2"

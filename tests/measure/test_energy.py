@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from energynn.measure import energy
-from energynn.measure.samples import read_samples
+from energynn.measure.samples import Reader, read_samples
 
 T0 = 1_000_000_000_000
 
@@ -89,6 +89,48 @@ def test_a_cut_line_is_skipped_and_counted(tmp_path):
     path.write_text("")
     with pytest.raises(ValueError, match="no header"):
         read_samples(path)
+
+
+DAMAGED = [
+    '{"t":5,"w":6,"d":1,"v":[1.5,2]}',
+    '{"t":7,"w":8,"d":1,"v":[null,-3e2]}',
+    '{"status":{"missed_deadlines":3}}',
+    '{"t":9,"w":9,"d":1,"v":[1.5]}',
+    '{"t":9,"w":9,"d":1,"v":[1.5,2,3]}',
+    '{"t":9,"w":9,"d":1,"v":[1.5.1,2]}',
+    '{"t":9,"w":9,"d":1,"v":["1",2]}',
+    '{"t":9,"w":9,"v":[4,5]}',
+    '{"t":10,"w{"t":11,"w":12,"d":1,"v":[6,7]}',
+    '{"t":13,"w":1764000000123456789,"d":1,"v":[262143328850,9007199254740993]}',
+]
+
+
+@pytest.mark.parametrize("left_out", [(), (3, 4, 5, 6, 7, 8), (2, 3, 5, 6, 7, 8)], ids=["all", "whole", "two short"])
+@pytest.mark.parametrize("block_B", [60, 2**23])
+def test_blocks_of_samples_are_read_as_their_lines_are(tmp_path, monkeypatch, left_out, block_B):
+    path = write(tmp_path / "s", [sensor("power"), sensor("power")], [0], [[1.0, 1.0]])
+    lines = [line for number, line in enumerate(DAMAGED) if number not in left_out]
+    path.write_text(path.read_text() + "\n".join(lines) + "\n")
+    monkeypatch.setattr("energynn.measure.samples.BLOCK_B", block_B)
+    fast = read_samples(path)
+    monkeypatch.setattr(Reader, "_take_samples", lambda reader, block: not block)
+    slow = read_samples(path)
+    for name in ("t_ns", "wall_ns", "readings", "duration_us"):
+        assert np.array_equal(getattr(fast, name), getattr(slow, name), equal_nan=True), name
+    assert (fast.unreadable_lines, fast.status) == (slow.unreadable_lines, slow.status)
+    assert fast.t_ns[-1] == 13 and fast.wall_ns[-1] == 1764000000123456789
+
+
+def test_lines_that_are_being_written_are_left_for_the_next_look(tmp_path):
+    path = write(tmp_path / "s", [sensor("power")], [0, 1, 2], [[1.0]] * 3)
+    text = path.read_text()
+    path.write_text(text[:-9])
+    reader = Reader(path)
+    reader.read(to_the_end=False)
+    assert len(reader.times) == 2
+    path.write_text(text)
+    reader.read(to_the_end=False)
+    assert len(reader.times) == 3 and reader.unreadable == 0
 
 
 def test_a_total_is_as_weak_as_its_weakest_part_and_without_cross_checks():
