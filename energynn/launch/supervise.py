@@ -28,6 +28,7 @@ from energynn.measure.samples import Silence, events_of_kind, read_events, segme
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+END_TOGETHER_S = 1.0  # between the end of a sampler and that of the ranks, if a lost rank ended both
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
 # How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -84,7 +85,7 @@ def _run_ranks(
     silence = Silence(folder)
     while ranks.poll() is None and not stop_reasons:
         _look_for(parent, stop_reasons)
-        if silent := silence():
+        if (silent := silence()) and not _ends(ranks):
             stop_reasons.append(silent)
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the parent may be gone, and the ranks still have time.
@@ -93,6 +94,13 @@ def _run_ranks(
     _end_everything(ranks)
     relay.join(timeout=1.0)
     return ranks.returncode
+
+
+def _ends(ranks: subprocess.Popen) -> bool:
+    """Whether the ranks are ending by themselves: a launcher that lost one takes the sampler along first."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        ranks.wait(END_TOGETHER_S)
+    return ranks.poll() is not None
 
 
 def _look_for(parent: int, stop_reasons: list[str]) -> None:
