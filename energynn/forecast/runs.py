@@ -74,14 +74,15 @@ def work(site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **g
     trained = epoch.training_samples // devices
     seconds_of_GB = np.where(nodes > 1, _inverse(site.link_GB_per_s), _inverse(site.gpu_link_GB_per_s))
     own_workers = loading_workers(run)
-    passes = 1 + epoch.evaluates_training_set + (epoch.validation_samples > 0)
+    over_training = 2 if epoch.evaluates_training_set else 1  # passes over the training set
+    passes = over_training + 1 if epoch.validation_samples else over_training
     if run.persistent_workers and own_workers:
         passes = passes / run.epochs
     waiting = 1.0 if own_workers else 0.0  # without workers nothing is fetched ahead, and nothing waited for
     if workers > 1 and own_workers:
         waiting = (own_workers - 1) / (workers - 1)
     ones = np.ones(devices.shape)
-    evaluated = epoch.validation_samples // devices + epoch.evaluates_training_set * trained
+    evaluated = epoch.validation_samples // devices + (over_training - 1) * trained
     return Work(
         devices=devices,
         nodes=nodes,
@@ -92,7 +93,7 @@ def work(site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **g
         trained=trained * epoch.forward_steps,
         evaluated=evaluated * epoch.forward_steps,
         passes=passes * ones,
-        filled=waiting * (1 + epoch.evaluates_training_set) * np.minimum(local_size, trained),
+        filled=waiting * over_training * np.minimum(local_size, trained),
         updates=trained // (local_size * run.accumulation_steps),
         allreduce_s=2 * (devices - 1) / devices * epoch.gradient_bytes / BYTES_PER_GB * seconds_of_GB,
         workers=max(own_workers, 1) / max(workers, 1) * ones,
@@ -234,4 +235,6 @@ def _samples(record: dict, run: RunConfig) -> tuple[int, int]:
     """Sizes of the training and of the validation data, as a record counted them."""
     training = record.get("dataset_samples", 0)
     evaluated = record.get("samples_evaluated", 0) / run.epochs
-    return training, round(max(0, evaluated - run.epoch().evaluates_training_set * training))
+    if run.epoch().evaluates_training_set:
+        evaluated -= training
+    return training, round(max(0, evaluated))

@@ -112,7 +112,9 @@ def _intent(made: Calibration, run: RunConfig) -> dict:
 def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[int, str], end_ns: int) -> list[dict]:
     epoch = runs.epoch_of(run, made.samples)
     steps = int(work.updates[0]) * run.epochs
-    evaluated = epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
+    evaluated = epoch.validation_samples
+    if epoch.evaluates_training_set:
+        evaluated += epoch.training_samples
     counts = {
         "samples_trained": steps * run.global_batch_size,
         "samples_evaluated": evaluated * run.epochs,
@@ -125,6 +127,7 @@ def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[in
         events.append(begin | {"event": "rank_start", "rank": rank, "host": host, "device": "simulated"})
         events.append(begin | {"event": "training_start", "rank": rank, "dataset_samples": epoch.training_samples})
         events.append(end | {"event": "training_end", "rank": rank, "metrics": {}, **counts})
+        events.append(end | {"event": "rank_end", "rank": rank, "status": "finished"})
     return events
 
 
