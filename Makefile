@@ -52,7 +52,7 @@ paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.htm
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
-test: $(TRAIN) ## the fast tests (6 min)
+test: $(TRAIN) ## the fast tests (5 min)
 	$(PYTEST) $(FAST)
 
 test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
