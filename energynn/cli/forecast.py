@@ -115,17 +115,23 @@ def _add_plan(actions) -> None:
     _add_parameters(parser)
 
 
+def _calibrated(options, site):
+    """The fit that is given, or one to the published runs."""
+    from energynn.forecast import calibration, plan
+
+    if options.fit:
+        return calibration.for_workload(options.fit, options.workload, site.name)
+    return plan.published_fit(options.workload, site)
+
+
 def plan(options) -> int:
     import json
 
     from energynn.cluster import systems
-    from energynn.forecast import calibration, plan, report
+    from energynn.forecast import plan, report
 
     site = systems.site(options.system)
-    if options.fit:
-        made = calibration.for_workload(options.fit, options.workload, site.name)
-    else:
-        made = plan.published_fit(options.workload, site)
+    made = _calibrated(options, site)
     run = plan.base_run(made, parameters_of(options))
     limits = {"time_h": options.deadline_h, "energy_kWh": options.energy_kwh, "gpu_hours": options.gpu_hours}
     limits["global_batch_size"] = options.max_global_batch_size or plan.accuracy_threshold(run) or None
@@ -226,13 +232,10 @@ def advise(options) -> int:
     import json
 
     from energynn.cluster import systems
-    from energynn.forecast import advise, calibration, plan, predict, report
+    from energynn.forecast import advise, predict, report
 
     site = systems.site(options.system)
-    if options.fit:
-        made = calibration.for_workload(options.fit, options.workload, site.name)
-    else:
-        made = plan.published_fit(options.workload, site)
+    made = _calibrated(options, site)
     what, parameters = str(options.run) if options.run else None, parameters_of(options)
     (run,) = predict.asked(made, what, parameters if what or parameters else {"devices": 1})
     rows = advise.rows(made, run)
