@@ -1,5 +1,6 @@
 import copy
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,3 +82,18 @@ def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
     assert distributed._own_address(alone=False) == "10.9.8.7"
+
+
+def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
+    """The second rank of the second host is rank 3 of the world: that host has no cores for a fourth rank."""
+
+    def gather(hosts, mine):
+        hosts[:] = ["a", "a", "b", "b"]
+
+    pinned = []
+    monkeypatch.setattr(distributed.dist, "all_gather_object", gather)
+    monkeypatch.setattr(distributed.os, "sched_getaffinity", lambda pid: set(range(4)))
+    monkeypatch.setattr(distributed.os, "sched_setaffinity", lambda pid, cores: pinned.append(cores))
+    config = SimpleNamespace(threads_per_device=1, loader_workers=1)
+    distributed._pin(SimpleNamespace(rank=3, size=4, local_rank=1, host="b"), config)
+    assert pinned == [[2, 3]]
