@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from energynn.files import DATA_MANIFESTS
+from energynn.names import suggestion
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -356,7 +357,10 @@ def _with_types(workload: str, config_class: type[RunConfig], given: dict) -> di
     result = {}
     for name, value in given.items():
         if name not in kinds:
-            raise ValueError(f"{name}: not a parameter of {workload}; known are {', '.join(sorted(kinds))}")
+            near = suggestion(name, kinds)
+            raise ValueError(
+                f"{name}: not a parameter of {workload}{near}; `energynn run --list` shows all {len(kinds)} of them"
+            )
         kind = kinds[name]
         if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from energynn import config
 from energynn.config import RunConfig
+from energynn.names import suggestion
 from energynn.reading import LARGEST_B, require_file
 
 
@@ -334,7 +335,8 @@ def _runs(name: str, system: str) -> list[RunConfig]:
     study = _own_study(name) if is_own else STUDIES.get(name)
     if study is None:
         known = ", ".join([*STUDIES, *GROUPS])
-        raise ValueError(f"study: {name!r} is not known; choose one of {known}, or a file of your own (.py)")
+        near = suggestion(name, [*STUDIES, *GROUPS])
+        raise ValueError(f"study: {name!r} is not known{near}; choose one of {known}, or a file of your own (.py)")
     try:
         if "system" in inspect.signature(study).parameters:
             runs = list(study(system))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
+from importlib.metadata import version
 
 from energynn.cli import analysis, cluster, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
+
+ENDED_BY_PIPE = 128 + signal.SIGPIPE  # as a shell says it of any other command
 
 # In the order in which `energynn --help` lists them.
 COMMANDS = (
@@ -43,12 +48,27 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
     parser = _Parser(prog="energynn", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.add_argument("--version", action="version", version=f"energynn {version('energynn')}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
-    options = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        parser.print_help()
+        return 0
+    if not words[0].startswith("-") and words[0] not in commands.choices:
+        from energynn.names import suggestion
+
+        near = suggestion(words[0], commands.choices)
+        parser.error(f"no command is called {words[0]!r}{near}")
+    options = parser.parse_args(words)
     try:
-        return options.function(options)
+        status = options.function(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader has seen enough, as in `energynn claims | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing fails when Python ends
+        return ENDED_BY_PIPE
     except (ValueError, OSError) as error:
         print(f"energynn: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -27,8 +27,10 @@ def add_run(commands) -> None:
     parser = add_command(commands, run, text, add_help=False, formatter_class=raw)
     text = "show this help message and every parameter"
     parser.add_argument("-h", "--help", nargs=0, action=_HelpWithParameters, help=text)
-    facts = dict(metavar=("NAME", "VALUE"), dest="parameters", help="a parameter of the run, as for papermill")
+    parser.add_argument("assigned", nargs="*", type=_assignment, metavar="NAME=VALUE", help="a parameter: devices=2")
+    facts = dict(metavar=("NAME", "VALUE"), dest="parameters", help="the same, as for papermill")
     parser.add_argument("-p", nargs=2, action="append", default=[], **facts)
+    add_flag(parser, "--list", "list every parameter with type, default and meaning; make no run")
     add_runs_dir(parser)
 
 
@@ -36,6 +38,10 @@ def run(options) -> int:
     from energynn import config
     from energynn.launch import start, supervise
 
+    if options.list:
+        print(config.help_text())
+        return 0
+    options.parameters += options.assigned
     try:
         start.run(config.make(**parameters_of(options)), options.runs_dir)
     except InterruptedError as error:
@@ -50,6 +56,13 @@ def run(options) -> int:
 def parameters_of(options) -> dict:
     """The parameters of a run that ``-p`` gives, by name."""
     return {name: _literal(value) for name, value in options.parameters}
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is no parameter; write NAME=VALUE, for example devices=2")
+    return name, value
 
 
 def _literal(text: str):

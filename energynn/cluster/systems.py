@@ -9,6 +9,7 @@ from pathlib import Path
 
 from energynn.files import shipped
 from energynn.measure.samples import LIMITS_S, limit_variable
+from energynn.names import suggestion
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
@@ -64,8 +65,9 @@ def site(name: str) -> Site:
     folder = shipped("systems")
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", path.stem) or not os.path.isfile(path):
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.toml")))
-        raise ValueError(f"system: {name!r} is not known; choose one of {known}, or write a file of your own (.toml)")
+        known = sorted(path.stem for path in folder.glob("*.toml"))
+        near, names = suggestion(name, known), ", ".join(known)
+        raise ValueError(f"system: {name!r} is not known{near}; choose one of {names}, or write a file (.toml)")
     try:
         values = toml_table(path)
         _check(values)

@@ -19,12 +19,13 @@ from energynn import config as configuration
 from energynn import records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, lock, utc_now, write_json
+from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
 from energynn.launch import watch
 from energynn.launch.supervise import APART, host_lock
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.samples import segments
+from energynn.names import meant
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
@@ -106,6 +107,7 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
 
     Raises ValueError with the remedy if the data are missing or nothing can be written.
     """
+    _refuse_a_slip(run_dir.parent)
     manifests.verify(config.dataset)  # before anything is written
     runs_dir = run_dir.parent.parent
     free_B = _free_space(runs_dir)
@@ -163,6 +165,16 @@ def preflight(intent: Intent) -> list[str]:
         raise ValueError(f"{system_dir}: another measured run goes on; one at a time, or both are wrong")
     held.close()
     return warnings
+
+
+def _refuse_a_slip(system_dir: Path) -> None:
+    """Raise ValueError for a system that is new here and nearly has the name of a known one."""
+    known = {"local", *(path.stem for path in shipped("systems").glob("*.toml"))}
+    near = meant(system_dir.name, known)
+    if near and system_dir.name not in known and not system_dir.exists():
+        raise ValueError(
+            f"system: {system_dir.name} is not known; did you mean {near}? For a new one make the folder {system_dir}"
+        )
 
 
 def _free_space(runs_dir: Path) -> int:
