@@ -25,9 +25,10 @@ FAST := -n 2 --dist loadfile -m "not slow and not nightly"
 SLOW := -n 3 --dist loadfile -m "slow and not nightly"
 # Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the
 # machine, and must pass then. The last line of the output counts and names these tests.
+# With "=": pytest would take a separate file for a folder of tests, once it is there.
 RAN_TWICE := build/ran-twice.txt
 ONCE_MORE = { echo "energynn: once more, only what has failed"; \
-  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice $(RAN_TWICE) --ran-twice-add; }
+  $(PYTEST) --last-failed --last-failed-no-failures none --ran-twice=$(RAN_TWICE) --ran-twice-add; }
 
 help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
@@ -58,7 +59,7 @@ test: $(TRAIN) ## the fast tests (5 min)
 test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
 	@rm -f $(RAN_TWICE)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
-	$(PYTEST) $(SLOW) --ran-twice $(RAN_TWICE) || $(ONCE_MORE)
+	$(PYTEST) $(SLOW) --ran-twice=$(RAN_TWICE) || $(ONCE_MORE)
 
 test-nightly: $(TRAIN) ## many kills at random instants, and the full matrices of launchers and signals
 	$(PYTEST) -m nightly

@@ -237,3 +237,8 @@ def test_a_mistake_on_the_command_line_is_one_line_and_exit_status_2(capsys):
     error = capsys.readouterr().err
     assert error.startswith("energynn: study: 'no-such-study' is not known") and error.count("\n") == 1
     assert cli.main(["check", "/no/such/folder"]) == 2
+
+
+def test_pytest_options_of_our_own_are_known_before_conftest_is_read():
+    """`--ran-twice FILE` breaks once the file exists: pytest takes it for the folder of the tests."""
+    assert not re.search(r"--ran-twice\s+[^\s-]", (REPOSITORY / "Makefile").read_text())
