@@ -39,7 +39,7 @@ reproduce: needs $(TRAIN) ## everything: install, verify the data, run the defau
 	$(BIN)/energynn study run smoke
 	$(BIN)/energynn check runs
 	$(MAKE) --no-print-directory paper
-	$(BIN)/energynn compare
+	$(BIN)/energynn reference
 
 kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)
 	$(BIN)/energynn manifest verify

@@ -768,7 +768,7 @@ def test_numbers_of_notebooks(here, what):
         path.touch()
         spoil(path, what, ILL_TYPED[what])
     (here / "runs").mkdir()
-    refused(here, "compare", "--runs-dir", here / "runs", "--build-dir", here / "build")
+    refused(here, "reference", "--runs-dir", here / "runs", "--build-dir", here / "build")
     refused(here, "paper", "--build-dir", here / "build")
 
 

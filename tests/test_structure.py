@@ -30,6 +30,7 @@ LAYERS = (
     ("cluster",),
     ("forecast",),
     ("analysis",),
+    ("interface",),
     ("cli",),
 )
 TRAINING = ("train", "models", "data")

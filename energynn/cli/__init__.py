@@ -23,6 +23,9 @@ COMMANDS = (
     cluster.add_cancel,
     cluster.add_system,
     runs.add_doctor,
+    analysis.add_show,
+    analysis.add_compare,
+    analysis.add_export,
     records.add_check,
     runs.add_measure,
     records.add_recompute,
@@ -33,8 +36,9 @@ COMMANDS = (
     data.add_era5,
     forecast.add_forecast,
     analysis.add_claims,
+    analysis.add_number,
     analysis.add_paper,
-    analysis.add_compare,
+    analysis.add_reference,
 )
 
 

@@ -1,10 +1,12 @@
-"""Commands of the analysis: claims, paper, compare."""
+"""Commands of the analysis: show, compare, export, number, claims, paper, reference."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from energynn.cli.options import add_build_dir, add_command, add_json, add_runs_dir, require_folder
+from energynn.cli.options import add_build_dir, add_command, add_json, add_runs_dir, find_run, require_folder
+
+RUN_HELP = "RUN is a run's folder, its name, or the beginning of its name below --runs-dir."
 
 
 def add_claims(commands) -> None:
@@ -40,13 +42,14 @@ def paper(options) -> int:
     return 0
 
 
-def add_compare(commands) -> None:
-    parser = add_command(commands, compare, "compare the default study with the committed reference")
+def add_reference(commands) -> None:
+    text = "check the default study against the committed reference: PASS or FAIL for each band"
+    parser = add_command(commands, reference, text)
     add_runs_dir(parser)
     add_build_dir(parser)
 
 
-def compare(options) -> int:
+def reference(options) -> int:
     from energynn.analysis import reference
     from energynn.reading import one_fault
 
@@ -55,3 +58,112 @@ def compare(options) -> int:
         lines, passed = reference.compare(options.runs_dir, options.build_dir)
     print("\n".join(lines))
     return 0 if passed else 1
+
+
+def add_show(commands) -> None:
+    parser = add_command(commands, show, "one run: energy, time, metrics, and whether they are valid", epilog=RUN_HELP)
+    parser.add_argument("run", metavar="RUN")
+    add_json(parser)
+    add_runs_dir(parser)
+
+
+def show(options) -> int:
+    import json
+
+    from energynn import records
+    from energynn.launch import command
+
+    run_dir = find_run(options.run, options.runs_dir)
+    record = records.read_record(run_dir)
+    if options.json:
+        print(json.dumps(record, indent=1))
+        return 0
+    print(command.report(record))
+    for name, value in record.get("metrics", {}).items():
+        print(f"  {name}: {value:.6g}")
+    print("  valid as evidence" if record["valid"] else f"  NOT valid: {'; '.join(record['invalid_reasons'])}")
+    print(f"  {run_dir}")
+    return 0
+
+
+def add_compare(commands) -> None:
+    text = "two or more runs side by side: times, energies, metrics, and what of their configurations differs"
+    parser = add_command(commands, compare, text, epilog=RUN_HELP)
+    parser.add_argument("runs", nargs="+", metavar="RUN")
+    add_json(parser)
+    add_runs_dir(parser)
+
+
+def compare(options) -> int:
+    import json
+
+    from energynn import interface
+
+    table = interface.compare(*[find_run(run, options.runs_dir) for run in options.runs])
+    if options.json:
+        print(json.dumps({"rows": json.loads(table.reset_index().to_json(orient="records"))}, indent=1))
+        return 0
+    runs = [name for name in table if not name.startswith("ratio")]
+    for number, run in enumerate(runs):
+        print(f"{'ABCDEFGHIJ'[number % 10]}  {run}")
+    print(f"{'':28}" + "".join(f"{'ABCDEFGHIJ'[i % 10]:>14}" for i in range(len(runs))) + "  last / A")
+    for quantity, row in table.iterrows():
+        print(f"{quantity:28}" + "".join(f"{_short(row[run]):>14}" for run in runs) + _ratio_text(row))
+    return 0
+
+
+def _short(value) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)[:13]
+
+
+def _ratio_text(row) -> str:
+    if row.get("ratio") is None or row["ratio"] != row["ratio"]:
+        return ""
+    interval = f" [{row['ratio_low']:.3f}, {row['ratio_high']:.3f}]" if row.get("ratio_low", 0) > 0 else ""
+    return f"  {row['ratio']:.3f}{interval}"
+
+
+def add_export(commands) -> None:
+    parser = add_command(commands, export, "all runs, own and published, as one table for other programs")
+    formats = parser.add_mutually_exclusive_group(required=True)
+    for name in ("csv", "netcdf", "parquet"):
+        formats.add_argument(f"--{name}", type=Path, metavar="FILE")
+    add_runs_dir(parser)
+
+
+def export(options) -> int:
+    from energynn import interface
+
+    require_folder(options.runs_dir)
+    written, number = interface.export(options.runs_dir, options.csv, options.netcdf, options.parquet)
+    print(f"{written}: {number} runs; each says its origin and its provenance")
+    return 0
+
+
+def add_number(commands) -> None:
+    parser = add_command(commands, number, "where a number of the paper comes from: value, source, notebook")
+    parser.add_argument("name", metavar="NAME", help="as in build/numbers.json, or a part of it to list such names")
+    add_build_dir(parser)
+
+
+def number(options) -> int:
+    from energynn.names import suggestion
+    from energynn.reading import json_table
+
+    path = options.build_dir / "numbers.json"
+    if not path.is_file():
+        raise ValueError(f"number: {path} is not there; `make paper` writes it")
+    numbers = json_table(path)
+    if options.name in numbers:
+        found = numbers[options.name]
+        print(f"{options.name} = {found['text']} {found['unit']} ({found['provenance']})")
+        print(f"  from {found['source']}")
+        print(f"  by notebooks/{found['notebook']}.ipynb")
+        return 0
+    alike = [name for name in numbers if options.name.lower() in name.lower()]
+    if not alike:
+        near = suggestion(options.name, numbers)
+        raise ValueError(f"number: no number of the paper is called {options.name!r}{near}")
+    for name in alike:
+        print(f"{name} = {numbers[name]['text']} {numbers[name]['unit']}")
+    return 0

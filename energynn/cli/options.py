@@ -55,3 +55,22 @@ def require_folder(runs_dir: Path) -> None:
     """Raise ValueError where there is no folder with records."""
     if not runs_dir.is_dir():
         raise ValueError(f"runs_dir: {runs_dir} is no folder")
+
+
+def find_run(run: str, runs_dir: Path) -> Path:
+    """The folder of a run that a person names: the folder itself, or the beginning of a name that one run has.
+
+    Raises ValueError where no run, or more than one, has such a name.
+    """
+    if (Path(run) / "run.json").is_file():
+        return Path(run)
+    known = sorted(path.parent for path in runs_dir.glob("*/*/run.json"))
+    found = [folder for folder in known if folder.name == run] or [f for f in known if f.name.startswith(run)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"run: {len(found)} runs begin with {run!r}, as {found[0].name} and {found[1].name}; say more")
+    from energynn.names import suggestion
+
+    near = suggestion(run, [folder.name for folder in known])
+    raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}{near}")

@@ -49,7 +49,9 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
             if len(list(folder.glob("events-rank*.jsonl"))) == size and not is_locked(folder / f".ranks-{host}"):
                 break  # there is none to come
             time.sleep(0.5)
-        sampler.stdin.close()
+        with contextlib.suppress(OSError):  # a word, for processes that were forked meanwhile may hold the pipe open
+            sampler.stdin.write(b"stop\n")
+            sampler.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             sampler.wait(timeout=150)  # it may have to wait for the disk
         sampler.kill()
@@ -60,13 +62,13 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
 
 
 def sample(folder: str) -> None:
-    """The sampler process: sample this host until the parent closes the pipe or dies."""
+    """The sampler process: sample this host until the parent says a word, closes the pipe or dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sampler = perun_adapter.make_sampler(Path(folder))
     sampler.start()
     print("ready", flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
     sampler.stop()
 
 

@@ -1,0 +1,216 @@
+"""The Python interface: one table of all runs, traces, comparisons, and a meter whose truth is known."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import energynn
+from energynn import cli, files, records
+from energynn.files import REPOSITORY
+from tests import powercap
+from tests.conftest import POWER_W, TRAINING_S, write_run_dir
+
+WINDOW_W = 300.0
+
+
+@pytest.fixture
+def two_runs(tmp_path):
+    """Two valid runs of two systems below tmp_path/runs."""
+    folders = [write_run_dir(tmp_path / "runs", system) for system in ("local", "other")]
+    for folder in folders:
+        records.build(folder, "finished", "")
+    return folders
+
+
+def test_own_and_published_runs_are_one_table_with_units(two_runs):
+    runs = energynn.load(two_runs[0].parent.parent)
+    assert set(runs.origin.values) == {"published", "own"} and runs.energy_total_kWh.attrs["units"] == "kWh"
+    own = runs.sel(run=(runs.origin == "own").values)
+    assert own.sizes["run"] == 2 and runs.attrs["excluded"] == []
+    assert float(own.energy_total_kWh[0]) == pytest.approx(POWER_W * TRAINING_S / 3.6e6, rel=1e-3)
+    assert own.provenance.values[0] == "simulated"
+    assert "published" in set(runs.provenance.values)
+
+
+def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
+    folder = two_runs[0]
+    record = json.loads((folder / "record.json").read_text())
+    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}}
+    made = tmp_path / "runs" / "measured" / "sleep-1"
+    made.mkdir(parents=True)
+    files.write_json(made / "run.json", {"workload": "command"})
+    files.write_json(made / "record.json", record)
+    runs = energynn.load(tmp_path / "runs")
+    assert runs.origin.sel(run="sleep-1") == "command" and runs.name.sel(run="sleep-1") == "sleep 1"
+
+
+def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
+    power = energynn.trace(two_runs[0], period_s=1.0)
+    assert power.dims == ("sensor", "time") and power.attrs["units"] == "W"
+    inside = power.sel(time=slice(1, TRAINING_S - 1))
+    np.testing.assert_allclose(inside.values, POWER_W, rtol=1e-6)
+    with pytest.raises(ValueError, match="is no run"):
+        energynn.trace(tmp_path)
+
+
+def test_two_runs_side_by_side(two_runs):
+    table = energynn.compare(*two_runs)
+    assert table.loc["energy_total_J", "ratio"] == pytest.approx(1)
+    with pytest.raises(ValueError, match="two runs or more"):
+        energynn.compare(two_runs[0])
+
+
+def test_a_ratio_has_an_interval_that_grows_with_those_of_the_runs(two_runs):
+    other = two_runs[1]
+    record = json.loads((other / "record.json").read_text())
+    record |= {"run_id": "b", "energy_total_J": 2 * record["energy_total_J"], "energy_total_statistical_J": 100.0}
+    files.write_json(other / "record.json", record)
+    row = energynn.compare(two_runs[0], other).loc["energy_total_J"]
+    assert row["ratio"] == pytest.approx(2)
+    assert row["ratio_high"] - row["ratio_low"] == pytest.approx(2 * 2 * 100 / (2 * POWER_W * TRAINING_S), rel=0.05)
+
+
+def test_the_commands_show_compare_and_export(two_runs, tmp_path, capsys):
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    assert cli.main(["show", str(two_runs[0]), *runs]) == 0
+    assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", capsys.readouterr().out)
+    assert cli.main(["show", "nothing", *runs]) == 2 and "is no run's folder" in capsys.readouterr().err
+    assert cli.main(["show", "resnet", *runs]) == 2 and "2 runs begin" in capsys.readouterr().err
+    for name in ("csv", "netcdf"):
+        assert cli.main(["export", f"--{name}", str(tmp_path / f"runs.{name}"), *runs]) == 0
+    with xr.open_dataset(tmp_path / "runs.netcdf", engine="scipy") as exported:
+        assert exported.energy_total_kWh.attrs["units"] == "kWh" and "published" in exported.origin.values
+    assert "provenance" in (tmp_path / "runs.csv").read_text().splitlines()[0]
+
+
+def test_a_number_of_the_paper_tells_where_it_comes_from(tmp_path, capsys):
+    found = {"text": "0.284", "unit": "kW", "provenance": "published", "source": "least squares", "notebook": "60_x"}
+    files.write_json(tmp_path / "numbers.json", {"slope_ResNet50": found})
+    assert cli.main(["number", "slope_ResNet50", "--build-dir", str(tmp_path)]) == 0
+    assert "least squares" in (said := capsys.readouterr().out) and "notebooks/60_x.ipynb" in said
+    assert cli.main(["number", "slop_Resnet50", "--build-dir", str(tmp_path)]) == 2
+    assert "did you mean slope_ResNet50?" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- windows
+
+
+@pytest.fixture(scope="module")
+def powered(tmp_path_factory):
+    """A machine with one CPU socket of constant power, whose counter moves every 5 ms."""
+    folder = tmp_path_factory.mktemp("powercap")
+    counter = powercap.constant_power(folder / "powercap", WINDOW_W)
+    yield folder / "powercap"
+    counter.kill()
+    counter.wait()
+
+
+def run_program(program, powercap_folder, folder):
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(program))
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(powercap_folder), "TMPDIR": str(folder)}
+    environment |= {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("energynn-window-*")), "the sampler's folder was left"
+    return json.loads(done.stdout)
+
+
+def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
+    """Nested, in threads and in a forked process: mean power is that of the machine, within each interval."""
+    told = run_program(
+        """
+        import energynn, json, os, sys, threading, time
+
+        told = {}
+
+        def tell(name, window):
+            told[name] = [window.energy_J, window.time_s, window.energies["energy_total_statistical_J"]]
+
+        def in_a_thread():
+            with energynn.window("thread") as window:
+                time.sleep(0.4)
+            tell("thread", window)
+
+        with energynn.window("outer") as outer:
+            with energynn.window("inner") as inner:
+                time.sleep(0.5)
+            thread = threading.Thread(target=in_a_thread)
+            thread.start()
+            thread.join()
+        reading, writing = os.pipe()
+        if os.fork() == 0:
+            with energynn.window("forked") as forked:
+                time.sleep(0.3)
+            tell("forked", forked)
+            os.write(writing, json.dumps(told["forked"]).encode())
+            sys.exit()
+        os.wait()
+        told["forked"] = json.loads(os.read(reading, 10000))
+        tell("outer", outer)
+        tell("inner", inner)
+        print(json.dumps(told))
+        """,
+        powered,
+        tmp_path,
+    )
+    for name, (energy_J, time_s, half_J) in told.items():
+        assert energy_J == pytest.approx(WINDOW_W * time_s, abs=half_J + 0.02 * WINDOW_W * time_s), name
+    assert told["inner"][1] < told["outer"][1]
+
+
+def test_a_window_that_goes_on_has_no_energy_yet(monkeypatch):
+    monkeypatch.setattr("energynn.measure.window._running_meter", lambda folder: None)
+    with energynn.window("block") as window, pytest.raises(ValueError, match="when it has ended"):
+        _ = window.energy_J
+    assert window.time_s == window.time_s  # it has ended
+
+
+def test_entering_a_window_costs_nothing_that_a_loop_would_feel(monkeypatch):
+    """As a ratio in one run: a thousand windows against a thousand small matrix products."""
+    monkeypatch.setattr("energynn.measure.window._running_meter", lambda folder: None)
+    matrix = np.ones((200, 200))
+
+    def seconds(work):
+        begun = time.process_time()
+        for _ in range(1000):
+            work()
+        return time.process_time() - begun
+
+    def windowed():
+        with energynn.window("x"):
+            pass
+
+    windows = min(seconds(windowed) for _ in range(5))
+    products = min(seconds(lambda: matrix @ matrix) for _ in range(5))
+    assert windows < 0.2 * products
+
+
+def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
+    text = (REPOSITORY / "docs" / "python.md").read_text()
+    blocks = re.findall(r"(?:^(?:    .*)?\n)+", text, flags=re.MULTILINE)
+    code = [textwrap.dedent(block) for block in blocks if "energynn." in block and ".venv/bin" not in block]
+    assert len(code) >= 4
+    program = "import os\nos.chdir(" + repr(str(tmp_path)) + ")\n" + "\n".join(code) + "\nprint('{}')\n"
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(powered), "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "my loop: " in done.stdout and " J simulated" in done.stdout
+
+
+def test_the_package_imports_nothing_heavy():
+    code = "import sys, energynn; print([m for m in ('torch', 'pandas', 'xarray', 'altair') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    assert done.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute"):
+        _ = energynn.nothing
