@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import struct
 import time
 
 import pytest
@@ -219,7 +220,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
     assert checkpoints.load() == (30, {"losses": [30.0]}) and model.weight.item() == 30
     assert torch.rand(3).tolist() == drawn, "random generators come back"
     newest = checkpoints.folder / "000000000030.pt"
-    newest.write_bytes(newest.read_bytes()[:-3])
+    whole = newest.read_bytes()
+    newest.write_bytes(whole.replace(struct.pack("<f", 30.0), struct.pack("<f", 31.0)))  # torch would load it
+    assert checkpoints.load()[0] == 20 and "its SHA-256 differs" in capsys.readouterr().err
+    newest.write_bytes(whole[:-3])
     assert checkpoints.load() == (20, {"losses": [20.0]}) and model.weight.item() == 20
     assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().err
     (checkpoints.folder / "000000000040.pt").write_bytes(b"half")  # killed before its SHA-256 was written
