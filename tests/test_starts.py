@@ -77,6 +77,7 @@ WAYS = {
     "resnet50, 2, torchrun": (run, "resnet50", 2, False),
     "batch job, 2": (batch_job, 2),
 }
+EVERY_OTHER_WAY = (1, 3, 5, 8)  # of the first kill of each way; the others are for the night
 
 
 def start(folder, way):
@@ -149,14 +150,14 @@ def attack(folder, seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(len(WAYS)))
+@pytest.mark.parametrize("seed", EVERY_OTHER_WAY)
 def test_a_kill_in_the_first_five_seconds_leaves_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(len(WAYS), 25 * len(WAYS)))
+@pytest.mark.parametrize("seed", sorted({*range(25 * len(WAYS))} - {*EVERY_OTHER_WAY}))
 def test_kills_in_the_first_five_seconds_leave_nothing(tmp_path, seed):
     print(attack(tmp_path / "attack", seed))
 

@@ -25,9 +25,10 @@ from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 
 # Some minutes on a quiet machine; all in one process of `pytest -n`, because they share one Slurm.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.xdist_group("slurm")]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
+EPOCHS = 200  # of the first run of the guide's study
 LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle
 
 
@@ -210,7 +211,7 @@ def test_the_analysis_notebooks_read_the_study_back(study, cluster, tmp_path):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller and re.search(
-        r"running +\d+/400", study.without_controller
+        rf"running +\d+/{EPOCHS}", study.without_controller
     )
 
 
@@ -218,19 +219,23 @@ def test_what_is_made_is_not_submitted_again(study):
     assert "4 of 4 runs are made or queued; 0 to make" in study.submit().stdout
 
 
-def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path):
+@pytest.mark.parametrize("by", ["its warning", pytest.param("the limit", marks=pytest.mark.nightly)])
+def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study, cluster, tmp_path, by):
     """First the job queues itself again; then, as where a site forbids that, another job takes its place.
 
-    The limit is moved to the middle of the training, wherever that is on a machine as busy as this one. The second
-    time only its warning comes: Slurm looks at limits twice a minute, and a quick machine would have finished.
+    The limit is moved to the middle of the training, wherever that is on a machine as busy as this one. Slurm looks at
+    limits twice a minute, so that takes minutes; the warning alone is the same signal.
     """
-    broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=400), "--minutes", "30")
+    broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=EPOCHS), "--minutes", "30")
     for start in (1, 2):
         cluster.wait_for(lambda start=start: broken.is_training(start), f"start {start}")
         (row,) = broken.rows()
         if start == 1:
-            minutes = int(cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2])
-            cluster.run("scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}")
+            if by == "the limit":
+                minutes = int(cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2])
+                cluster.run("scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}")
+            else:
+                cluster.run("scancel", "--batch", "--signal=USR1", row["job"])
             came_back = lambda: (now := broken.rows()[0])["state"] == "queued" and now  # noqa: E731
             again = cluster.wait_for(came_back, "Slurm to warn the job, and the job to come back")
             assert again["reason"].endswith("goes on: asked to stop") and again["job"] == row["job"]

@@ -60,7 +60,7 @@ def test_one_node_tells_what_256_gpus_need(one_node):
     assert all(told[name][1].mean() <= 0.08 for name in truth)
 
 
-@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [20, pytest.param(100, marks=pytest.mark.nightly)])
 def test_the_forecast_does_not_hang_on_the_priors_centres(one_node, number):
     made, seen, asked = one_node
     chance, medians = np.random.default_rng(0), []

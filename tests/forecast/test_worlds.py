@@ -29,7 +29,7 @@ def test_intervals_hold_the_truth_of_some_worlds(pipeline):
         assert 0.88 <= share <= 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("pipeline", [False, True])
 def test_intervals_hold_the_truth_of_200_worlds(pipeline):
     for share in coverage(200, pipeline):
