@@ -193,7 +193,7 @@ def verdict(
 
 
 def summary(record: dict) -> str:
-    """The run in one or two lines."""
+    """The run in two short lines; its metrics were told by the ranks."""
     if record["status"] != "finished":
         return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
     energies = []
@@ -202,9 +202,8 @@ def summary(record: dict) -> str:
             energies.append(f"{part} {record[f'energy_{part}_J']:.0f} J ({record[f'energy_{part}_provenance']})")
     parts = [f"{record['training_time_s']:.1f} s", *(energies or ["no energy"])]
     parts.append(f"{record.get('samples_in_training', 0)} power samples")
-    parts.append(", ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items()))
-    doubts = "" if record["valid"] else f"; NOT VALID: {'; '.join(record['invalid_reasons'])}"
-    return f"energynn: {record['run_id']}: {', '.join(parts)}{doubts}"
+    doubts = "" if record["valid"] else f"\n  NOT VALID: {'; '.join(record['invalid_reasons'])}"
+    return f"energynn: {record['run_id']}\n  {', '.join(parts)}{doubts}"
 
 
 def _relay(lines, log_path: Path, last_words: list[str]) -> None:

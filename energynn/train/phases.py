@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -135,13 +136,14 @@ class Progress:
             self.events.mark("progress", samples_trained=done * self.batch, samples_to_train=total * self.batch)
 
     def end(self, metrics: dict[str, float]) -> None:
-        """The last line, with the metrics after the last epoch."""
+        """The last lines, with the metrics after the last epoch."""
         if self.events:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            values = ", ".join(f"{name}={value:.4g}" for name, value in metrics.items())
             samples = (self.epochs * self.steps - self.first) * self.batch
             elapsed_s = time.monotonic() - self.begun
             speed = f"{samples} samples in {elapsed_s:.1f} s ({samples / elapsed_s:.1f} samples/s)"
-            print(f"{self.name}: {self.epochs} epochs, {speed}: {values}", flush=True)
+            print(f"{self.name}: {self.epochs} epochs, {speed}", flush=True)
+            print(textwrap.fill(values, 79, initial_indent="  ", subsequent_indent="  "), flush=True)
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:

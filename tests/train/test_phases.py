@@ -147,7 +147,7 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path
     assert len(lines) == 5
     assert lines[0] == "resnet50: epoch 2/3, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
     progress.end({"top1_error": 0.25})
-    assert capsys.readouterr().out == "resnet50: 3 epochs, 800 samples in 10.0 s (80.0 samples/s): top1_error 0.25\n"
+    assert capsys.readouterr().out == "resnet50: 3 epochs, 800 samples in 10.0 s (80.0 samples/s)\n  top1_error=0.25\n"
     told = [json.loads(line) for line in (tmp_path / "events-rank0.jsonl").read_text().splitlines()]
     assert [event["samples_trained"] for event in told] == [560, 720, 880, 1040, 1200]
     assert {event["samples_to_train"] for event in told} == {1200}
