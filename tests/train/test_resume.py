@@ -237,6 +237,16 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
     assert checkpoints.load()[0] == 25
 
 
+@pytest.mark.parametrize("period_s, elapsed_s, due", [(0, 1e9, False), (600, 599, False), (600, 601, True)])
+def test_a_checkpoint_is_due_after_its_period_and_never_where_there_is_none(
+    tmp_path, monkeypatch, period_s, elapsed_s, due
+):
+    checkpoints = checkpoint.Checkpoints(tmp_path, World(0, 1, 0, torch.device("cpu"), "h"), period_s, {})
+    begun = checkpoints.last_s
+    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: begun + elapsed_s)
+    assert checkpoints.is_due() == due
+
+
 def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch):
     """As over a shared disk that is late, or damaged for one host: some would wait for the others for ever."""
     world = World(0, 2, 0, torch.device("cpu"), "h")
