@@ -81,7 +81,6 @@ def show(options) -> int:
     print(command.report(record))
     for name, value in record.get("metrics", {}).items():
         print(f"  {name}: {value:.6g}")
-    print("  valid as evidence" if record["valid"] else f"  NOT valid: {'; '.join(record['invalid_reasons'])}")
     print(f"  {run_dir}")
     return 0
 

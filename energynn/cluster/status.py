@@ -94,7 +94,9 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
-    if record.get("valid"):
+    if record and not record["valid"] and _is_done(record):
+        row["reason"] = _why(record)
+    if record and (record["valid"] or _is_done(record)):
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
@@ -108,6 +110,11 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     if last_start.get("submission") != submission.get("submitted_at"):
         last_start = {}
     return row | _state(folder, submission, record, last_start, queue)
+
+
+def _is_done(record: dict) -> bool:
+    """Whether nothing is left to do: a measured command has ended, even where too short to be evidence."""
+    return record["status"] == "finished" and record["workload"] in records.NO_TRAINING
 
 
 def _state(folder: Path, submission: dict, record: dict, last_start: dict, queue: dict | None) -> dict:

@@ -306,11 +306,11 @@ def report(record: dict) -> str:
             lines.append(f"  {component.upper():6}{'absent: no sensor':>12}")
     if "energy_perun_total_J" in record:
         lines.append(f"  perun's method: {record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s")
-    elif record["workload"] == "command":
-        lines.append("  perun's method: no number (perun did not run, ended early, or found no sensor)")
     if len(record["segments"]) > 1:
         lines += [_segment_line(number, segment) for number, segment in enumerate(record["segments"], start=1)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
+    if not record["valid"]:
+        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
     return "\n".join(lines)
 
 
@@ -319,7 +319,8 @@ def _energy_line(record: dict, component: str) -> str:
     provenance = record[f"energy_{component}_provenance"]
     statistical_J, systematic_J = (record[f"energy_{component}_{kind}_J"] for kind in ("statistical", "systematic"))
     net_J = record.get(f"energy_net_{component}_J")
-    net = "" if net_J is None else f", without idle power {net_J:.2f} J"
+    is_seen = net_J is not None and abs(net_J) > statistical_J  # a short command hides in the noise of the idle power
+    net = f", without idle power {net_J:.2f} J" if is_seen else ""
     return (
         f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {statistical_J:.2f} J "
         f"(statistical, 95 %) +- {systematic_J:.2f} J (sensor), {watts:.1f} W{net}"

@@ -241,3 +241,16 @@ def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
     assert len(records.read(tmp_path / "runs" / "local" / running)["segments"]) == 2
     assert records.check(tmp_path / "runs") == []
     assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"hush-hush" in path.read_bytes()]
+
+
+def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, capsys):
+    """It is not made again, as a training would be; that it is no evidence is said beside it."""
+    folder = tmp_path / "measured" / "a"
+    folder.mkdir(parents=True)
+    write_json(folder / "run.json", {"workload": "command"})
+    record = {"valid": False, "status": "finished", "status_reason": "", "workload": "command", "segments": [{}]}
+    record |= {"invalid_reasons": ["3 power samples in the training, 60 needed"], "training_time_s": 0.1}
+    write_json(folder / "record.json", record)
+    assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "1 runs: 1 finished" in shown and "60 needed" in shown
