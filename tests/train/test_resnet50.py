@@ -139,6 +139,8 @@ def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fiel
     assert ("top1_error_training" in end["metrics"]) == both and len(run.losses) == 10
     if fields.get("image_loading") == "device":
         assert run.losses[-1] < run.losses[0], "the one batch is learned by heart"
+        added = train(tmp_path / "added", "resnet50", epochs=1, accumulation_steps=2, **SIZES, **fields)
+        assert added.losses[0] == pytest.approx(run.losses[0]), "two passes over that batch have the mean of its loss"
 
 
 def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
