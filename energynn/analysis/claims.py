@@ -45,6 +45,7 @@ from energynn.files import shipped
 from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
+HISTORY = shipped("paper") / "ledger_history.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "by construction")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")
@@ -129,6 +130,25 @@ def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, in
         found["own"] |= {(of, judged["on"], judged["verdict"]) for judged in claim["own"]}
     of_column = {column: Counter(one[-1] for one in verdicts) for column, verdicts in found.items()}
     return {column: {verdict: each[verdict] for verdict in VERDICTS} for column, each in of_column.items()}
+
+
+def verdicts(claim: dict) -> list[str]:
+    """The verdicts on one of the claims of ``evaluate``: as observed, beyond these runs, and with derived values."""
+    derived = [claim["derived"]["verdict"]] if "derived" in claim else []
+    return [claim["published"]["observed"]["verdict"], claim["published"]["verdict"], *derived]
+
+
+def history() -> list[dict]:
+    """Each statement's verdict in the first edition (``was``; "" if it came later), and those of the last, and why."""
+    first, *later = tomllib.loads(HISTORY.read_text())["edition"]
+    rows = []
+    for name in later[-1]["verdicts"]:
+        of_claim = [(one["commit"], one["verdicts"][name]) for one in later if name in one["verdicts"]]
+        now = of_claim[-1][1]
+        commit = next(commit for commit, verdicts in of_claim if verdicts == now)
+        row = {"id": name, "was": "".join(first["verdicts"].get(name, [])), "observed": now[0], "beyond": now[1]}
+        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": later[-1]["why"].get(name, "")})
+    return rows
 
 
 def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
