@@ -153,13 +153,14 @@ def verdicts(claim: dict) -> list[str]:
 def history() -> list[dict]:
     """Each statement's verdict in the first edition (``was``; "" if it came later), and those of the last, and why."""
     first, *later = tomllib.loads(HISTORY.read_text())["edition"]
+    found, why = {}, {}
+    for edition in later:
+        found |= {name: (edition["commit"], now) for name, now in edition["verdicts"].items()}
+        why |= edition["why"]
     rows = []
-    for name in later[-1]["verdicts"]:
-        of_claim = [(one["commit"], one["verdicts"][name]) for one in later if name in one["verdicts"]]
-        now = of_claim[-1][1]
-        commit = next(commit for commit, verdicts in of_claim if verdicts == now)
+    for name, (commit, now) in found.items():
         row = {"id": name, "was": "".join(first["verdicts"].get(name, [])), "observed": now[0], "beyond": now[1]}
-        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": later[-1]["why"].get(name, "")})
+        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": why.get(name, "")})
     return rows
 
 
