@@ -79,7 +79,8 @@ def _judged(verdict: dict) -> str:
     effect = ""
     if "effect" in verdict:
         effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
-        effect += f"; as observed {verdict['observed']['verdict']}; at double the tolerance {verdict['at_double']}"
+        effect += f"; as observed {verdict['observed']['verdict']}"
+        effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
     reason = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
     word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
     return f'{word} {effect}<br><span class="small">{reason}</span>'
