@@ -98,7 +98,7 @@ def test_perun_reports_agree_with_themselves():
         rows = (
             table[(table["series"] == job) & ~table["unit"].isin(["kWh"])].set_index("quantity")["value"].astype(float)
         )
-        power_W = sum(rows[f"mean_power_{part}"] for part in ("cpu", "gpu", "ram"))
+        power_W = sum(rows[f"mean_power_{part}_of_node"] for part in ("cpus", "gpus", "ram"))
         assert power_W * rows["duration"] * factor == pytest.approx(rows["energy_total"], rel=1e-4)
     assert not published.measurements()["series"].str.contains("job").any()  # what was trained is not stated
 
