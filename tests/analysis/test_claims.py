@@ -318,3 +318,10 @@ def test_command_line_prints_the_same_twice(synthetic, tmp_path, capsys, monkeyp
     assert "erratum regimes-swapped" in text
     monkeypatch.undo()
     assert cli.main(["claims", "--data", "/no/such/folder"]) == 2
+
+
+def test_an_interval_holds_95_percent_of_the_draws():
+    drawn = np.random.default_rng(0).standard_normal((40_001, 1))
+    drawn[0] = 0
+    (interval,) = effects._effects(["a"], drawn).to_dict("records")
+    assert np.mean((drawn[1:] >= interval["low"]) & (drawn[1:] <= interval["high"])) == pytest.approx(0.95, abs=1e-3)
