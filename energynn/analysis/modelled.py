@@ -48,7 +48,9 @@ def load(*workloads: str) -> Modelled:
             parts.setdefault((about["workload"], SYSTEMS[about["hardware"]]), []).append((name, about))
     found = [_of_system(workload, system, series) for (workload, system), series in parts.items()]
     rows = pd.concat([each.rows for each in found], ignore_index=True)
-    drawn = {name: np.concatenate([each.drawn[name] for each in found], axis=1) for name in found[0].drawn}
+    drawn = {}
+    for name in found[0].drawn:
+        drawn[name] = np.concatenate([each.drawn[name] for each in found], axis=1)
     return Modelled(rows.assign(**{name: values[0] for name, values in drawn.items()}), drawn)
 
 
