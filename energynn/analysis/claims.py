@@ -7,20 +7,25 @@ range that agrees with the statement:
     each     the quantity of every configuration; with ``stated`` values, its relative distance from them
     change   relative change between two numbers of GPUs
     steps    relative change between neighbours
-    spread   largest over smallest value, minus 1
+    spread   largest over smallest value, minus 1; with ``share``, of the closest such share of the configurations
     wider    spread of the quantity minus that of ``versus``
     lowest   next lowest value over that at ``at``, minus 1
     bend     exponent beyond ``at`` GPUs minus that before; ``against`` a regressor, slopes relative to the mean
-    line     largest distance from a fitted line, relative
-    slope    slope of the line through the origin
-    slopes   slope of ``a`` over that of ``b``, minus 1
+    line     largest relative distance from the line for which it is smallest
+    slope    the quantity per unit of ``against``; beyond these runs, that of another configuration
+    slopes   ratio of ``a`` over that of ``b``, minus 1
     compare  ``a`` over ``b``, minus 1, by ``match``
-    effect   partial effect of ``term``, relative to the mean
+    effect   partial effect of ``term``, relative to the mean, whatever else is held
     none     no record can test it: ``reason``
 
-A statement is *supported* if all intervals lie within the range. It is *contradicted* if one interval lies wholly
-outside. Else it is *not testable with these data*. It holds *by construction* if the energies were not measured, or if
-the values were taken from the statement itself. Only runs on GPUs with the study's data sets count.
+There are two questions, and a verdict on each. ``observed``: do the numbers say so? They are uncertain by their
+rounding only, and a printed number with a ``unit`` agrees with what rounds to it. Beyond these runs: would it be so if
+they were made again? There runs scatter, and nobody knows how the errors of energy and GPU hours of one run correlate.
+
+*Supported*: all intervals lie within the range. *Contradicted*: one lies wholly outside. *Inconclusive*: an interval
+reaches to both sides, or the verdict hangs on the correlation. *No data*: no such numbers. *By construction*: the
+energies were not measured, or the values were taken from the statement itself. Only runs on GPUs with the study's data
+sets count.
 """
 
 from __future__ import annotations
@@ -34,32 +39,31 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn.analysis import observations, profiles, published, regression
+from energynn.analysis import observations, profiles, published
+from energynn.analysis.effects import DRAWS, FACTOR, TESTS, NoData, configuration_names, match
 from energynn.files import shipped
 from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
-VERDICTS = ("supported", "contradicted", "not testable with these data", "by construction")
-SUPPORTED, CONTRADICTED, NOT_TESTABLE, BY_CONSTRUCTION = VERDICTS
+HISTORY = shipped("paper") / "ledger_history.toml"
+VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "by construction")
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")
-DRAWS = 400  # of each configuration's mean within its scatter, for intervals
-
-
-class NotTestable(Exception):
-    """Why a test cannot be done with the rows there are."""
+CORRELATIONS = (0.0, 0.5, 0.8, 0.95)  # of the errors of energy and GPU hours of one run
+ENERGY, HOURS = "energy_total_kWh", "gpu_hours"
 
 
 @dataclass(frozen=True)
 class Configurations:
     """What a statement is judged on: tables of equal rows, one per configuration and series.
 
-    ``rows``: what was run, and values. The others have a column per quantity: ``error``, the standard error of the
-    mean; ``own_error``, the part of it that is known from the configuration itself; ``provenance``; ``place``.
+    ``rows``: what was run, and values. The others have a column per quantity: ``scatter``, the standard error of the
+    mean of the runs; ``rounding``, half the width of what the number may be; ``provenance``; ``place``.
     """
 
     rows: pd.DataFrame
-    error: pd.DataFrame
-    own_error: pd.DataFrame
+    scatter: pd.DataFrame
+    rounding: pd.DataFrame
     provenance: pd.DataFrame
     place: pd.DataFrame
 
@@ -67,18 +71,20 @@ class Configurations:
 def evaluate(runs_dir: str | Path = "runs") -> dict:
     """All verdicts: ``claims``, one entry each with ``published`` and a list ``own`` (one per system and hardware).
 
-    Also ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a
-    statement, those that cannot are left out of its list.
+    ``derived`` is there where values derived from published ones change what a statement is judged on. Also
+    ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a statement,
+    those that cannot are left out of its list.
     """
     ledger = tomllib.loads(CLAIMS.read_text())
     table = observations.means(observations.load(runs_dir))
     own = table[table["origin"] == "own"]
     used = own[(own["device_kind"] == "gpu") & own["dataset"].isin(DATA_SETS)]
     used = pd.concat([used, _profiles(used)], ignore_index=True)
-    study = _configurations(table[table["origin"] == "published"], ledger["scatter"])
-    every = {"all": _configurations(used, ledger["scatter"])} if len(used) else {}
+    study = configurations(table[table["origin"] == "published"], ledger["scatter"])
+    with_derived = configurations(observations.published_runs(derived=True), ledger["scatter"])
+    every = {"all": configurations(used, ledger["scatter"])} if len(used) else {}
     machines = {
-        " ".join(machine): _configurations(rows, ledger["scatter"])
+        " ".join(machine): configurations(rows, ledger["scatter"])
         for machine, rows in used.groupby(["system", "hardware"])
     }
     nothing = "there are no own runs"
@@ -88,53 +94,118 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     claims = []
     for claim in ledger["claim"]:
         entry = {name: claim[name] for name in ("id", "place", "says", "base") if name in claim}
+        entry["group"] = claim.get("group", claim["id"])
         entry["test"] = describe(claim, ledger["tolerances"])
         entry["errata"] = [erratum["id"] for erratum in published.errata() if claim["id"] in erratum.get("claims", [])]
         entry["published"] = judge(claim, ledger, study)
+        if _uses_derived(claim, with_derived):
+            derived = judge(claim, ledger, with_derived)
+            entry |= {"derived": derived} if derived["verdict"] != NO_DATA else {}
         crosses = any({"hardware", "system"} & set(claim.get(side, {})) for side in ("a", "b"))
         groups = every if crosses else machines
         judged = [{"on": name, **judge(claim, ledger, group)} for name, group in groups.items()]
         tested = [verdict for verdict in judged if "effect" in verdict]
-        entry["own"] = tested or judged[:1] or [{"on": "", "verdict": NOT_TESTABLE, "reason": nothing}]
+        nobody = {"on": "", "verdict": NO_DATA, "observed": {"verdict": NO_DATA}, "reason": nothing}
+        entry["own"] = tested or judged[:1] or [nobody]
         claims.append(entry)
-    of_published = Counter(claim["published"]["verdict"] for claim in claims)
-    of_own = Counter(judged["verdict"] for claim in claims for judged in claim["own"])
-    counts = {
-        "published": {verdict: of_published[verdict] for verdict in VERDICTS},
-        "own": {verdict: of_own[verdict] for verdict in VERDICTS},
-    }
     return {
         "tolerances": ledger["tolerances"],
         "scatter": ledger["scatter"],
-        "counts": counts,
+        "counts": counts(claims),
+        "groups": counts(claims, by_group=True),
         "claims": claims,
         "errata": published.errata(),
     }
 
 
+def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, int]]:
+    """How many statements, or groups that rest on one fact, have each verdict, by column; groups count in each."""
+    found = {column: set() for column in ("observed", "published", "derived", "own")}
+    for number, claim in enumerate(claims):
+        of = claim["group"] if by_group else number
+        found["observed"].add((of, claim["published"]["observed"]["verdict"]))
+        found["published"].add((of, claim["published"]["verdict"]))
+        if "derived" in claim:
+            found["derived"].add((of, claim["derived"]["verdict"]))
+        found["own"] |= {(of, judged["on"], judged["verdict"]) for judged in claim["own"]}
+    of_column = {column: Counter(one[-1] for one in verdicts) for column, verdicts in found.items()}
+    return {column: {verdict: each[verdict] for verdict in VERDICTS} for column, each in of_column.items()}
+
+
+def verdicts(claim: dict) -> list[str]:
+    """The verdicts on one of the claims of ``evaluate``: as observed, beyond these runs, and with derived values."""
+    derived = [claim["derived"]["verdict"]] if "derived" in claim else []
+    return [claim["published"]["observed"]["verdict"], claim["published"]["verdict"], *derived]
+
+
+def history() -> list[dict]:
+    """Each statement's verdict in the first edition (``was``; "" if it came later), and those of the last, and why."""
+    first, *later = tomllib.loads(HISTORY.read_text())["edition"]
+    rows = []
+    for name in later[-1]["verdicts"]:
+        of_claim = [(one["commit"], one["verdicts"][name]) for one in later if name in one["verdicts"]]
+        now = of_claim[-1][1]
+        commit = next(commit for commit, verdicts in of_claim if verdicts == now)
+        row = {"id": name, "was": "".join(first["verdicts"].get(name, [])), "observed": now[0], "beyond": now[1]}
+        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": later[-1]["why"].get(name, "")})
+    return rows
+
+
 def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
-    """Verdict of one statement on one group, with effect, interval, range, and verdicts at other tolerances."""
+    """Verdict of one statement on one group, with effect, interval, range, and verdicts at other tolerances.
+
+    These are beyond the runs of the group; ``observed`` has the same for the numbers themselves.
+    """
+    asked = series_of(claim)
     try:
         rows, quantity = _select(claim, group.rows)
         claim = {**claim, "quantity": quantity}
-        effects, missing = _measure(claim, rows, group)
-    except NotTestable as reason:
-        return {"verdict": NOT_TESTABLE, "reason": str(reason)}
+        effects, missing, rows = _measure(claim, rows, group)
+    except NoData as reason:
+        nothing = {"verdict": NO_DATA, "observed": {"verdict": NO_DATA}, "reason": str(reason)}
+        return nothing | {"coverage": {"of": asked, "with": []}}
     tolerance = ledger["tolerances"][claim["word"]]
-    verdict, worst, allowed = decide(claim, effects, tolerance)
-    result = {"verdict": verdict, "effect": _round(worst["value"]), "low": _round(worst["low"])}
-    result |= {"high": _round(worst["high"]), "allowed": [_round(bound) for bound in allowed]}
-    result["at_half"] = decide(claim, effects, tolerance / 2)[0]
-    result["at_double"] = decide(claim, effects, tolerance * 2)[0]
-    result |= {"effect_of": worst["part"], "effects": len(effects), "quantity": quantity, "configurations": len(rows)}
-    result["runs"] = sorted(set(rows["run"] if rows["origin"].iloc[0] == "own" else rows["series"] + _n(rows)))
-    if verdict == NOT_TESTABLE:
-        inside = "inside" if allowed[0] <= worst["value"] <= allowed[1] else "outside"
-        missing.insert(0, f"{worst['part']}: the interval covers both sides; the estimate lies {inside} the range")
+    result = _judged(claim, _measure(claim, rows, group, correlation=0.0)[0], tolerance)
+    result["observed"] = _judged(claim, effects, tolerance, ledger["tolerances"]["printed"])
+    if result["verdict"] == INCONCLUSIVE:
+        inside = "inside" if _within(result) else "outside"
+        missing.insert(
+            0, f"{result['effect_of']}: the interval covers both sides; the estimate lies {inside} the range"
+        )
+    if _correlated(claim):
+        result |= _by_correlation(claim, rows, group, tolerance, result["verdict"])
+        if "changes_from" in result:
+            at_first, beyond = result["correlation"]["0.0"], result["correlation"][str(CORRELATIONS[-1])]
+            missing.insert(
+                0, f"{at_first} if the errors of energy and GPU hours are independent, {beyond} if correlated"
+            )
+    result |= {"effects": len(effects), "quantity": quantity, "configurations": len(rows)}
+    result["runs"] = sorted(set(rows["run"] if rows["origin"].iloc[0] == "own" else configuration_names(rows)))
+    there = rows["series"]
+    if "series" not in str(claim["select"]):
+        there = group.rows[group.rows["run"].isin(rows["run"])]["series"]
+    result["coverage"] = {"of": asked, "with": [name for name in asked if name in set(there)]}
     result["reason"] = "; ".join(missing)
     if why := _by_construction(claim, rows, group):
-        result |= {"verdict": BY_CONSTRUCTION, "at_half": BY_CONSTRUCTION, "at_double": BY_CONSTRUCTION, "reason": why}
+        known = dict.fromkeys(("verdict", "at_half", "at_double"), BY_CONSTRUCTION)
+        result |= known | {"observed": result["observed"] | known, "reason": why}
     return result
+
+
+def series_of(claim: dict, series: dict[str, dict] | None = None) -> list[str]:
+    """The series whose runs a statement asks for; what no series fixes, as the number of GPUs, is left open."""
+    series = published.series() if series is None else series
+    common = claim.get("select", {})
+    selections = [common | claim[side] for side in ("a", "b") if side in claim] or [common]
+    names = [] if claim["test"] == "none" else list(series)
+    return [
+        name for name in names if any(_agrees({"stage": "", **series[name], "series": name}, one) for one in selections)
+    ]
+
+
+def _agrees(about: dict, wanted: dict) -> bool:
+    fixed = [(about[field], value) for field, value in wanted.items() if field in about]
+    return all(own in value if isinstance(value, list) else own == value for own, value in fixed)
 
 
 def report(found: dict) -> str:
@@ -144,12 +215,19 @@ def report(found: dict) -> str:
         lines += ["", f"{claim['id']} ({claim['place']}): {claim['says']}"]
         lines += [f"  base: {claim['base']}"] if "base" in claim else []
         lines += [f"  test: {claim['test']}"]
-        lines.append(_verdict_line("published", claim["published"]))
+        lines.append(_verdict_line("as published", claim["published"]["observed"]))
+        lines.append(_verdict_line("beyond these runs", claim["published"]))
+        if "derived" in claim:
+            lines.append(_verdict_line("with derived values", claim["derived"]))
         lines += [_verdict_line(f"own {judged['on']}".strip(), judged) for judged in claim["own"]]
         errata = [erratum for erratum in found["errata"] if erratum["id"] in claim["errata"]]
         lines += [f"  erratum {erratum['id']}: {erratum['what']}" for erratum in errata]
-    for column, counts in found["counts"].items():
-        lines += ["", f"{column}: " + ", ".join(f"{number} {verdict}" for verdict, number in counts.items())]
+    for what in ("counts", "groups"):
+        lines.append("")
+        for column, counted in found[what].items():
+            lines.append(
+                f"{what}, {column}: " + ", ".join(f"{number} {verdict}" for verdict, number in counted.items())
+            )
     return "\n".join(lines[1:])
 
 
@@ -158,7 +236,9 @@ def _verdict_line(column: str, judged: dict) -> str:
     if "effect" in judged:
         line += f"; {judged['effect_of']}: {judged['effect']:.4g} [{judged['low']:.4g}, {judged['high']:.4g}]"
         line += f"; at half the tolerance {judged['at_half']}, at double {judged['at_double']}"
-    return f"{line} ({judged['reason']})" if judged["reason"] else line
+    if "coverage" in judged and len(judged["coverage"]["with"]) < len(judged["coverage"]["of"]):
+        line += f"; data of {len(judged['coverage']['with'])} of {len(judged['coverage']['of'])} series"
+    return f"{line} ({judged['reason']})" if judged.get("reason") else line
 
 
 def describe(claim: dict, tolerances: dict) -> str:
@@ -167,7 +247,7 @@ def describe(claim: dict, tolerances: dict) -> str:
         return "none"
     quantity = claim["quantity"] if isinstance(claim["quantity"], str) else " or else ".join(claim["quantity"])
     words = [f"{claim['test']} of {quantity}"]
-    for name in ("against", "intercept", "stated", "from", "to", "at", "versus", "term", "a", "b", "match"):
+    for name in ("against", "intercept", "stated", "from", "to", "at", "versus", "term", "share", "a", "b", "match"):
         words += [f"{name} {claim[name]}"] if name in claim else []
     words += [f"in {claim['select']}"] if claim.get("select") else []
     value = f" {claim['value']}" if "value" in claim else ""
@@ -177,23 +257,19 @@ def describe(claim: dict, tolerances: dict) -> str:
 # ----------------------------------------------------------------------------------------- configurations and verdicts
 
 
-def _configurations(table: pd.DataFrame, scatter: dict) -> Configurations:
+def configurations(table: pd.DataFrame, scatter: dict) -> Configurations:
     """The long table of ``observations.means`` with the standard error of each mean.
 
     The error is from the mean's own spread over repeats, else from that of the repeated configurations of its workload,
-    else from the committed scatter. Rounding is added.
+    else from the committed scatter.
     """
     value, repeats = table["value"], table["repeats"]
     own = table["std"] / value.abs()
     of_workload = (own**2).groupby([table["workload"], table["quantity"]]).transform("mean") ** 0.5
     is_metric = table["quantity"].str.startswith(("top1", "z500"))
     usual = of_workload.fillna(is_metric.map({True: scatter["metric"], False: scatter["other"]}))
-    rounding = table["half"].fillna(0.0) ** 2 / 3
-    table = table.assign(
-        error=np.sqrt((own.fillna(usual) * value) ** 2 / repeats + rounding),
-        own_error=np.sqrt((own.fillna(0.0) * value) ** 2 / repeats + rounding),
-    )
-    names = ("error", "own_error", "provenance", "place")
+    table = table.assign(scatter=own.fillna(usual) * value.abs() / np.sqrt(repeats), rounding=table["half"].fillna(0.0))
+    names = ("scatter", "rounding", "provenance", "place")
     beside = {name: observations.of_each(table, name).reset_index(drop=True) for name in names}
     rows = observations.wide(table)
     return Configurations(rows=rows.assign(doublings=np.log2(rows["devices"]) + 1), **beside)
@@ -210,38 +286,26 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found, columns=table.columns).astype(table.dtypes).dropna(subset="value")
 
 
-def _match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
-    keep = pd.Series(True, rows.index)
-    for name, wanted in conditions.items():
-        if name.endswith("_min"):
-            keep &= rows[name.removesuffix("_min")] >= wanted
-        elif name.endswith("_max"):
-            keep &= rows[name.removesuffix("_max")] <= wanted
-        else:
-            keep &= rows[name].isin(wanted if isinstance(wanted, list) else [wanted])
-    return rows[keep]
-
-
 def _select(claim: dict, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Rows that have the quantity (of several, the one that most have), each run once unless series are asked for."""
     if claim["test"] == "none":
-        raise NotTestable(claim["reason"])
-    rows = _match(rows, claim["select"])
-    sides = [_match(rows, claim[side]) for side in ("a", "b") if side in claim]
+        raise NoData(claim["reason"])
+    rows = match(rows, claim["select"])
+    sides = [match(rows, claim[side]) for side in ("a", "b") if side in claim]
     by_series = "series" in claim["select"] or any("series" in claim.get(side, {}) for side in ("a", "b"))
     if sides:
         rows = pd.concat(sides)
         rows = rows[~rows.index.duplicated()]
     if not by_series:
-        rows = observations.distinct(rows)
+        of_series = rows.groupby("series")["run"].transform("size")
+        rows = observations.distinct(rows.loc[of_series.sort_values(ascending=False, kind="stable").index]).sort_index()
     if rows.empty:
-        raise NotTestable("no run is in this selection")
+        raise NoData("no run is in this selection")
     wanted = [claim["quantity"]] if isinstance(claim["quantity"], str) else claim["quantity"]
-    others = [claim[name] for name in ("against", "versus", "term", "other") if name in claim]
-    known = {name: rows.dropna(subset=[name, *others]) for name in wanted if name in rows}
+    known = {name: rows.dropna(subset=[name, *_others(claim)]) for name in wanted if name in rows}
     quantity = max(known, key=lambda name: len(known[name]), default=None)
     if quantity is None or known[quantity].empty:
-        raise NotTestable(f"{wanted[0]} is not known for any of the {len(rows)} configurations")
+        raise NoData(f"{wanted[0]} is not known for any of the {len(rows)} configurations")
     rows = known[quantity]
     if by_series:
         usual = rows.groupby("series")["recipe"].transform(lambda recipes: recipes.mode().iloc[0])
@@ -249,32 +313,95 @@ def _select(claim: dict, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return rows, quantity
 
 
-def decide(claim: dict, effects: pd.DataFrame, tolerance: float) -> tuple[str, pd.Series, tuple[float, float]]:
-    """Verdict at a tolerance, the effect nearest to or farthest beyond the range that agrees, and that range."""
-    lowest, highest = allowed = _allowed(claim, tolerance)
-    margin = np.minimum(effects["low"] - lowest, highest - effects["high"])
-    inside = (effects["low"] >= lowest) & (effects["high"] <= highest)
-    outside = (effects["high"] < lowest) | (effects["low"] > highest)
-    verdict = NOT_TESTABLE
-    if inside.all():
+def _others(claim: dict) -> list[str]:
+    """The quantities that a statement needs beside its own."""
+    return [claim[name] for name in ("against", "versus", "term", "other") if name in claim]
+
+
+def _uses_derived(claim: dict, group: Configurations) -> bool:
+    """Whether derived values are among those that a statement is judged on."""
+    try:
+        rows, quantity = _select(claim, group.rows)
+    except NoData:
+        return False
+    names = [name for name in (quantity, *_others(claim)) if name in group.provenance]
+    return bool((group.provenance.loc[rows.index, names] == "derived").any(axis=None))
+
+
+def _correlated(claim: dict) -> bool:
+    """Whether the interval hangs on how the errors of energy and GPU hours of one run are correlated."""
+    is_ratio = claim["quantity"] == FACTOR or (claim["quantity"], claim.get("against")) == (ENERGY, HOURS)
+    return is_ratio and claim["test"] not in ("slope", "effect")  # whose intervals are from differences between runs
+
+
+def _by_correlation(claim: dict, rows: pd.DataFrame, group: Configurations, tolerance: float, at_zero: str) -> dict:
+    """Verdicts by the correlation of energy and GPU hours, and from which on it changes: then it is inconclusive."""
+
+    def verdict(correlation: float) -> str:
+        return decide(claim, _measure(claim, rows, group, correlation)[0], allowed(claim, tolerance))[0]
+
+    verdicts = {0.0: at_zero} | {correlation: verdict(correlation) for correlation in CORRELATIONS[1:]}
+    result = {"correlation": {str(correlation): word for correlation, word in verdicts.items()}}
+    if len(set(verdicts.values())) == 1:
+        return result
+    low = max(
+        one for one in CORRELATIONS if set(list(verdicts.values())[: CORRELATIONS.index(one) + 1]) == {verdicts[0.0]}
+    )
+    steps = np.arange(low, CORRELATIONS[CORRELATIONS.index(low) + 1], 0.05)[1:].round(2).tolist()
+    changes = [one for one in steps if verdict(one) != verdicts[0.0]] + [CORRELATIONS[CORRELATIONS.index(low) + 1]]
+    return result | {"verdict": INCONCLUSIVE, "changes_from": changes[0]}
+
+
+def _judged(claim: dict, effects: pd.DataFrame, tolerance: float, printed: float | None = None) -> dict:
+    """Verdict with effect, interval and range; ``printed``: a number with a unit is judged within so much of that."""
+    by_rounding = printed is not None and "unit" in claim
+    if by_rounding:
+        tolerance = printed
+    ranges = [allowed(claim, tolerance * factor, by_rounding) for factor in (1, 0.5, 2)]
+    verdicts = [decide(claim, effects, one)[0] for one in ranges]
+    worst = decide(claim, effects, ranges[0])[1]
+    result = {"verdict": verdicts[0], "effect": _round(worst["value"]), "low": _round(worst["low"])}
+    result |= {"high": _round(worst["high"]), "allowed": [_round(bound) for bound in ranges[0]]}
+    return result | {"at_half": verdicts[1], "at_double": verdicts[2], "effect_of": worst["part"]}
+
+
+def _within(judged: dict) -> bool:
+    low, high = judged["allowed"]
+    return (low is None or judged["effect"] >= low) and (high is None or judged["effect"] <= high)
+
+
+def decide(claim: dict, effects: pd.DataFrame, allowed: tuple[float, float]) -> tuple[str, pd.Series]:
+    """Verdict, and the effect nearest to or farthest beyond the range that agrees."""
+    lowest, highest = allowed
+    low, high = effects["low"].to_numpy(), effects["high"].to_numpy()
+    if claim["expect"] == "influence":  # of either sign: what counts is the size
+        across = (low < 0) & (high > 0)
+        low, high = np.where(across, 0.0, np.minimum(abs(low), abs(high))), np.maximum(abs(low), abs(high))
+        effects = effects.assign(value=effects["value"].abs(), low=low, high=high)
+    worst = effects.iloc[np.argmin(np.minimum(low - lowest, highest - high))]
+    verdict = INCONCLUSIVE
+    if ((low >= lowest) & (high <= highest)).all():
         verdict = SUPPORTED
-    elif outside.any():
+    elif ((high < lowest) | (low > highest)).any():
         verdict = CONTRADICTED
-    return verdict, effects.loc[margin.idxmin()], allowed
+    return verdict, worst
 
 
-def _allowed(claim: dict, tolerance: float) -> tuple[float, float]:
-    """The range of effects that agrees with a statement."""
+def allowed(claim: dict, tolerance: float, by_rounding: bool = False) -> tuple[float, float]:
+    """The range of effects that agrees; ``by_rounding``: the tolerance is in units of the last printed digit."""
     value = claim.get("value", 0.0)
-    if claim["expect"] == "within":
-        absolute = tolerance * claim.get("absolute", 0)  # 1 for shares and ratios, 100 for per cent
-        return value[0] - tolerance * abs(value[0]) - absolute, value[1] + tolerance * abs(value[1]) + absolute
-    near = tolerance * abs(value)
+    low, high = value if isinstance(value, list) else (value, value)
+    scale = claim.get("absolute", 0)  # 1 for shares and ratios, 100 for per cent
+    slack = [tolerance * (abs(end) + scale) for end in (low, high)]
+    if by_rounding:
+        slack = [tolerance * claim["unit"]] * 2
     ranges = {
-        "about": (value - near, value + near),
+        "within": (low - slack[0], high + slack[1]),
+        "about": (low - slack[0], high + slack[1]),
         "at most": (-math.inf, tolerance),
-        "at least": (value - tolerance, math.inf),
+        "at least": (low - tolerance, math.inf),
         "increase": (tolerance, math.inf),
+        "influence": (tolerance, math.inf),
         "decrease": (-math.inf, -tolerance),
         "slight increase": (0.0, tolerance),
     }
@@ -283,7 +410,7 @@ def _allowed(claim: dict, tolerance: float) -> tuple[float, float]:
 
 def _by_construction(claim: dict, rows: pd.DataFrame, group: Configurations) -> str:
     """Why these rows can be no evidence for the statement; empty if they can."""
-    assumed = set(group.provenance.loc[rows.index, claim["quantity"]]) - {"measured", "published"}
+    assumed = set(group.provenance.loc[rows.index, claim["quantity"]]) - {"measured", "published", "derived"}
     if assumed:
         return f"energies are {' and '.join(sorted(assumed))}: they follow from what was assumed"
     places = set(group.place.loc[rows.index, claim["quantity"]].dropna())
@@ -295,247 +422,61 @@ def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _n(rows: pd.DataFrame) -> pd.Series:
-    return " n=" + rows["devices"].astype(str) + " " + rows["hardware"]
+def _measure(
+    claim: dict, rows: pd.DataFrame, group: Configurations, correlation: float | None = None
+) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
+    """Effects with intervals (columns part, value, low, high), what was left out, in words, and the rows that are in.
 
-
-def _measure(claim: dict, rows: pd.DataFrame, group: Configurations) -> tuple[pd.DataFrame, list[str]]:
-    """Effects with intervals (columns part, value, low, high), and what was left out, in words."""
-    series = claim["select"].get("series", [])
+    Without a ``correlation`` the numbers are as they were observed, uncertain by their rounding only.
+    """
+    claim = {**claim, "observed": correlation is None}
+    by, names = "series", claim["select"].get("series", [])
+    if "by" in claim:
+        by, names = claim["by"], sorted(set(rows[claim["by"]]))
     parts = {"": rows}
-    if series and "a" not in claim and not claim.get("pooled") and claim["test"] not in ("effect", "wider"):
-        parts = {name: rows[rows["series"] == name].sort_values("devices") for name in series}
-    effects, reasons = [], {}
+    if names and "a" not in claim and not claim.get("pooled") and claim["test"] != "wider":
+        parts = {name: rows[rows[by] == name].sort_values("devices") for name in names}
+    effects, used, reasons = [], [], {}
     for name, part in parts.items():
         try:
             if part.empty:
-                raise NotTestable("no run with this quantity")
-            found = TESTS[claim["test"]](claim, part, *_drawn(claim, part, group))
+                raise NoData("no run with this quantity")
+            found = TESTS[claim["test"]](claim, part, *_drawn(claim, part, group, correlation))
             found["part"] = [f"{name} {label}".strip() for label in found["part"]]
             effects.append(found)
-        except NotTestable as reason:
+            used.append(part)
+        except NoData as reason:
             reasons.setdefault(str(reason), []).append(name)
     missing = [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
     if not effects:
-        raise NotTestable("; ".join(missing))
-    return pd.concat(effects, ignore_index=True), missing
+        raise NoData("; ".join(missing))
+    return pd.concat(effects, ignore_index=True), missing, pd.concat(used)
 
 
-def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations) -> list[np.ndarray]:
+def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations, correlation: float | None) -> list[np.ndarray]:
     """The quantity, and the one it is tested against: arrays (1 + DRAWS, rows); the first row is the means themselves.
 
-    In the others every mean is drawn within its error. What every run has is a statement about these runs: there, what
-    is assumed about the scatter of others does not enter.
+    In the others every mean is drawn within its rounding and, with a ``correlation``, within the scatter of runs.
     """
     names = [claim[name] for name in ("quantity", "against", "versus") if name in claim]
-    errors = group.own_error if claim["test"] == "each" else group.error
-    errors = errors.reindex(index=rows.index, columns=names, fill_value=0.0)  # numbers of samples and GPUs are exact
+    index = {"index": rows.index, "columns": names, "fill_value": 0.0}  # numbers of samples and GPUs are exact
     means = rows[names].to_numpy(float).T
-    steps = np.random.default_rng(0).normal(size=(DRAWS, *means.shape))
-    drawn = np.concatenate([means[None], means + steps * errors.to_numpy(float).T])
+    random = np.random.default_rng(0)
+    drawn = means + random.uniform(-1, 1, (DRAWS, *means.shape)) * group.rounding.reindex(**index).to_numpy(float).T
+    if correlation is not None:
+        scatter = group.scatter.reindex(**index).to_numpy(float).T.copy()
+        steps = random.normal(size=drawn.shape)
+        if names == [ENERGY, HOURS]:
+            steps[:, 1] = correlation * steps[:, 0] + math.sqrt(1 - correlation**2) * steps[:, 1]
+        if names[0] == FACTOR and rows["origin"].iloc[0] == "published":  # own runs' scatter is of the ratio itself
+            scatter[0] = _factor_scatter(rows, group, correlation)
+        drawn += steps * scatter
+    drawn = np.concatenate([means[None], drawn])
     return [np.ascontiguousarray(drawn[:, i]) for i in range(len(names))]
 
 
-# --------------------------------------------------------------------------------------------------------------- tests
-# Each test takes the entry, its rows, and the quantity y, some also that which it is tested against, x: arrays of
-# ``_drawn``. It returns rows of effects with intervals.
-
-
-def _each(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """Every configuration has this value, or the stated one."""
-    n = rows["devices"].astype(str)
-    labels = "n = " + n if "series" in claim["select"] else rows["series"] + _n(rows)
-    if "stated" not in claim:
-        return _effects(labels, y)
-    if set(claim["stated"]) - set(n):
-        raise NotTestable(f"not known for all of n = {', '.join(claim['stated'])}")
-    return _effects(labels, y / n.map(claim["stated"]).to_numpy() - 1)
-
-
-def _change(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity changes by so much from one number of GPUs to another."""
-    n = rows["devices"].to_numpy()
-    base = claim["from"][rows["series"].iloc[0]] if isinstance(claim["from"], dict) else claim["from"]
-    if base == "first":
-        base = n.min()
-    end = 4 * base if claim["to"] == "quadruple" else claim["to"]
-    if end == "each":
-        later = n > base
-    else:
-        later = (n == (n.max() if end == "last" else end)) & (n != base)
-    first = n == base
-    if not first.any() or not later.any():
-        known = ", ".join(map(str, sorted(set(n))))
-        raise NotTestable(f"needs runs on n = {base} and {end}; known is only n = {known}")
-    return _effects([f"n = {base} to {to}" for to in n[later]], y[:, later] / _mean(y[:, first]) - 1)
-
-
-def _steps(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity changes by so much from each number of GPUs to the next."""
-    _at_least(rows, 3, "steps need")
-    n = rows["devices"].to_numpy()
-    return _effects([f"n = {a} to {b}" for a, b in zip(n[:-1], n[1:], strict=True)], y[:, 1:] / y[:, :-1] - 1)
-
-
-def _spread(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity is constant, or broadly distributed."""
-    _at_least(rows, 2, "a spread needs")
-    return _effects(_all(rows), _range(y) - 1)
-
-
-def _wider(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
-    """The quantity varies more than another."""
-    _at_least(rows, 2, "a spread needs")
-    return _effects(_all(rows), _range(y) - _range(x))
-
-
-def _lowest(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity has its minimum at this number of GPUs."""
-    n = rows["devices"].to_numpy()
-    at = n == claim["at"]
-    if not at.any() or not (n < claim["at"]).any() or not (n > claim["at"]).any():
-        raise NotTestable(f"needs runs on {claim['at']} GPUs, on fewer and on more")
-    return _effects([f"n = {claim['at']}"], y[:, ~at].min(axis=1, keepdims=True) / _mean(y[:, at]) - 1)
-
-
-def _bend(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray | None = None) -> pd.DataFrame:
-    """The quantity grows faster beyond this number of GPUs than before."""
-    n = rows["devices"].to_numpy()
-    before, beyond = n <= claim["at"], n >= claim["at"]
-    if min(before.sum(), beyond.sum()) < 2:
-        raise NotTestable(f"needs two numbers of GPUs on each side of {claim['at']}")
-    scale = _mean(y)
-    if x is None:
-        x, y, scale = np.log(n)[None], np.log(y), 1.0
-    change = _line_slope(y[:, beyond], x[:, beyond]) - _line_slope(y[:, before], x[:, before])
-    return _effects([f"at n = {claim['at']}"], change / scale)
-
-
-def _line(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
-    """The quantity is linear in, or proportional to another."""
-    _at_least(rows, 4 if claim["intercept"] else 3, "a deviation from a line needs")
-    if claim["intercept"]:
-        fitted = _mean(y) + _line_slope(y, x) * (x - _mean(x))
-    else:
-        fitted = _ray_slope(y, x) * x
-    return _effects(_all(rows), np.abs(y / fitted - 1).max(axis=1, keepdims=True))
-
-
-def _slope(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
-    """The quantity per unit of another is so large."""
-    _at_least(rows, 3, "a slope with an interval needs")
-    slope = regression.fit("y ~ 0 + x", pd.DataFrame({"y": y[0], "x": x[0]})).slope
-    return pd.DataFrame({"part": _all(rows), **slope[["value", "low", "high"]].to_dict()})
-
-
-def _slopes(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
-    """The quantity per unit of another differs between two groups."""
-    a, b = _sides(claim, rows)
-    slope = _line_slope if claim.get("intercept") else _ray_slope
-    return _effects(["slopes"], slope(y[:, a], x[:, a]) / slope(y[:, b], x[:, b]) - 1)
-
-
-def _compare(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity differs between two groups: of their means, or of each pair that is equal in ``match``."""
-    a, b = _sides(claim, rows)
-    if "match" not in claim:
-        return _effects(["means"], _mean(y[:, a]) / _mean(y[:, b]) - 1)
-    keys = list(rows[claim["match"]].itertuples(index=False, name=None))
-    of_a = {keys[i]: i for i in np.flatnonzero(a)}
-    of_b = {keys[i]: i for i in np.flatnonzero(b)}
-    pairs = {key: (i, of_b[key]) for key, i in of_a.items() if key in of_b}
-    if not pairs:
-        raise NotTestable(f"no pair of runs is equal in {', '.join(claim['match'])}")
-    labels = [_words(dict(zip(claim["match"], key, strict=True))) for key in pairs]
-    above, below = np.array(list(pairs.values())).T
-    return _effects(labels, y[:, above] / y[:, below] - 1)
-
-
-def _effect(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
-    """The quantity depends on ``term``: from its lowest to its highest value, the others held.
-
-    With ``minus_other``, that minus the same of ``other``.
-    """
-    terms = [claim["term"], claim["other"]]
-    spans = {term: np.ptp(rows[term]) or 1.0 for term in terms}
-    scaled = rows.assign(y=y[0], **{term: rows[term] / span for term, span in spans.items()})
-    regressors = list(terms)
-    if claim["quantity"] == "energy_per_gpu_hour_kW" and rows["sockets_per_gpu"].nunique() > 1:
-        regressors.append("sockets_per_gpu")  # the sum of all devices' power; a socket's is held
-    if rows["hardware"].nunique() > 1:
-        regressors.append("C(hardware)")
-    if len(rows) < len(regressors) + 3 or rows["local_batch_size"].nunique() < 2:  # passes are samples over batch size
-        raise NotTestable(f"{len(rows)} configurations cannot tell {claim['term']} from {claim['other']}")
-    fit = regression.fit(f"y ~ {' + '.join(regressors)}", scaled)
-    contrast = pd.Series(0.0, fit.parameters.index)
-    contrast[claim["term"]] = 1.0
-    if claim.get("minus_other"):
-        contrast[claim["other"]] = -1.0
-    test, mean = fit.results.t_test(contrast.to_numpy()), y[0].mean()
-    low, high = test.conf_int()[0] / mean
-    return pd.DataFrame({"part": _all(rows), "value": test.effect / mean, "low": low, "high": high})
-
-
-TESTS = {
-    "each": _each,
-    "change": _change,
-    "steps": _steps,
-    "spread": _spread,
-    "wider": _wider,
-    "lowest": _lowest,
-    "bend": _bend,
-    "line": _line,
-    "slope": _slope,
-    "slopes": _slopes,
-    "compare": _compare,
-    "effect": _effect,
-}
-
-
-def _effects(labels, drawn: np.ndarray) -> pd.DataFrame:
-    """One row per effect, from an array (1 + DRAWS, effects): its value is that of the means themselves."""
-    value = drawn[0]
-    low, high = np.percentile(drawn[1:], [2.5, 97.5], axis=0)
-    return pd.DataFrame(
-        {"part": list(labels), "value": value, "low": np.minimum(low, value), "high": np.maximum(high, value)}
-    )
-
-
-def _all(rows: pd.DataFrame) -> list[str]:
-    return [f"{len(rows)} configurations"]
-
-
-def _mean(y: np.ndarray) -> np.ndarray:
-    return y.mean(axis=1, keepdims=True)
-
-
-def _range(y: np.ndarray) -> np.ndarray:
-    """Largest over smallest value."""
-    return y.max(axis=1, keepdims=True) / y.min(axis=1, keepdims=True)
-
-
-def _ray_slope(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Slope of the line through the origin, by least squares."""
-    return (x * y).sum(axis=1, keepdims=True) / (x * x).sum(axis=1, keepdims=True)
-
-
-def _line_slope(y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Slope of the line with an intercept, by least squares."""
-    return _ray_slope(y - _mean(y), x - _mean(x))
-
-
-def _at_least(rows: pd.DataFrame, number: int, what: str) -> None:
-    if len(rows) < number:
-        raise NotTestable(f"{what} {number} configurations; known: {len(rows)}")
-
-
-def _sides(claim: dict, rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    a, b = (rows.index.isin(_match(rows, claim[side]).index) for side in ("a", "b"))
-    if not a.any() or not b.any():
-        missing = claim["a"] if not a.any() else claim["b"]
-        raise NotTestable(f"no run with this quantity and {_words(missing)}")
-    return a, b
-
-
-def _words(conditions: dict) -> str:
-    return ", ".join(f"{name} {value}" for name, value in conditions.items())
+def _factor_scatter(rows: pd.DataFrame, group: Configurations, correlation: float) -> np.ndarray:
+    """Standard error of energy per GPU hour, from those of energy and GPU hours."""
+    energy, hours = (group.scatter.loc[rows.index, name] / rows[name] for name in (ENERGY, HOURS))
+    variance = energy**2 + hours**2 - 2 * correlation * energy * hours
+    return (rows[FACTOR] * np.sqrt(variance.clip(lower=0))).to_numpy(float)

@@ -47,7 +47,7 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, only_the_studys=True)
-    table = pd.concat([_published(), _own(runs)], ignore_index=True)
+    table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -128,8 +128,9 @@ def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
 
 
-def _published() -> pd.DataFrame:
-    printed = published.measurements()
+def published_runs(derived: bool = False) -> pd.DataFrame:
+    """The published rows of ``load``; with ``derived`` also what follows from them (runs/published/derived.toml)."""
+    printed = published.measurements(with_derived=derived)
     divisor = np.where(printed["std_ddof"] == "0", printed["repeats"] - 1, printed["repeats"])
     printed["std"] *= np.sqrt(printed["repeats"] / divisor)  # from the population's to the sample's
     names = ("value", "std", "half", "place")
@@ -157,7 +158,10 @@ def _published() -> pd.DataFrame:
     labels = {series: f"{series}: {known['label']}" for series, known in conditions.items()}
     runs["name"] = [labels.get(series, series) for series in runs["series"]]
     runs["data"] = [conditions.get(series, {"data": "fixed"})["data"] for series in runs["series"]]
-    return _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
+    table = _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
+    return table.assign(
+        provenance=table["provenance"].mask(table["place"].str.contains("derived: ", na=False), "derived")
+    )
 
 
 def _own(runs) -> pd.DataFrame:
