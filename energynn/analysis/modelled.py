@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +38,7 @@ class Modelled:
         return self.rows.assign(value=values[0], low=low, high=high).dropna(subset="value")
 
 
+@functools.cache
 def load(*workloads: str) -> Modelled:
     """The study's series of these workloads, as far as the model was calibrated with published runs.
 

@@ -70,7 +70,8 @@ def _row(claim: dict, errata: dict[str, str]) -> str:
         statement += f'<br><span class="small"><b>Erratum.</b> {errata[erratum]}</span>'
     published, own = _judged(claim["published"]), "<br>".join(_judged(verdict) for verdict in claim["own"])
     derived = _judged(claim["derived"]) if "derived" in claim else ""
-    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, derived, own])
+    model = f"{claim['model']['probability']:.0%}" if "model" in claim else ""
+    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, derived, model, own])
     title = html.escape(claim["test"], quote=True)
     return f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>{cells}</td></tr>'
 
