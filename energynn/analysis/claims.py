@@ -30,6 +30,7 @@ sets count.
 
 from __future__ import annotations
 
+import functools
 import math
 import tomllib
 from collections import Counter
@@ -77,13 +78,12 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a statement,
     those that cannot are left out of its list.
     """
-    ledger = tomllib.loads(CLAIMS.read_text())
+    text = CLAIMS.read_text()
+    ledger, of_study = tomllib.loads(text), _of_study(text)
     table = observations.means(observations.load(runs_dir))
     own = table[table["origin"] == "own"]
     used = own[(own["device_kind"] == "gpu") & own["dataset"].isin(DATA_SETS)]
     used = pd.concat([used, _profiles(used)], ignore_index=True)
-    study = configurations(table[table["origin"] == "published"], ledger["scatter"])
-    with_derived = configurations(observations.published_runs(derived=True), ledger["scatter"])
     every = {"all": configurations(used, ledger["scatter"])} if len(used) else {}
     machines = {
         " ".join(machine): configurations(rows, ledger["scatter"])
@@ -93,18 +93,13 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     if len(own):
         kinds = sorted(set(own["device_kind"] + " with " + own["dataset"]))
         nothing = f"own runs are on {', '.join(kinds)}: no evidence about GPUs and the study's data"
-    model, claims = _of_model(), []
+    claims = []
     for claim in ledger["claim"]:
         entry = {name: claim[name] for name in ("id", "place", "says", "base") if name in claim}
         entry["group"] = claim.get("group", claim["id"])
         entry["test"] = describe(claim, ledger["tolerances"])
         entry["errata"] = [erratum["id"] for erratum in published.errata() if claim["id"] in erratum.get("claims", [])]
-        entry["published"] = judge(claim, ledger, study)
-        if _uses_derived(claim, with_derived):
-            derived = judge(claim, ledger, with_derived)
-            entry |= {"derived": derived} if derived["verdict"] != NO_DATA else {}
-        implied = implied_by(claim, ledger, model)
-        entry |= {"model": implied} if implied else {}
+        entry |= of_study[claim["id"]]
         crosses = any({"hardware", "system"} & set(claim.get(side, {})) for side in ("a", "b"))
         groups = every if crosses else machines
         judged = [{"on": name, **judge(claim, ledger, group)} for name, group in groups.items()]
@@ -120,6 +115,23 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         "claims": claims,
         "errata": published.errata(),
     }
+
+
+@functools.cache
+def _of_study(text: str) -> dict[str, dict]:
+    """What a ledger says of the published values, and a model of them, by statement; it is the same whatever own runs there are."""
+    ledger, model, found = tomllib.loads(text), _of_model(), {}
+    study, with_derived = (
+        configurations(observations.published_runs(derived), ledger["scatter"]) for derived in (False, True)
+    )
+    for claim in ledger["claim"]:
+        found[claim["id"]] = {"published": judge(claim, ledger, study)}
+        if _uses_derived(claim, with_derived):
+            derived = judge(claim, ledger, with_derived)
+            found[claim["id"]] |= {"derived": derived} if derived["verdict"] != NO_DATA else {}
+        implied = implied_by(claim, ledger, model)
+        found[claim["id"]] |= {"model": implied} if implied else {}
+    return found
 
 
 def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, int]]:
@@ -145,13 +157,14 @@ def verdicts(claim: dict) -> list[str]:
 def history() -> list[dict]:
     """Each statement's verdict in the first edition (``was``; "" if it came later), and those of the last, and why."""
     first, *later = tomllib.loads(HISTORY.read_text())["edition"]
+    found, why = {}, {}
+    for edition in later:
+        found |= {name: (edition["commit"], now) for name, now in edition["verdicts"].items()}
+        why |= edition["why"]
     rows = []
-    for name in later[-1]["verdicts"]:
-        of_claim = [(one["commit"], one["verdicts"][name]) for one in later if name in one["verdicts"]]
-        now = of_claim[-1][1]
-        commit = next(commit for commit, verdicts in of_claim if verdicts == now)
+    for name, (commit, now) in found.items():
         row = {"id": name, "was": "".join(first["verdicts"].get(name, [])), "observed": now[0], "beyond": now[1]}
-        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": later[-1]["why"].get(name, "")})
+        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": why.get(name, "")})
     return rows
 
 
@@ -176,7 +189,7 @@ def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
         missing.insert(
             0, f"{result['effect_of']}: the interval covers both sides; the estimate lies {inside} the range"
         )
-    if _correlated(claim):
+    if _correlated(claim, rows):
         result |= _by_correlation(claim, rows, group, tolerance, result["verdict"])
         if "changes_from" in result:
             at_first, beyond = result["correlation"]["0.0"], result["correlation"][str(CORRELATIONS[-1])]
@@ -367,9 +380,15 @@ def _uses_derived(claim: dict, group: Configurations) -> bool:
     return bool((group.provenance.loc[rows.index, names] == "derived").any(axis=None))
 
 
-def _correlated(claim: dict) -> bool:
-    """Whether the interval hangs on how the errors of energy and GPU hours of one run are correlated."""
-    is_ratio = claim["quantity"] == FACTOR or (claim["quantity"], claim.get("against")) == (ENERGY, HOURS)
+def _correlated(claim: dict, rows: pd.DataFrame) -> bool:
+    """Whether the interval hangs on how the errors of energy and GPU hours of one run are correlated.
+
+    Where there are own runs, the scatter of their ratio is known itself.
+    """
+    is_ratio = (claim["quantity"] == FACTOR and rows["origin"].iloc[0] == "published") or (
+        claim["quantity"],
+        claim.get("against"),
+    ) == (ENERGY, HOURS)
     return is_ratio and claim["test"] not in ("slope", "effect")  # whose intervals are from differences between runs
 
 

@@ -242,12 +242,13 @@ def _effects(labels, drawn: np.ndarray, scatter_makes_it: bool = False) -> pd.Da
     """One row per effect, from an array (1 + DRAWS, effects): its value is that of the means themselves.
 
     Where scatter alone makes an effect, such as a spread, it is in the value already, and once more in the draws. As
-    far as the draws lie above the value, the truth may lie below it: the interval is reflected.
+    far as the draws lie above the value, the truth may lie below it: the interval is reflected. Above the value it
+    reaches by half its width at least, since scatter may also have straightened what is bent.
     """
     value = drawn[0]
     low, high = np.percentile(drawn[1:], [2.5, 97.5], axis=0)
     if scatter_makes_it:
-        low, high = 2 * value - high, 2 * value - low
+        low, high = 2 * value - high, np.maximum(2 * value - low, value + (high - low) / 2)
     ends = {"low": np.minimum(low, value), "high": np.maximum(high, value)}
     return pd.DataFrame({"part": list(labels), "value": value, **ends, "drawn": list(drawn[1:].T)})
 
