@@ -119,7 +119,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
 
 @functools.cache
 def _of_study(text: str) -> dict[str, dict]:
-    """What a ledger says of the published values, and a model of them, by statement; it is the same whatever own runs there are."""
+    """What a ledger says of the published values, and a model of them, by statement, whatever own runs there are."""
     ledger, model, found = tomllib.loads(text), _of_model(), {}
     study, with_derived = (
         configurations(observations.published_runs(derived), ledger["scatter"]) for derived in (False, True)
