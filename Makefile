@@ -135,7 +135,7 @@ $(RECORDS) $(COMMIT):
 build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 	@mkdir -p build/notebooks
 	@echo "analysis: $<"
-	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $(if $(findstring explore,$<),-p live False) $< $@ \
+	@$(BIN)/papermill --no-progress-bar --log-level WARNING --cwd . $(if $(findstring notebooks/9,$<),-p live False) $< $@ \
 	  2> $@.log || { cat $@.log; exit 1; }
 
 build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)

@@ -40,7 +40,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn.analysis import observations, profiles, published
+from energynn.analysis import modelled, observations, profiles, published
 from energynn.analysis.effects import DRAWS, FACTOR, TESTS, NoData, configuration_names, match
 from energynn.files import shipped
 from energynn.records import read_record
@@ -67,11 +67,13 @@ class Configurations:
     rounding: pd.DataFrame
     provenance: pd.DataFrame
     place: pd.DataFrame
+    drawn: dict[str, np.ndarray] | None = None  # of a model, which has no scatter and no rounding: (1 + draws, rows)
 
 
 def evaluate(runs_dir: str | Path = "runs") -> dict:
     """All verdicts: ``claims``, one entry each with ``published`` and a list ``own`` (one per system and hardware).
 
+    ``model`` is how probable a model of the published runs makes a statement, where it knows the quantity: no evidence.
     ``derived`` is there where values derived from published ones change what a statement is judged on. Also
     ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a statement,
     those that cannot are left out of its list.
@@ -117,8 +119,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
 
 @functools.cache
 def _of_study(text: str) -> dict[str, dict]:
-    """What a ledger says of the published values, by statement; it is the same whatever own runs there are."""
-    ledger, found = tomllib.loads(text), {}
+    """What a ledger says of the published values, and a model of them, by statement, whatever own runs there are."""
+    ledger, model, found = tomllib.loads(text), _of_model(), {}
     study, with_derived = (
         configurations(observations.published_runs(derived), ledger["scatter"]) for derived in (False, True)
     )
@@ -127,6 +129,8 @@ def _of_study(text: str) -> dict[str, dict]:
         if _uses_derived(claim, with_derived):
             derived = judge(claim, ledger, with_derived)
             found[claim["id"]] |= {"derived": derived} if derived["verdict"] != NO_DATA else {}
+        implied = implied_by(claim, ledger, model)
+        found[claim["id"]] |= {"model": implied} if implied else {}
     return found
 
 
@@ -221,6 +225,39 @@ def _agrees(about: dict, wanted: dict) -> bool:
     return all(own in value if isinstance(value, list) else own == value for own, value in fixed)
 
 
+def implied_by(claim: dict, ledger: dict, group: Configurations) -> dict | None:
+    """How probable a model makes a statement: the share of its draws in which the test gives what agrees with it.
+
+    None where the model does not know the quantity, and for partial effects, which its structure presumes.
+    """
+    try:
+        rows, quantity = _select(claim, group.rows)
+        if claim["test"] == "effect":
+            return None
+        claim = {**claim, "quantity": quantity}
+        effects, missing, rows = _measure(claim, rows, group, correlation=0.0)
+    except NoData:
+        return None
+    lowest, highest = allowed(claim, ledger["tolerances"][claim["word"]])
+    drawn = np.stack(effects["drawn"].to_list())
+    holds = ((drawn >= lowest) & (drawn <= highest)).all(axis=0)
+    asked = series_of(claim)
+    coverage = {"of": asked, "with": [name for name in asked if name in set(rows["series"])]}
+    effect = _round(decide(claim, effects, (lowest, highest))[1]["value"])
+    return {"probability": round(float(holds.mean()), 3), "effect": effect, "coverage": coverage, "left_out": missing}
+
+
+def _of_model() -> Configurations:
+    """The study's configurations with the values that the model, fitted to the published runs, draws of them."""
+    found = modelled.load("resnet50", "fourcastnet")
+    rows = found.rows.reindex(columns=list(dict.fromkeys([*found.rows, *observations.QUANTITIES])))
+    drawn = {name: values[: 1 + DRAWS] for name, values in found.drawn.items()}
+    for name in ("dataset_samples", "devices", "doublings", "sockets_per_gpu"):
+        drawn[name] = np.tile(rows[name].to_numpy(float), (1 + DRAWS, 1))
+    nothing = pd.DataFrame(index=rows.index)
+    return Configurations(rows, nothing, nothing, nothing, nothing, drawn)
+
+
 def report(found: dict) -> str:
     """Ledger as text: a line per statement and column, and the counts."""
     lines = []
@@ -232,6 +269,8 @@ def report(found: dict) -> str:
         lines.append(_verdict_line("beyond these runs", claim["published"]))
         if "derived" in claim:
             lines.append(_verdict_line("with derived values", claim["derived"]))
+        if "model" in claim:
+            lines.append(f"  model (no evidence): holds in {claim['model']['probability']:.0%} of its draws")
         lines += [_verdict_line(f"own {judged['on']}".strip(), judged) for judged in claim["own"]]
         errata = [erratum for erratum in found["errata"] if erratum["id"] in claim["errata"]]
         lines += [f"  erratum {erratum['id']}: {erratum['what']}" for erratum in errata]
@@ -478,6 +517,9 @@ def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations, correlation: 
     In the others every mean is drawn within its rounding and, with a ``correlation``, within the scatter of runs.
     """
     names = [claim[name] for name in ("quantity", "against", "versus") if name in claim]
+    if group.drawn is not None:
+        at = group.rows.index.get_indexer(rows.index)
+        return [np.ascontiguousarray(group.drawn[name][:, at]) for name in names]
     index = {"index": rows.index, "columns": names, "fill_value": 0.0}  # numbers of samples and GPUs are exact
     means = rows[names].to_numpy(float).T
     random = np.random.default_rng(0)

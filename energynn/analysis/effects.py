@@ -2,7 +2,7 @@
 
 A test takes an entry of the ledger, its rows, and the quantity y, some also that which it is tested against, x: arrays
 (1 + DRAWS, rows), whose first row is the values themselves and the others these values within their errors. It returns
-rows of effects (part, value, low, high), or raises NoData.
+rows of effects (part, value, low, high, and drawn, the effect in each draw), or raises NoData.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _slope(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.
     if not claim["observed"]:
         n = len(ratios)
         reach = stats.t.ppf(0.975, n - 1) * ratios.std(ddof=1) * math.sqrt(1 + 1 / n)
-    return pd.DataFrame({"part": _all(rows), "value": value, "low": value - reach, "high": value + reach})
+    ends = {"low": value - reach, "high": value + reach, "drawn": [_mean_ratio(y, x)[1:, 0]]}
+    return pd.DataFrame({"part": _all(rows), "value": value, **ends})
 
 
 def _slopes(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
@@ -248,9 +249,8 @@ def _effects(labels, drawn: np.ndarray, scatter_makes_it: bool = False) -> pd.Da
     low, high = np.percentile(drawn[1:], [2.5, 97.5], axis=0)
     if scatter_makes_it:
         low, high = 2 * value - high, np.maximum(2 * value - low, value + (high - low) / 2)
-    return pd.DataFrame(
-        {"part": list(labels), "value": value, "low": np.minimum(low, value), "high": np.maximum(high, value)}
-    )
+    ends = {"low": np.minimum(low, value), "high": np.maximum(high, value)}
+    return pd.DataFrame({"part": list(labels), "value": value, **ends, "drawn": list(drawn[1:].T)})
 
 
 def _all(rows: pd.DataFrame) -> list[str]:

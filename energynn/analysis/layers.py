@@ -44,3 +44,20 @@ def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is never drawn as a point."""
     bar = alt.Chart(rows).mark_rule(strokeWidth=3, color=theme.GREY, opacity=0.6)
     return bar.encode(alt.X(f"{x}:Q"), alt.Y("low:Q"), alt.Y2("high:Q"))
+
+
+MODEL = "model, fitted to the published values [90 %]"
+
+
+def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> list[alt.Chart]:
+    """A band from ``low`` to ``high`` and a line of dashes and dots for each series: what a model says, no evidence.
+
+    None where ``rows`` has none.
+    """
+    if rows.empty:
+        return []
+    base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
+    scale = alt.Scale(domain=[MODEL], range=[[7, 2, 1.5, 2]])
+    dashes = alt.StrokeDash("curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=300, labelLimit=300))
+    band = base.mark_area(opacity=0.16).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N"))
+    return [band, base.mark_line(strokeWidth=0.9).encode(y, strokeDash=dashes)]

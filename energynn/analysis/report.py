@@ -1,4 +1,4 @@
-"""The interactive report: one HTML file with figures, explorer and ledger, that needs no network."""
+"""The interactive report: one HTML file with plan, explorer, ledger and figures, that needs no network."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import vl_convert
 
 from energynn.analysis.paper import PAPER, figures
 
+INTERACTIVE = ("plan", "explore")  # drawings with choices; all others are the paper's figures
 SVG_AT_MOST = 3000  # marks that a browser draws as elements of their own without becoming slow
 
 
@@ -20,11 +21,11 @@ def build(build_dir: str | Path = "build") -> Path:
     Raises ValueError if the notebooks have not made them yet.
     """
     build_dir = Path(build_dir)
-    names = ["explore", *figures((PAPER / "energynn.typ").read_text())]
+    names = [*INTERACTIVE, *figures((PAPER / "energynn.typ").read_text())]
     paths = {name: build_dir / "figures" / f"{name}.json" for name in names}
     specs = {name: json.loads(path.read_text()) for name, path in paths.items() if path.is_file()}
-    if "explore" not in specs or not (build_dir / "claims.json").is_file():
-        raise ValueError(f"{build_dir} has no explorer or no claims.json; run the notebooks first")
+    if not set(INTERACTIVE) <= specs.keys() or not (build_dir / "claims.json").is_file():
+        raise ValueError(f"{build_dir} has no plan, no explorer or no claims.json; run the notebooks first")
     ledger = json.loads((build_dir / "claims.json").read_text())
     points = max((len(rows) for rows in specs["explore"]["datasets"].values()), default=0)
     errata = {}
@@ -33,7 +34,7 @@ def build(build_dir: str | Path = "build") -> Path:
         errata[erratum["id"]] = html.escape(words)
     drawings = ""
     for name in specs:
-        if name != "explore":
+        if name not in INTERACTIVE:
             drawings += f"<h3>{html.escape(name.replace('_', ' '))}</h3>"
             drawings += f'<div id="figure-{name}" class="figure printed"></div>\n'
     contents = {
@@ -69,7 +70,8 @@ def _row(claim: dict, errata: dict[str, str]) -> str:
         statement += f'<br><span class="small"><b>Erratum.</b> {errata[erratum]}</span>'
     published, own = _judged(claim["published"]), "<br>".join(_judged(verdict) for verdict in claim["own"])
     derived = _judged(claim["derived"]) if "derived" in claim else ""
-    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, derived, own])
+    model = f"{claim['model']['probability']:.0%}" if "model" in claim else ""
+    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, derived, model, own])
     title = html.escape(claim["test"], quote=True)
     return f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>{cells}</td></tr>'
 

@@ -325,3 +325,24 @@ def test_an_interval_holds_95_percent_of_the_draws():
     drawn[0] = 0
     (interval,) = effects._effects(["a"], drawn).to_dict("records")
     assert np.mean((drawn[1:] >= interval["low"]) & (drawn[1:] <= interval["high"])) == pytest.approx(0.95, abs=1e-3)
+
+
+def test_what_the_model_implies_is_a_share_of_its_draws_and_no_verdict(without_own_runs):
+    found = {one["id"]: one for one in without_own_runs["claims"]}
+    assert set(without_own_runs["counts"]) == {"observed", "published", "derived", "own"}  # none of the model's
+    known = [one["model"] for one in found.values() if "model" in one]
+    assert 60 < len(known) < len(found) and all(0 <= one["probability"] <= 1 for one in known)
+    silent = ("lbs-accuracy-large-batch", "fcn-finetuning-energy-exponential", "abstract-influence-of-samples")
+    for name in [name for name in silent if name in found]:  # accuracy, fine-tuning, and what its structure presumes
+        assert "model" not in found[name], name
+    assert found["lbs-cpu-energy-falls"]["model"]["probability"] == 1
+    assert "model (no evidence): holds in 100% of its draws" in claims.report(without_own_runs)
+
+
+@pytest.mark.parametrize(("growth", "probability"), [(1.05, 1.0), (1.3, 0.0)])
+def test_a_model_in_which_a_statement_holds_or_fails_says_so(growth, probability):
+    (near_optimal,) = [one for one in LEDGER["claim"] if one["id"] == "lbs-speed-up-near-optimal"]
+    model = claims._of_model()
+    doublings = model.rows["doublings"].to_numpy() - 1
+    model.drawn["gpu_hours"] = np.tile(80.0 * growth ** (doublings / 5), (1 + claims.DRAWS, 1))
+    assert claims.implied_by(near_optimal, LEDGER, model)["probability"] == probability

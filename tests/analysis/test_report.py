@@ -1,5 +1,6 @@
-"""Report and explorer in a real headless Chromium: no error, no network, and a selection changes the linked panel."""
+"""Report, plan and explorer in a real headless Chromium: no error, no network, and a click changes what is linked."""
 
+import functools
 import html
 import json
 import re
@@ -10,9 +11,13 @@ import sys
 import time
 
 import pytest
+import vl_convert
 
-from energynn.analysis import report
+from energynn import config
+from energynn.analysis import report, theme
+from energynn.cluster import systems
 from energynn.files import REPOSITORY
+from energynn.forecast import plan
 from tests.analysis.notebook import execute
 
 BROWSER = next(
@@ -42,6 +47,7 @@ def built(synthetic, executed):
     """Report of a build with own runs that have a trace."""
     folder = executed("with own runs", synthetic.write_study)
     execute("90_explore", runs_dir=str(folder / "runs"), build_dir=str(folder), live=False)
+    execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
 
 
@@ -115,11 +121,11 @@ def test_choices_and_brush_filter_the_points(built, page):
         return page.evaluate(f"document.querySelectorAll('{marks}').length")
 
     everything = count()
-    page.select_option("#choices select >> nth=0", label="fourcastnet")
+    page.select_option("#choices-explore select >> nth=0", label="fourcastnet")
     page.wait_for_timeout(500)
     fewer = count()
     assert 0 < fewer < everything
-    page.select_option("#choices select >> nth=0", label="all")
+    page.select_option("#choices-explore select >> nth=0", label="all")
     page.wait_for_timeout(300)
     box = page.query_selector("#figure-explore svg").bounding_box()
     page.mouse.move(box["x"] + 140, box["y"] + 60)
@@ -133,6 +139,75 @@ def test_choices_and_brush_filter_the_points(built, page):
     page.select_option("#show", label="contradicted")
     visible = page.evaluate("[...document.querySelectorAll('#ledger tbody tr')].filter(row => !row.hidden).length")
     assert 0 < visible < 30 and page.errors == []
+
+
+@functools.cache
+def fitted(workload, system):
+    return plan.published_fit(workload, systems.site(system))
+
+
+def planned(workload, system, devices=None, **limits):
+    """What `energynn forecast plan --json` answers within limits."""
+    made = fitted(workload, system)
+    run = plan.base_run(made, {})
+    limits.setdefault("global_batch_size", plan.accuracy_threshold(run))
+    return plan.as_json(plan.make(made, run, *plan.grid(made, run, devices), limits))
+
+
+@pytest.mark.parametrize(
+    ("typed", "asked"),
+    [
+        ({}, {}),
+        ({"deadline_h": "3", "most_kWh": "29"}, {"time_h": 3.0, "energy_kWh": 29.0}),
+        ({"most_GPUs": 32, "most_batch": "3000"}, {"devices": (1, 32), "global_batch_size": 3000}),
+        ({"most_hours": "90", "most_batch": "65536"}, {"gpu_hours": 90.0, "global_batch_size": 65536}),
+    ],
+)
+def test_the_plan_in_the_report_is_that_of_the_command(built, typed, asked):
+    spec = json.loads((built.parent / "figures" / "plan.json").read_text())
+    expected = planned("resnet50", "horeka-a100", **asked)
+    for param in spec["params"]:
+        param["value"] = typed.get(param["name"], param.get("value"))
+    svg = html.unescape(vl_convert.vegalite_to_svg(spec, vl_version=theme.VEGA_LITE))
+    for name, row in expected["choices"].items():
+        sizes = f"{row['devices']} GPUs, local batch {row['local_batch_size']}, global batch {row['global_batch_size']}"
+        assert re.search(rf">{sizes}:  {row['time_h']['value']:#.3g} h", svg), name
+        command = re.search(rf">energynn run (-p [^<]* -p devices {row['devices']} -p local_batch_size [^<]*)<", svg)
+        parameters = dict(pair.split() for pair in command.group(1).removeprefix("-p ").split(" -p "))
+        run = config.make(**{key: int(text) if text.isdigit() else text for key, text in parameters.items()})
+        assert config.run_id(run) == row["run_id"]
+    strong = re.findall(
+        r'aria-label="time of the training \(h\), model: ([\d.]+); energy[^"]*"[^>]*fill="#0072B2"', svg
+    )
+    times = [row["time_h"]["value"] for row in expected["pareto"]]
+    assert sorted(map(float, strong)) == pytest.approx(sorted(times), rel=1e-4)
+
+
+def test_the_plan_says_when_nothing_keeps_the_limits(built):
+    spec = json.loads((built.parent / "figures" / "plan.json").read_text())
+    values = {"workload": "fourcastnet on horeka-h100", "deadline_h": "1"}
+    for param in spec["params"]:
+        param["value"] = values.get(param["name"], param.get("value"))
+    least = planned("fourcastnet", "horeka-h100")["choices"]["fastest"]["time_h"]["value"]
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=theme.VEGA_LITE)
+    assert f"Nothing keeps these limits. The least alone: {least:#.3g} h" in svg and "energynn run" not in svg
+
+
+def test_a_click_in_the_plan_gives_its_command_to_copy(built, page):
+    page.errors.clear()
+    page.goto(built.as_uri())
+    page.wait_for_function("window.views.plan", timeout=60000)
+    field = "#choices-plan input[type=text]"
+    assert page.input_value(field) == ""
+    mark = page.query_selector("#figure-plan g.mark-symbol.role-mark path")
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function(f"document.querySelector('{field}').value.startsWith('energynn run ')", timeout=10000)
+    assert page.input_value(field) in texts(page, "#figure-plan")
+    page.fill("#choices-plan input[name=deadline_h]", "0.001")
+    page.wait_for_timeout(300)
+    assert any("Nothing keeps" in text for text in texts(page, "#figure-plan")) and page.errors == []
 
 
 @pytest.fixture(scope="module")
