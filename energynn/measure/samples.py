@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -30,10 +31,12 @@ LIMITS_S = {
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
 }
-# A line of a sample as the sampler writes it: t, w, d and v.
-SAMPLE = re.compile(rb'\{"t":(\d{1,18}),"w":(1?\d{1,18}),"d":(\d{1,15}),"v":\[([^\]]*)\]\}\n')
-WORDS_B = len(b'{"t":,"w":,"d":,"v":[]}\n')
-BLOCK_B, LONGEST_LINE_B = 2**23, 2**24  # what is read at once
+# Of a line of a sample as the sampler writes it, all but these characters stays where the numbers are left out, and
+# only these go where the numbers are to be left alone.
+NUMBER, WORDS, COMMA_FOR_NEWLINE = b"0123456789.", b'{}[]":twdv', bytes.maketrans(b"\n", b",")
+LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
+BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
+FEW = 16  # lines that are read one by one sooner than together
 ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
 
 
@@ -98,7 +101,7 @@ class Samples:
             entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
-            entry |= {f"interval_p{p}_s": float(np.percentile(intervals_s, p)) for p in (50, 95, 99)}
+            entry |= zip(INTERVALS, np.percentile(intervals_s, list(INTERVALS.values())).tolist())
             entry["interval_longest_s"] = float(intervals_s.max())
             entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
@@ -143,15 +146,21 @@ class Reader:
 
     def _take_block(self, block: bytes) -> None:
         """Take some lines. Nearly all are samples in the sampler's own words: numpy reads these at once."""
-        samples = []
-        for text in block.splitlines(keepends=True):
-            if text.startswith(b'{"t":') and text.endswith(b"]}\n"):
-                samples.append(text)
-            else:
-                self._take_line(text)
-        if not self._take_samples(b"".join(samples)):
-            for text in samples:
-                self._take_line(text)
+        text = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(text == ord("\n")) + 1
+        if not block.endswith(b"\n"):
+            ends = np.append(ends, len(block))
+        begins = np.concatenate([[0], ends[:-1]])
+        is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
+        samples, taken = [], 0
+        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
+            samples.append(block[taken:begin])
+            if b'"header"' in block[begin:end]:  # what follows may be of other sensors
+                self._take_samples(b"".join(samples))
+                samples = []
+            self._take_line(block[begin:end])
+            taken = end
+        self._take_samples(b"".join([*samples, block[taken:]]))
 
     def _take_line(self, text: bytes) -> None:
         try:
@@ -159,28 +168,47 @@ class Reader:
         except ILL_TYPED:
             self.unreadable += 1
 
-    def _take_samples(self, block: bytes) -> bool:
+    def _take_samples(self, block: bytes) -> None:
+        """Take lines of samples at once, or by halves where one is not as the sampler writes it, at last one by one."""
+        if not block or self._take_at_once(block):
+            return
+        lines = io.BytesIO(block).readlines()
+        if len(lines) > FEW:
+            self._take_samples(b"".join(lines[: len(lines) // 2]))
+            self._take_samples(b"".join(lines[len(lines) // 2 :]))
+        else:
+            for text in lines:
+                self._take_line(text)
+
+    def _take_at_once(self, block: bytes) -> bool:
         """Take lines of samples; False, and nothing is taken, where one is not as the sampler writes it."""
-        samples = SAMPLE.findall(block)
-        if self.header is None or not samples:
-            return not block
-        times, walls, durations, readings = (list(part) for part in zip(*samples, strict=True))
-        length_B = sum(len(b"".join(part)) for part in (times, walls, durations, readings))
-        number = len(self.header["sensors"])
-        are_whole = {line.count(b",") for line in readings} == {number - 1}
-        if length_B + WORDS_B * len(samples) != len(block) or not are_whole:
+        sensors, lines = len(self.header["sensors"]) if self.header else 0, block.count(b"\n")
+        words = b'{"t":,"w":,"d":,"v":[' + b"," * (sensors - 1) + b"]}\n"
+        if block.replace(b"null", b"").translate(None, NUMBER) != words * lines:
+            return False
+        numbers = b"," + block.translate(COMMA_FOR_NEWLINE, WORDS)
+        if b"null" in numbers:
+            numbers = numbers.replace(b",null", b",-1")
+        has_points = b"." in numbers
+        if b"null" in numbers or LEADING_ZERO.search(numbers) or has_points and (b",." in numbers or b".," in numbers):
             return False
         try:
             with warnings.catch_warnings(action="error"):
-                values = np.fromstring(b",".join(readings).replace(b"null", b"nan"), sep=",")
+                whole = np.fromstring(numbers[1:-1].replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
+                values = whole.astype(float)
+                if has_points:
+                    values = np.fromstring(numbers[1:-1], sep=",").reshape(lines, 3 + sensors)
         except (ValueError, DeprecationWarning):
             return False
-        if len(values) != number * len(samples):
+        moments, readings = whole[:, :2], values[:, 3:]
+        is_too_large = whole.max() == np.iinfo(np.int64).max
+        if is_too_large or whole[:, :3].min() < 0 or readings.min() < -1 or (moments != values[:, :2]).any():
             return False
-        self.times.frombytes(np.array(times).astype(np.int64).tobytes())
-        self.walls.frombytes(np.array(walls).astype(np.int64).tobytes())
-        self.durations.frombytes(np.array(durations).astype(float).tobytes())
-        self.rows.frombytes(values.tobytes())
+        readings[readings < 0] = np.nan
+        self.times.frombytes(moments[:, 0].tobytes())
+        self.walls.frombytes(moments[:, 1].tobytes())
+        self.durations.frombytes(values[:, 2].tobytes())
+        self.rows.frombytes(readings.tobytes())
         return True
 
     def _take(self, line: dict) -> None:
@@ -218,12 +246,12 @@ class Reader:
         """What was read so far; raises ValueError where the header is missing: nothing can be said of readings then."""
         if self.header is None:
             raise ValueError(f"{self.path}: no header line; the samples cannot be read")
-        readings = np.array(self.rows).reshape(len(self.times), len(self.header["sensors"]))
+        rows = np.frombuffer(self.rows).reshape(len(self.times), len(self.header["sensors"]))
         return Samples(
             header=self.header,
             t_ns=np.array(self.times, dtype=np.int64),
             wall_ns=np.array(self.walls, dtype=np.int64),
-            readings=readings,
+            readings=np.array(rows, order="F"),  # sensor by sensor, as they are looked at
             duration_us=np.array(self.durations),
             perun=self.perun,
             clocks=self.clocks,
