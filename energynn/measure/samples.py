@@ -34,6 +34,7 @@ LIMITS_S = {
 # Of a line of a sample as the sampler writes it, all but these characters stays where the numbers are left out, and
 # only these go where the numbers are to be left alone.
 NUMBER, WORDS, COMMA_FOR_NEWLINE = b"0123456789.", b'{}[]":twdv', bytes.maketrans(b"\n", b",")
+INTERVALS = {"interval_p50_s": 50, "interval_p95_s": 95, "interval_p99_s": 99}  # between samples: name, percentile
 LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
 BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
 FEW = 16  # lines that are read one by one sooner than together
