@@ -10,15 +10,16 @@ import re
 import signal
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from energynn import config as configuration
 from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
-from energynn.measure.accounting import account
+from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import events_of_kind, read_events, read_hosts, read_phases, segments
+from energynn.measure.samples import events_of_kind, read_events, read_hosts, segments
 from energynn.reading import json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
@@ -50,7 +51,7 @@ def derive(run_dir: Path, intent: dict) -> dict:
     Works on the remains of a dead run too: what cannot be known is absent.
     """
     events = [event for folder in segments(run_dir) for event in read_events(folder)]
-    result: dict = {"history": _history(events), "metrics": {}, "phases": _phases(run_dir), **account(run_dir)}
+    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(run_dir, events)
@@ -72,18 +73,6 @@ def _history(events: list[dict]) -> list[dict]:
     for event in events_of_kind(events, "epoch"):
         epochs[event["epoch"]] = {name: event[name] for name in event if name not in OF_AN_EVENT}
     return list(epochs.values())
-
-
-def _phases(run_dir: Path) -> list[dict]:
-    """Seconds of each rank in each phase, all segments added up."""
-    ranks: dict[int, dict] = {}
-    for folder in segments(run_dir):
-        for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(folder).items()):
-            entry = ranks.setdefault(rank, {"rank": rank})
-            for index, name in enumerate(names):
-                spent_s = float((end_ns - begin_ns)[kinds == index].sum()) / 1e9
-                entry[f"{name}_s"] = entry.get(f"{name}_s", 0.0) + spent_s
-    return list(ranks.values())
 
 
 def _phase_spread(phases: list[dict]) -> dict[str, dict]:
@@ -195,12 +184,15 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
 
 def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
-    paths = [path.relative_to(run_dir) for path in sorted(run_dir.rglob("*")) if path.is_file()]
-    return {
-        str(path): {"bytes": (run_dir / path).stat().st_size, "sha256": sha256(run_dir / path)}
-        for path in paths
-        if _is_raw(path)
-    }
+    paths = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and _is_raw(path.relative_to(run_dir))]
+    sizes_B = [path.stat().st_size for path in paths]
+    if sum(sizes_B) < WORTH_A_PROCESS_B:
+        digests = [sha256(path) for path in paths]
+    else:  # a thread that computes a digest does not keep the others from it
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            digests = list(threads.map(sha256, paths))
+    found = zip(paths, sizes_B, digests, strict=True)
+    return {str(path.relative_to(run_dir)): {"bytes": size_B, "sha256": digest} for path, size_B, digest in found}
 
 
 def _is_raw(path: Path) -> bool:

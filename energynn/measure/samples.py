@@ -34,7 +34,7 @@ LIMITS_S = {
 # Of a line of a sample as the sampler writes it, all but these characters stays where the numbers are left out, and
 # only these go where the numbers are to be left alone.
 NUMBER, WORDS, COMMA_FOR_NEWLINE = b"0123456789.", b'{}[]":twdv', bytes.maketrans(b"\n", b",")
-INTERVALS = {"interval_p50_s": 50, "interval_p95_s": 95, "interval_p99_s": 99}  # between samples: name, percentile
+PERCENTILES = (50, 95, 99)  # of the time between samples
 LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
 BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
 FEW = 16  # lines that are read one by one sooner than together
@@ -102,7 +102,8 @@ class Samples:
             entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
-            entry |= zip(INTERVALS, np.percentile(intervals_s, list(INTERVALS.values())).tolist())
+            for percent, interval_s in zip(PERCENTILES, np.percentile(intervals_s, PERCENTILES), strict=True):
+                entry[f"interval_p{percent}_s"] = float(interval_s)
             entry["interval_longest_s"] = float(intervals_s.max())
             entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
@@ -283,7 +284,10 @@ def read_hosts(folder: Path) -> list[Samples]:
 def has_begun(folder: Path, host: str) -> bool:
     """Whether the sampler of a host has written its first sample."""
     path = folder / f"samples-{host}.jsonl"
-    return path.exists() and b'"v":[' in path.read_bytes()
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return b'"v":[' in file.read(BLOCK_B)
 
 
 def read_events(folder: Path) -> list[dict]:
@@ -316,16 +320,16 @@ def host_of_rank(events: list[dict]) -> dict[int, str]:
 
 
 def read_phases(
-    folder: Path, ranks: Collection[int] | None = None
+    folder: Path, ranks: Collection[int] | None = None, but: Collection[int] = ()
 ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
-    """Phases of each rank, or of some, as they followed each other on its host's monotonic clock.
+    """Phases of each rank, or of some, or of all but some, as they followed each other on its host's monotonic clock.
 
     Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
     """
     phases = {}
     for path in sorted(folder.glob("phases-rank*.jsonl")):
         rank = int(path.stem.removeprefix("phases-rank"))
-        if ranks is not None and rank not in ranks:
+        if rank in but or ranks is not None and rank not in ranks:
             continue
         names, kinds, begins, lengths = [], [], [], []
         for line in _whole_lines(path):
