@@ -519,7 +519,7 @@ def recover(runs_dir: Path) -> list[str]:
 def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
     """Time of the last event or sample of a run, in UTC; None if there is neither."""
     instants_ns = [event["t_wall_ns"] for event in events]
-    for host in [host for folder in segments(run_dir) for host in read_hosts(folder)]:
+    for host in [host for folder in segments(run_dir) for host in read_hosts(folder, thinned=True)]:
         instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
     if not instants_ns:
         return None

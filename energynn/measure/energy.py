@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -120,7 +121,7 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
     powers = {}
     for column, judgement in enumerate(judged):
         sensor = judgement.sensor
-        if sensor.get("checks") and not _is_averaged(sensor):
+        if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
             watts = samples.readings[:, column] * sensor["to_SI"]
             powers[sensor["checks"]] = np.where(judgement.good, watts, np.nan)
     made = []
@@ -564,8 +565,14 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts the id carries
     the host's name. Before the first and after the last sample there is nothing. Several hosts are put on one clock by
     the offsets that their samplers measured: time 0 is where the first of them began.
+    Of a long run only some lines are read. Then the steps are as long as these are apart, a warning says so, and peaks
+    within a step are not seen; the mean power of a counter is exact.
     """
-    hosts = read_hosts(run_dir)
+    hosts = read_hosts(run_dir, thinned=True)
+    thinned_s = max((samples.thinned_s for samples in hosts), default=0.0)
+    if thinned_s > period_s:
+        period_s = thinned_s
+        warnings.warn(f"{run_dir}: thinned, a sample in {period_s:.3g} s; peaks between are not seen", stacklevel=2)
     begun_ns = _training_begun(hosts, read_events(run_dir))
     traces = {}
     for samples in hosts:

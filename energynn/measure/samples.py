@@ -38,6 +38,9 @@ PERCENTILES = (50, 95, 99)  # of the time between samples
 LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
 BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
 FEW = 16  # lines that are read one by one sooner than together
+# Of files of more than LARGE_B in all, views read the beginning and the end, and between them a line in THINNED_S, in
+# which no counter wraps around twice, or more often: THINNED lines of all hosts.
+LARGE_B, EDGE_B, THINNED_S, THINNED = 2**27, 2**16, 60.0, 10_000
 ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
 
 
@@ -58,6 +61,7 @@ class Samples:
     duration_us: (samples,) what reading all sensors took; perun: what perun's own loop read, as ``{"t", "w", "perun"}``
     lines; clocks: offsets to the clock of the reference host, measured while the run went on; status: how the loop
     kept up, the newest last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    thinned_s: 0, or how far apart the lines are that were read: energies of counters are exact, peaks are not seen.
     """
 
     header: dict
@@ -70,6 +74,7 @@ class Samples:
     status: list[dict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable_lines: int = 0
+    thinned_s: float = 0.0
 
     @property
     def host(self) -> str:
@@ -131,6 +136,7 @@ class Reader:
         self.path, self.offset, self.header = path, 0, None
         self.times, self.walls, self.rows, self.durations = array("q"), array("q"), array("d"), array("d")
         self.perun, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
+        self.thinned_s = 0.0
 
     def read(self, to_the_end: bool = True) -> None:
         """Take what was written since the last call; a last line without an end only if no more will come."""
@@ -145,6 +151,24 @@ class Reader:
                     file.seek(self.offset + len(block))
                 self.offset += len(block)
                 self._take_block(block)
+
+    def read_thinned(self, lines: int = THINNED) -> None:
+        """Take the beginning and the end of what was written, and about so many lines between them, or more."""
+        require_file(self.path)
+        with open(self.path, "rb") as file:
+            self._take_block(head := file.read(EDGE_B) + file.readline(LONGEST_LINE_B))
+            size_B = os.fstat(file.fileno()).st_size
+            file.seek(max(len(head), size_B - EDGE_B) - 1)
+            file.readline(LONGEST_LINE_B)
+            tail_B, tail = file.tell(), file.read()
+            tail = tail[: tail.rfind(b"\n") + 1]
+            if len(self.times):
+                line_B = len(head) / len(self.times)
+                apart_B = min(THINNED_S / self.header["period_s"] * line_B, (tail_B - len(head)) / lines)
+                self.thinned_s = max(1.0, apart_B / line_B) * self.header["period_s"]
+                self._take_samples(_lines_apart(file, len(head), tail_B, max(apart_B, line_B)))
+        self._take_block(tail)
+        self.offset = tail_B + len(tail)
 
     def _take_block(self, block: bytes) -> None:
         """Take some lines. Nearly all are samples in the sampler's own words: numpy reads these at once."""
@@ -260,7 +284,20 @@ class Reader:
             status=self.status,
             problems=self.problems,
             unreadable_lines=self.unreadable,
+            thinned_s=self.thinned_s,
         )
+
+
+def _lines_apart(file, begin_B: int, end_B: int, apart_B: float) -> bytes:
+    """Whole lines of samples between two places of a file, so far apart."""
+    lines = []
+    for place_B in np.arange(begin_B, end_B, apart_B).astype(int).tolist():
+        file.seek(place_B - 1)
+        file.readline(LONGEST_LINE_B)
+        line = file.readline(LONGEST_LINE_B) if file.tell() < end_B else b""
+        if line.endswith(b"]}\n"):
+            lines.append(line)
+    return b"".join(lines)
 
 
 def read_samples(path: Path) -> Samples:
@@ -273,12 +310,23 @@ def read_samples(path: Path) -> Samples:
     return reader.samples()
 
 
-def read_hosts(folder: Path) -> list[Samples]:
-    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none."""
+def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
+    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none.
+
+    ``thinned``: of more than ``LARGE_B`` only some lines, for a view.
+    """
     readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
     for reader in readers:
-        reader.read()
+        if thinned and are_large(folder):
+            reader.read_thinned(THINNED // len(readers))
+        else:
+            reader.read()
     return [reader.samples() for reader in readers if reader.header is not None]
+
+
+def are_large(folder: Path) -> bool:
+    """Whether the samples of all hosts of a segment are more than a view should read."""
+    return sum(path.stat().st_size for path in folder.glob("samples-*.jsonl")) > LARGE_B
 
 
 def has_begun(folder: Path, host: str) -> bool:
