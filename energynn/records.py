@@ -11,6 +11,8 @@ import signal
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from energynn import config as configuration
@@ -20,11 +22,13 @@ from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_hdf5
 from energynn.measure.samples import events_of_kind, read_events, read_hosts, segments
+from energynn.processes import on_all_cores
 from energynn.reading import json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
+WORTH_A_PROCESS = 200  # records: to check fewer takes no longer than to start processes
 MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 # Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
 ACCOUNTING = 2
@@ -209,7 +213,7 @@ def _is_raw(path: Path) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
-    return sorted({path.parent for name in ("run.json", "record.json") for path in runs_dir.rglob(name)})
+    return sorted(Path(folder) for folder, _, names in os.walk(runs_dir) if {"run.json", "record.json"} & set(names))
 
 
 def read(run_dir: Path) -> dict | None:
@@ -279,22 +283,26 @@ def is_running(run_dir: Path) -> bool:
 
 def check(runs_dir: Path) -> list[str]:
     """One line for every fault in the records below a folder: schema, checksums, and every number derived again."""
-    faults = []
-    for folder in run_dirs(runs_dir):
-        name = folder.name
-        if not (folder / "record.json").exists():
-            if not is_running(folder):
-                remedy = f"`energynn check --recover {runs_dir}` writes one"
-                faults.append(f"{name}: no record.json; the launcher died. {remedy}")
-            continue
-        try:
-            with one_fault(f"{name}: cannot be checked"):
-                faults += [f"{name}: {fault}" for fault in check_record(folder)]
-        except ValueError as error:
-            faults.append(str(error))
+    folders, check_one = run_dirs(runs_dir), partial(_check_run, runs_dir)
+    are_many = len(folders) > WORTH_A_PROCESS
+    found = on_all_cores(check_one, folders, at_once=20) if are_many else map(check_one, folders)
+    faults = list(chain.from_iterable(found))
     for sums in sorted(runs_dir.rglob("SHA256SUMS")):
         faults += [f"{sums.parent.name}: {fault}" for fault in check_sums(sums, sums.parent)]
     return faults
+
+
+def _check_run(runs_dir: Path, folder: Path) -> list[str]:
+    """The faults of one run, in lines that begin with its name."""
+    name = folder.name
+    if not (folder / "record.json").exists():
+        remedy = f"`energynn check --recover {runs_dir}` writes one"
+        return [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
+    try:
+        with one_fault(f"{name}: cannot be checked"):
+            return [f"{name}: {fault}" for fault in check_record(folder)]
+    except ValueError as error:
+        return [str(error)]
 
 
 def check_sums(sums: Path, folder: Path) -> list[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 from energynn.measure import energy, plausible
@@ -22,7 +19,7 @@ from energynn.measure.samples import (
     read_phases,
     segments,
 )
-from energynn.processes import end_with_parent
+from energynn.processes import on_all_cores
 
 FEWEST_IDLE_SAMPLES = 5
 END_OF_TIME_NS = 2**63 - 1
@@ -170,12 +167,9 @@ def read_segment(folder: Path) -> Segment:
     """Read the raw files of one start of a run, host by host, on as many cores as there are where that takes long."""
     marks = read_marks(folder)
     paths = sorted(folder.glob("samples-*.jsonl"))
-    cores = min(len(os.sched_getaffinity(0)), len(paths))
-    if cores > 1 and sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B:
-        with ProcessPoolExecutor(cores, get_context("spawn"), end_with_parent, (os.getpid(),)) as processes:
-            found = list(processes.map(read_host, paths, repeat(marks)))
-    else:
-        found = [read_host(path, marks) for path in paths]
+    read = partial(read_host, marks=marks)
+    is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
+    found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
     hosts = [host for host in found if host is not None]
     windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
     windows |= {host.host: host.window for host in hosts}
