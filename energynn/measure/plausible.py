@@ -23,7 +23,7 @@ FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
 FROZEN_RUNS = 5  # times as long as it ever was at such a power
 ALIKE = 0.1  # share by which two powers are about the same
 AWAKE = 1.05  # times its least power
-BIN_S = 0.5  # in which powers of several sensors are compared
+BIN_S, BINS = 0.5, 4  # in which powers of several sensors are compared; more than so many make a stretch
 FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
 ROUNDING = 1e-9  # share of a variance below which there is none
 
@@ -294,15 +294,15 @@ def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndar
 
 def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
     """A power that stays the same while another sensor, which it follows at other times, goes up or down is frozen."""
-    stretches = {}
+    stretches, bin_s = {}, max(BIN_S, samples.thinned_s)
     for column, judgement in enumerate(judged):
         if judgement.sensor["kind"] == "power" and not judgement.is_dead:
-            begins, ends = _long_stretches(samples, column, judgement.good)
+            begins, ends = _long_stretches(samples, column, judgement.good, BINS * bin_s)
             if len(begins):
                 stretches[column] = begins, ends
     if not stretches:
         return
-    edges_ns = np.arange(samples.t_ns[0], samples.t_ns[-1], int(BIN_S * 1e9))
+    edges_ns = np.arange(samples.t_ns[0], samples.t_ns[-1], int(bin_s * 1e9))
     powers = [_binned_power(judgement, samples, column, edges_ns) for column, judgement in enumerate(judged)]
     for column, (begins, ends) in stretches.items():
         first = np.searchsorted(edges_ns, samples.t_ns[begins])
@@ -325,14 +325,14 @@ def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: l
         judgement.doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")
 
 
-def _long_stretches(samples: Samples, column: int, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _long_stretches(samples: Samples, column: int, good: np.ndarray, least_s: float) -> tuple[np.ndarray, np.ndarray]:
     """First and last sample of the stretches of the same power that others may tell to be frozen."""
     indices = np.flatnonzero(good)
     first, last = _stretches(samples.readings[indices, column])
     begins, ends = indices[first], indices[last]
     values = samples.readings[begins, column]
     awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
-    long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > 2 * FROZEN_S * 1e9)
+    long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > least_s * 1e9)
     return begins[long], ends[long]
 
 
