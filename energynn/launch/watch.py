@@ -12,7 +12,7 @@ from energynn import records
 from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, are_large, events_of_kind, host_of_rank, read_events, segments
+from energynn.measure.samples import Reader, events_of_kind, host_of_rank, lines_of_view, read_events, segments
 from energynn.reading import json_table, one_fault
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
@@ -51,8 +51,8 @@ class Watch:
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             if path not in self.readers:
                 self.readers[path] = Reader(path)
-                if are_large(self.folder):
-                    self.readers[path].read_thinned()
+                if lines := lines_of_view(self.folder):
+                    self.readers[path].read_thinned(lines)
             reader = self.readers[path]
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:

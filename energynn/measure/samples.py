@@ -152,7 +152,7 @@ class Reader:
                 self.offset += len(block)
                 self._take_block(block)
 
-    def read_thinned(self, lines: int = THINNED) -> None:
+    def read_thinned(self, lines: int) -> None:
         """Take the beginning and the end of what was written, and about so many lines between them, or more."""
         require_file(self.path)
         with open(self.path, "rb") as file:
@@ -165,8 +165,9 @@ class Reader:
             if len(self.times):
                 line_B = len(head) / len(self.times)
                 apart_B = min(THINNED_S / self.header["period_s"] * line_B, (tail_B - len(head)) / lines)
-                self.thinned_s = max(1.0, apart_B / line_B) * self.header["period_s"]
+                before = len(self.times)
                 self._take_samples(_lines_apart(file, len(head), tail_B, max(apart_B, line_B)))
+                self.thinned_s = (self.times[-1] - self.times[before - 1]) / 1e9 / max(1, len(self.times) - before)
         self._take_block(tail)
         self.offset = tail_B + len(tail)
 
@@ -216,7 +217,9 @@ class Reader:
         if b"null" in numbers:
             numbers = numbers.replace(b",null", b",-1")
         has_points = b"." in numbers
-        if b"null" in numbers or LEADING_ZERO.search(numbers) or has_points and (b",." in numbers or b".," in numbers):
+        if b"null" in numbers or LEADING_ZERO.search(numbers):
+            return False
+        if has_points and any(odd in numbers for odd in (b",.", b".,", b"-1.")):
             return False
         try:
             with warnings.catch_warnings(action="error"):
@@ -242,10 +245,10 @@ class Reader:
             values = [np.nan if value is None else float(value) for value in line["v"]]
             if self.header is None or len(values) != len(self.header["sensors"]):
                 raise ValueError("readings of other sensors")
-            moment = line["t"], line["w"], line.get("d", 0)
-            self.times.append(moment[0])
-            self.walls.append(moment[1])
-            self.durations.append(moment[2])
+            moments, durations = array("q", [line["t"], line["w"]]), array("d", [line.get("d", 0)])
+            self.times.append(moments[0])  # what is of another type has ended before
+            self.walls.append(moments[1])
+            self.durations.extend(durations)
             self.rows.extend(values)
         elif "header" in line:
             self.header = line
@@ -317,16 +320,17 @@ def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
     """
     readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
     for reader in readers:
-        if thinned and are_large(folder):
-            reader.read_thinned(THINNED // len(readers))
+        if thinned and lines_of_view(folder):
+            reader.read_thinned(lines_of_view(folder))
         else:
             reader.read()
     return [reader.samples() for reader in readers if reader.header is not None]
 
 
-def are_large(folder: Path) -> bool:
-    """Whether the samples of all hosts of a segment are more than a view should read."""
-    return sum(path.stat().st_size for path in folder.glob("samples-*.jsonl")) > LARGE_B
+def lines_of_view(folder: Path) -> int:
+    """How many lines of each host a view of a segment reads; 0 where they are so few that it reads all."""
+    sizes_B = [path.stat().st_size for path in folder.glob("samples-*.jsonl")]
+    return THINNED // len(sizes_B) if sum(sizes_B) > LARGE_B else 0
 
 
 def has_begun(folder: Path, host: str) -> bool:
