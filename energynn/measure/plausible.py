@@ -164,12 +164,15 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
         return
     seconds = np.diff(good_ns) / 1e9
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
-    false = (steps_J < 0) | (steps_J > most_W(sensor) * _seconds_since_change(good_ns, steps))
-    since = _last_change(steps)
-    for step in np.flatnonzero(false):
-        false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
-    steps_J = np.where(false, 0.0, steps_J)
-    still = _still(sensor, good_ns, steps_J, false)
+    since_change_s = _seconds_since_change(good_ns, steps)
+    false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
+    if false.any():
+        since = _last_change(steps)
+        for step in np.flatnonzero(false):
+            false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
+        steps_J = np.where(false, 0.0, steps_J)
+        since_change_s = _seconds_since_change(good_ns, steps_J)
+    still = _still(sensor, good_ns, steps_J, false, since_change_s)
     judgement.unknown = false | still
     if judgement.unknown.all():
         judgement.good[:] = False
@@ -184,6 +187,8 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
 
 def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Energy and variance from 0 on; what is unknown has the mean power of the seconds before and after it."""
+    if not unknown.any():
+        return np.concatenate([[0.0], np.cumsum(steps_J)]), np.zeros(len(steps_J) + 1)
     steps_J, variance_J2 = np.where(unknown, 0.0, steps_J), np.zeros(len(seconds))
     known_s = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, seconds))])
     known_J = np.concatenate([[0.0], np.cumsum(steps_J)])
@@ -233,10 +238,10 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
     return float(np.median(np.diff(t_ns[changes]))) / 1e9 if len(changes) > 1 else 0.0
 
 
-def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray) -> np.ndarray:
+def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray, since_change_s) -> np.ndarray:
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
     load_W = _under_load(t_ns, steps_J)
-    moves = (steps_J > LEAST_SHARE * load_W * _seconds_since_change(t_ns, steps_J)) | false
+    moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
     moves_at = np.flatnonzero(moves[:-1]) + 1
     knots = np.concatenate([[0], moves_at, [len(steps_J)]])
     lengths_s = np.diff(t_ns[knots]) / 1e9
