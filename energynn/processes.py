@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
@@ -44,6 +46,21 @@ def _remember_forker() -> None:
 def _end_with_forker() -> None:
     if _forker:
         end_with_parent(_forker)
+
+
+def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
+    """What a function of a module makes of each item, in their order, by a process for each core, some items at once.
+
+    The processes end with this one. None is started on one core, or by such a process itself.
+    """
+    cores = min(len(os.sched_getaffinity(0)), len(items))
+    if cores < 2 or multiprocessing.parent_process() is not None:
+        return [function(item) for item in items]
+    from concurrent.futures import ProcessPoolExecutor  # samplers and ranks need none
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(cores, context, end_with_parent, (os.getpid(),)) as processes:
+        return list(processes.map(function, items, chunksize=at_once))
 
 
 def adopt_orphans() -> None:

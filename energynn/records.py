@@ -10,20 +10,25 @@ import re
 import signal
 import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from energynn import config as configuration
 from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
-from energynn.measure.accounting import account
+from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import events_of_kind, read_events, read_hosts, read_phases, segments
+from energynn.measure.samples import events_of_kind, read_events, read_hosts, segments
+from energynn.processes import on_all_cores
 from energynn.reading import json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
+WORTH_A_PROCESS = 200  # records: to check fewer takes no longer than to start processes
 MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 # Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
 ACCOUNTING = 2
@@ -50,7 +55,7 @@ def derive(run_dir: Path, intent: dict) -> dict:
     Works on the remains of a dead run too: what cannot be known is absent.
     """
     events = [event for folder in segments(run_dir) for event in read_events(folder)]
-    result: dict = {"history": _history(events), "metrics": {}, "phases": _phases(run_dir), **account(run_dir)}
+    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(run_dir, events)
@@ -72,18 +77,6 @@ def _history(events: list[dict]) -> list[dict]:
     for event in events_of_kind(events, "epoch"):
         epochs[event["epoch"]] = {name: event[name] for name in event if name not in OF_AN_EVENT}
     return list(epochs.values())
-
-
-def _phases(run_dir: Path) -> list[dict]:
-    """Seconds of each rank in each phase, all segments added up."""
-    ranks: dict[int, dict] = {}
-    for folder in segments(run_dir):
-        for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(folder).items()):
-            entry = ranks.setdefault(rank, {"rank": rank})
-            for index, name in enumerate(names):
-                spent_s = float((end_ns - begin_ns)[kinds == index].sum()) / 1e9
-                entry[f"{name}_s"] = entry.get(f"{name}_s", 0.0) + spent_s
-    return list(ranks.values())
 
 
 def _phase_spread(phases: list[dict]) -> dict[str, dict]:
@@ -195,12 +188,15 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
 
 def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
-    paths = [path.relative_to(run_dir) for path in sorted(run_dir.rglob("*")) if path.is_file()]
-    return {
-        str(path): {"bytes": (run_dir / path).stat().st_size, "sha256": sha256(run_dir / path)}
-        for path in paths
-        if _is_raw(path)
-    }
+    paths = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and _is_raw(path.relative_to(run_dir))]
+    sizes_B = [path.stat().st_size for path in paths]
+    if sum(sizes_B) < WORTH_A_PROCESS_B:
+        digests = [sha256(path) for path in paths]
+    else:  # a thread that computes a digest does not keep the others from it
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+            digests = list(threads.map(sha256, paths))
+    found = zip(paths, sizes_B, digests, strict=True)
+    return {str(path.relative_to(run_dir)): {"bytes": size_B, "sha256": digest} for path, size_B, digest in found}
 
 
 def _is_raw(path: Path) -> bool:
@@ -217,7 +213,7 @@ def _is_raw(path: Path) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
-    return sorted({path.parent for name in ("run.json", "record.json") for path in runs_dir.rglob(name)})
+    return sorted(Path(folder) for folder, _, names in os.walk(runs_dir) if {"run.json", "record.json"} & set(names))
 
 
 def read(run_dir: Path) -> dict | None:
@@ -287,22 +283,26 @@ def is_running(run_dir: Path) -> bool:
 
 def check(runs_dir: Path) -> list[str]:
     """One line for every fault in the records below a folder: schema, checksums, and every number derived again."""
-    faults = []
-    for folder in run_dirs(runs_dir):
-        name = folder.name
-        if not (folder / "record.json").exists():
-            if not is_running(folder):
-                remedy = f"`energynn check --recover {runs_dir}` writes one"
-                faults.append(f"{name}: no record.json; the launcher died. {remedy}")
-            continue
-        try:
-            with one_fault(f"{name}: cannot be checked"):
-                faults += [f"{name}: {fault}" for fault in check_record(folder)]
-        except ValueError as error:
-            faults.append(str(error))
+    folders, check_one = run_dirs(runs_dir), partial(_check_run, runs_dir)
+    are_many = len(folders) > WORTH_A_PROCESS
+    found = on_all_cores(check_one, folders, at_once=20) if are_many else map(check_one, folders)
+    faults = list(chain.from_iterable(found))
     for sums in sorted(runs_dir.rglob("SHA256SUMS")):
         faults += [f"{sums.parent.name}: {fault}" for fault in check_sums(sums, sums.parent)]
     return faults
+
+
+def _check_run(runs_dir: Path, folder: Path) -> list[str]:
+    """The faults of one run, in lines that begin with its name."""
+    name = folder.name
+    if not (folder / "record.json").exists():
+        remedy = f"`energynn check --recover {runs_dir}` writes one"
+        return [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
+    try:
+        with one_fault(f"{name}: cannot be checked"):
+            return [f"{name}: {fault}" for fault in check_record(folder)]
+    except ValueError as error:
+        return [str(error)]
 
 
 def check_sums(sums: Path, folder: Path) -> list[str]:
@@ -527,7 +527,7 @@ def recover(runs_dir: Path) -> list[str]:
 def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
     """Time of the last event or sample of a run, in UTC; None if there is neither."""
     instants_ns = [event["t_wall_ns"] for event in events]
-    for host in [host for folder in segments(run_dir) for host in read_hosts(folder)]:
+    for host in [host for folder in segments(run_dir) for host in read_hosts(folder, thinned=True)]:
         instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
     if not instants_ns:
         return None

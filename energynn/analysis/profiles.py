@@ -63,6 +63,7 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
 
     Time counts from the start of the training, only within it; segments of a resumed run follow one another without the
     gaps between them. Empty if the run has no such sensor or no samples. Works on own runs and on imported perun files.
+    Samples of a long run are thinned, as a warning says: the steps are longer, and peaks within them are not seen.
     """
     run_dir = Path(run_dir)
     record = json_table(run_dir / "record.json")

@@ -247,9 +247,13 @@ def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
 
     Returns ``power_W`` (run, device, time): the mean over steps of ``period_s``, time in s from the start of the
     training to the middle of the step, NaN where a run has no such sensor or had ended; ``run_id`` (run).
+    The steps are longer where one of the runs is so long that its samples are thinned.
     """
     ends_s = runs["training_time_s"].values
     traces = [energy.power_trace(Path(run_dir), period_s) for run_dir in runs["run_dir"].values]
+    steps_s = [np.diff(t_s[:2]).max(initial=period_s) for trace in traces for t_s, _ in trace.values()]
+    if max(steps_s, default=0.0) > period_s:  # one is of a long run, and thinned
+        return power_traces(runs, max(steps_s))
     devices = sorted({device for trace in traces for device in trace})
     steps = int(np.ceil(max(ends_s, default=0.0) / period_s))
     power_W = np.full((len(traces), len(devices), steps), np.nan)

@@ -12,7 +12,7 @@ from energynn import records
 from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, events_of_kind, host_of_rank, read_events, segments
+from energynn.measure.samples import Reader, events_of_kind, host_of_rank, lines_of_view, read_events, segments
 from energynn.reading import json_table, one_fault
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
@@ -49,7 +49,11 @@ class Watch:
         ends = _times_of_hosts(events, "training_end", hosts)
         devices = []
         for path in sorted(self.folder.glob("samples-*.jsonl")):
-            reader = self.readers.setdefault(path, Reader(path))
+            if path not in self.readers:
+                self.readers[path] = Reader(path)
+                if lines := lines_of_view(self.folder):
+                    self.readers[path].read_thinned(lines)
+            reader = self.readers[path]
             reader.read(to_the_end=False)
             if reader.header and len(reader.times) > 1:
                 devices += self._look_at(reader, events, starts, ends)
@@ -66,6 +70,7 @@ class Watch:
         state |= _progress(events, state["energy_J"])
         last_ns = [reader.walls[-1] for reader in self.readers.values() if len(reader.walls)]
         state["age_s"] = time.time() - min(last_ns) / 1e9 if last_ns else None  # by two clocks, if read elsewhere
+        state["thinned_s"] = max((reader.thinned_s for reader in self.readers.values()), default=0.0)
         state["status"] = self._status(starts, ends)
         return state
 
@@ -141,6 +146,8 @@ def text(state: dict) -> str:
         name = f"{device['host']}:{device['id']}" if several else device["id"]
         lines.append(f"  {name:28}{device['power_W']:10.1f} W {device['energy_J']:14.1f} J  {device['provenance']}")
     lines.append(f"  {'together':28}{state['power_W']:10.1f} W {state['energy_J']:14.1f} J")
+    if state["thinned_s"]:
+        lines.append(f"  thinned: until now a sample in {state['thinned_s']:.3g} s; peaks between are not seen")
     if "samples_trained" in state:
         lines.append(
             f"  {state['samples_trained']} of {state['samples_to_train']} samples, "

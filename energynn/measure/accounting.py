@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
 from energynn.measure import energy, plausible
@@ -22,7 +19,7 @@ from energynn.measure.samples import (
     read_phases,
     segments,
 )
-from energynn.processes import end_with_parent
+from energynn.processes import on_all_cores
 
 FEWEST_IDLE_SAMPLES = 5
 END_OF_TIME_NS = 2**63 - 1
@@ -71,7 +68,8 @@ class Host:
 
     flags: what the sampler complained about, and where the wall clock was set. uuids: of the GPUs that were read.
     window: of the training. sensors: energy of each sensor within it. samples_in_training: instants within it.
-    idle_W: (component, before or after) -> mean power; None where a sensor has too few readings. phases: of each rank.
+    idle_W: (component, before or after) -> mean power; None where a sensor has too few readings. phases: of each rank,
+    within the window; phase_times: of each rank, seconds of each phase, whenever.
     """
 
     host: str
@@ -87,16 +85,23 @@ class Host:
     samples_in_training: int
     idle_W: dict[tuple[str, str], float | None]
     phases: dict[int, list[dict]]
+    phase_times: dict[int, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One start of a run. windows: host -> start and end of its training; missing: in words, what has no sensor."""
+    """One start of a run.
+
+    windows: host -> start and end of its training; missing: in words, what has no sensor. phases, phase_times: of ranks
+    whose host has no samples, as those of ``Host``.
+    """
 
     marks: Marks
     hosts: list[Host]
     windows: dict[str, tuple[int, int]]
     missing: list[str]
+    phases: dict[int, list[dict]]
+    phase_times: dict[int, dict[str, float]]
 
     @property
     def sensors(self) -> list[dict]:
@@ -162,17 +167,17 @@ def read_segment(folder: Path) -> Segment:
     """Read the raw files of one start of a run, host by host, on as many cores as there are where that takes long."""
     marks = read_marks(folder)
     paths = sorted(folder.glob("samples-*.jsonl"))
-    cores = min(len(os.sched_getaffinity(0)), len(paths))
-    if cores > 1 and sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B:
-        with ProcessPoolExecutor(cores, get_context("spawn"), end_with_parent, (os.getpid(),)) as processes:
-            found = list(processes.map(read_host, paths, repeat(marks)))
-    else:
-        found = [read_host(path, marks) for path in paths]
+    read = partial(read_host, marks=marks)
+    is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
+    found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
     hosts = [host for host in found if host is not None]
     windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
     windows |= {host.host: host.window for host in hosts}
     windows = {host: window for host, window in sorted(windows.items()) if window}
-    return Segment(marks, hosts, windows, _missing(hosts, marks))
+    phases, energies = read_phases(folder, but=[rank for host in hosts for rank in host.phase_times]), {}
+    for host in windows.keys() - {host.host for host in hosts}:
+        energies |= _phases_of_ranks(marks, host, windows[host], phases, [])
+    return Segment(marks, hosts, windows, _missing(hosts, marks), energies, _times_in_phases(phases))
 
 
 def read_marks(folder: Path) -> Marks:
@@ -212,6 +217,8 @@ def read_host(path: Path, marks: Marks) -> Host | None:
     flags = list(dict.fromkeys(samples.problems))
     for step in samples.wall_clock_steps():
         flags.append(f"the wall clock of {step['host']} was set by {step['step_s']:+.2f} s while the run went on")
+    ranks = [rank for rank, host in marks.host_of_rank.items() if host == samples.host]
+    phases = read_phases(marks.folder, ranks)
     idle_W = {}
     for (host, when), idle in marks.idle.items():
         if host == samples.host:
@@ -229,7 +236,8 @@ def read_host(path: Path, marks: Marks) -> Host | None:
         sensors=sensors,
         samples_in_training=inside,
         idle_W=idle_W,
-        phases=_phases_of_ranks(marks, samples.host, window, curves) if window else {},
+        phases=_phases_of_ranks(marks, samples.host, window, phases, curves) if window else {},
+        phase_times=_times_in_phases(phases),
     )
 
 
@@ -291,6 +299,7 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
     nodes = max((len(set(part.marks.host_of_rank.values())) for part in parts), default=0)
     if nodes:
         result["nodes"] = nodes
+    result["phases"] = _phase_times(parts)
     return result
 
 
@@ -427,7 +436,7 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     """
     added: dict[tuple, dict] = {}
     for part in parts:
-        of_ranks = _phases_without_samples(part)
+        of_ranks = dict(part.phases)
         for host in part.hosts:
             of_ranks |= host.phases
         for rank, entries in of_ranks.items():
@@ -448,20 +457,34 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     return [added[key] for key in sorted(added)] + [rest]
 
 
-def _phases_without_samples(part: Segment) -> dict[int, list[dict]]:
-    """The times of ranks whose host has no samples."""
-    found: dict[int, list[dict]] = {}
-    sampled = {host.host for host in part.hosts}
-    for host, window in part.windows.items():
-        if host not in sampled:
-            found |= _phases_of_ranks(part.marks, host, window, [])
-    return found
+def _phase_times(parts: list[Segment]) -> list[dict]:
+    """Seconds of each rank in each phase, all segments added up."""
+    ranks: dict[int, dict] = {}
+    for part in parts:
+        of_ranks = dict(part.phase_times)
+        for host in part.hosts:
+            of_ranks |= host.phase_times
+        for rank, times in sorted(of_ranks.items()):
+            entry = ranks.setdefault(rank, {"rank": rank})
+            for name, seconds in times.items():
+                entry[name] = entry.get(name, 0.0) + seconds
+    return list(ranks.values())
 
 
-def _phases_of_ranks(marks: Marks, host: str, window: tuple[int, int], curves: list[Curve]) -> dict[int, list[dict]]:
+def _times_in_phases(phases: dict[int, tuple]) -> dict[int, dict[str, float]]:
+    """Rank -> seconds of each phase of ``read_phases``."""
+    times: dict[int, dict[str, float]] = {}
+    for rank, (kinds, begin_ns, end_ns, names) in phases.items():
+        lengths_ns = end_ns - begin_ns
+        times[rank] = {f"{name}_s": float(lengths_ns[kinds == kind].sum()) / 1e9 for kind, name in enumerate(names)}
+    return times
+
+
+def _phases_of_ranks(
+    marks: Marks, host: str, window: tuple[int, int], phases: dict[int, tuple], curves: list[Curve]
+) -> dict[int, list[dict]]:
     """Times and energies of the phases of each rank of a host."""
     windows = marks.rank_windows(host, window)
-    phases = read_phases(marks.folder, windows)
     ranks_of_host = Counter(marks.host_of_rank.values())[host]
     found = {}
     for rank in windows.keys() & phases.keys():

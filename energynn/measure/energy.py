@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -78,9 +81,14 @@ class Curve:
     range_W: float = 0.0
     watts: np.ndarray | None = None
 
+    @cached_property
+    def from_first_ns(self) -> np.ndarray:
+        """The knots in ns since the first, as numpy interpolates between them."""
+        return (self.t_ns - self.t_ns[0]).astype(float)
+
     def at(self, t_ns) -> np.ndarray:
         """Energy in J since the first reading, at instants of the host's monotonic clock."""
-        return np.interp(np.asarray(t_ns) - self.t_ns[0], self.t_ns - self.t_ns[0], self.energy_J)
+        return np.interp(np.asarray(t_ns) - self.t_ns[0], self.from_first_ns, self.energy_J)
 
     def between(self, start_ns: int, end_ns: int) -> tuple[float, float]:
         """Energy in a window in J, edges interpolated, and its statistical standard deviation in J."""
@@ -88,10 +96,9 @@ class Curve:
         first_J, last_J = self.at(edges_ns)
         around_ns = 2.5e9 * self.period_s
         edge_W = (self.at(edges_ns + around_ns) - self.at(edges_ns - around_ns)) / (2 * around_ns / 1e9)
-        from_first_ns = self.t_ns - self.t_ns[0]
-        inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], from_first_ns, self.variance_J2))[0]
+        inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], self.from_first_ns, self.variance_J2))[0]
         at_knots_J = np.broadcast_to(self.edge_J, len(self.t_ns))
-        edge_J = np.interp(edges_ns - self.t_ns[0], from_first_ns, at_knots_J)
+        edge_J = np.interp(edges_ns - self.t_ns[0], self.from_first_ns, at_knots_J)
         edges_J2 = ((self.edge_s * edge_W) ** 2 + edge_J**2).sum() + (self.lag_s * (edge_W[1] - edge_W[0])) ** 2
         # A knot may lie on the other side of the edge than it seems.
         near_ns = edges_ns + 2e9 * self.edge_s * np.array([[-1], [0], [1]])
@@ -102,8 +109,9 @@ class Curve:
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
         widths_ns = np.diff(np.clip(self.good_ns, start_ns, end_ns))
-        none_failed = np.diff(np.searchsorted(self.failed_ns, self.good_ns)) == 0
-        whole = (np.diff(self.good_ns) <= self.longest_ns) & none_failed
+        whole = np.diff(self.good_ns) <= self.longest_ns
+        before = np.searchsorted(self.good_ns, self.failed_ns, side="right") - 1
+        whole[before[(before >= 0) & (before < len(whole))]] = False
         return float(widths_ns[whole].sum() / (end_ns - start_ns))
 
 
@@ -113,7 +121,7 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
     powers = {}
     for column, judgement in enumerate(judged):
         sensor = judgement.sensor
-        if sensor.get("checks") and not _is_averaged(sensor):
+        if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
             watts = samples.readings[:, column] * sensor["to_SI"]
             powers[sensor["checks"]] = np.where(judgement.good, watts, np.nan)
     made = []
@@ -248,11 +256,9 @@ def aliasing(t_ns: np.ndarray, watts: np.ndarray) -> float:
     return float(np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE / watts.var())
 
 
-def is_aliased(t_ns: np.ndarray, watts: np.ndarray) -> bool:
-    """Whether a power varies, and mostly between one reading and the next."""
-    if len(watts) == 0 or watts.std() <= LEAST_VARIATION * abs(watts.mean()):
-        return False
-    return aliasing(t_ns, watts) > MOST_ALIASING
+def is_aliased(share: float, watts: np.ndarray) -> bool:
+    """Whether a power varies, and mostly between one reading and the next; ``share``: what `aliasing` says of it."""
+    return bool(share > MOST_ALIASING and watts.std() > LEAST_VARIATION * abs(watts.mean()))
 
 
 def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curve:
@@ -344,8 +350,8 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     spacing_s = float(np.median(np.diff(knots_s)))
     # The counter shows what was true some time ago, at most one spacing. Where the power varies, the difference between
     # the two follows it, and tells the lag. Where the power is constant, the lag has no effect.
-    rough_J = apart_J - _local_line(knots_s, apart_J, block_of)
-    rough_W = knot_W - _local_line(knots_s, knot_W, block_of)
+    both = np.stack([apart_J, knot_W])
+    rough_J, rough_W = both - _local_line(knots_s, both, block_of)
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
     lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / (np.dot(rough_W, rough_W) + prior)
@@ -359,8 +365,11 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
-    first, last = np.searchsorted(seconds, [seconds - reach_s, seconds + reach_s])
-    before, at, after = np.searchsorted(knots_s, [seconds - reach_s, seconds, seconds + reach_s])
+    first, last = np.searchsorted(seconds, seconds - reach_s), np.searchsorted(seconds, seconds + reach_s)
+    knots_before = np.zeros(len(seconds) + 1, dtype=np.int64)
+    knots_before[new + 1] = 1
+    knots_before = np.cumsum(knots_before)
+    before, at, after = knots_before[first], knots_before[:-1], knots_before[last]
     count = np.maximum(after - before, 1)
     off_centre = (after + before - 2 * at) / count
     worse = 1 + 3 * off_centre**2  # at its end a fitted line is known four times worse
@@ -377,22 +386,26 @@ def _step_of_power(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
-    """At each point the straight line fitted to its neighbours, ``SMOOTHING`` to each side within its block."""
-    result = np.empty(len(x))
-    for block in np.unique(block_of):
-        at = block_of == block
-        xs, ys = x[at] - x[at][0], y[at]
+    """At each point the straight line fitted to its neighbours, ``SMOOTHING`` to each side within its block.
+
+    y: (..., points), each line of its own; block_of: (points,) rising.
+    """
+    result = np.empty(y.shape)
+    edges = np.flatnonzero(np.diff(block_of)) + 1
+    for begin, end in pairwise([0, *edges.tolist(), len(x)]):
+        xs, ys = x[begin:end] - x[begin], y[..., begin:end]
         index = np.arange(len(xs))
         first, last = np.maximum(0, index - SMOOTHING), np.minimum(len(xs), index + SMOOTHING + 1)
 
         def mean(values, first=first, last=last):
-            sums = np.concatenate([[0.0], np.cumsum(values)])
-            return (sums[last] - sums[first]) / (last - first)
+            sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
+            np.cumsum(values, axis=-1, out=sums[..., 1:])
+            return (sums[..., last] - sums[..., first]) / (last - first)
 
         mean_x, mean_y = mean(xs), mean(ys)
         spread = mean(xs * xs) - mean_x**2
         slope = np.where(spread > 1e-9, (mean(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
-        result[at] = mean_y + slope * (xs - mean_x)
+        result[..., begin:end] = mean_y + slope * (xs - mean_x)
     return result
 
 
@@ -415,8 +428,9 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
             if curve.watts is not None:
-                entry["aliasing"] = aliasing(curve.good_ns[inside], curve.watts[inside])
-                entry["aliased"] = bool(is_aliased(curve.good_ns[inside], curve.watts[inside]))
+                watts = curve.watts[inside]
+                entry["aliasing"] = aliasing(curve.good_ns[inside], watts)
+                entry["aliased"] = is_aliased(entry["aliasing"], watts)
         entries.append(entry)
     return entries
 
@@ -551,8 +565,14 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts the id carries
     the host's name. Before the first and after the last sample there is nothing. Several hosts are put on one clock by
     the offsets that their samplers measured: time 0 is where the first of them began.
+    Of a long run only some lines are read. Then the steps are as long as these are apart, a warning says so, and peaks
+    within a step are not seen; the mean power of a counter is exact.
     """
-    hosts = read_hosts(run_dir)
+    hosts = read_hosts(run_dir, thinned=True)
+    thinned_s = max((samples.thinned_s for samples in hosts), default=0.0)
+    if thinned_s > period_s:
+        period_s = thinned_s
+        warnings.warn(f"{run_dir}: thinned, a sample in {period_s:.3g} s; peaks between are not seen", stacklevel=2)
     begun_ns = _training_begun(hosts, read_events(run_dir))
     traces = {}
     for samples in hosts:

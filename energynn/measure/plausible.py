@@ -21,9 +21,11 @@ BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so lon
 LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
 FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
 FROZEN_RUNS = 5  # times as long as it ever was at such a power
+ALIKE = 0.1  # share by which two powers are about the same
 AWAKE = 1.05  # times its least power
-BIN_S = 0.5  # in which powers of several sensors are compared
+BIN_S, BINS = 0.5, 4  # in which powers of several sensors are compared; more than so many make a stretch
 FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
+ROUNDING = 1e-9  # share of a variance below which there is none
 
 
 @dataclass
@@ -113,16 +115,30 @@ def _frozen(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
     """Which readings belong to a stretch that is much longer the same than any other at about the same power."""
     first, last = _stretches(watts)
     lengths_s = (t_ns[last] - t_ns[first]) / 1e9
-    period_s = float(np.median(np.diff(t_ns))) / 1e9 if len(t_ns) > 1 else 0.0
     frozen = np.zeros(len(watts), dtype=bool)
-    for stretch in np.flatnonzero(lengths_s > FROZEN_S):
-        alike = np.abs(watts[first] / watts[first[stretch]] - 1) < 0.1
-        alike[stretch] = False
-        if alike.sum() >= 2 * STILL_STEPS:
-            usual_s = max(period_s, lengths_s[alike].max())
-            if lengths_s[stretch] > FROZEN_RUNS * usual_s:
-                frozen[first[stretch] + 1 : last[stretch] + 1] = True
+    if not (lengths_s > FROZEN_S).any():
+        return frozen
+    period_s = float(np.median(np.diff(t_ns))) / 1e9
+    by_power = np.argsort(watts[first], kind="stable")
+    powers_W, lengths_s = watts[first][by_power], lengths_s[by_power]
+    long = np.flatnonzero(lengths_s > FROZEN_S)
+    begin = np.searchsorted(powers_W, (1 - ALIKE) * powers_W[long], side="right")
+    end = np.searchsorted(powers_W, (1 + ALIKE) * powers_W[long])
+    usual_s = np.maximum(_greatest(lengths_s, begin, long), _greatest(lengths_s, long + 1, end))
+    are_enough = end - begin - 1 >= 2 * STILL_STEPS
+    for stretch in by_power[long[are_enough & (lengths_s[long] > FROZEN_RUNS * np.maximum(period_s, usual_s))]]:
+        frozen[first[stretch] + 1 : last[stretch] + 1] = True
     return frozen
+
+
+def _greatest(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """The greatest of ``values[begin:end]`` for each pair, 0 of none; by way of those of 1, 2, 4 ... neighbours."""
+    result, width = np.zeros(len(begin)), 1
+    while len(values):
+        fits = (end - begin >= width) & (end - begin < 2 * width)
+        result[fits] = np.maximum(values[begin[fits]], values[end[fits] - width])
+        values, width = np.maximum(values[:-width], values[width:]), 2 * width
+    return result
 
 
 def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -148,12 +164,15 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
         return
     seconds = np.diff(good_ns) / 1e9
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
-    false = (steps_J < 0) | (steps_J > most_W(sensor) * _seconds_since_change(good_ns, steps))
-    since = _last_change(steps)
-    for step in np.flatnonzero(false):
-        false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
-    steps_J = np.where(false, 0.0, steps_J)
-    still = _still(sensor, good_ns, steps_J, false)
+    since_change_s = _seconds_since_change(good_ns, steps)
+    false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
+    if false.any():
+        since = _last_change(steps)
+        for step in np.flatnonzero(false):
+            false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
+        steps_J = np.where(false, 0.0, steps_J)
+        since_change_s = _seconds_since_change(good_ns, steps_J)
+    still = _still(sensor, good_ns, steps_J, false, since_change_s)
     judgement.unknown = false | still
     if judgement.unknown.all():
         judgement.good[:] = False
@@ -168,6 +187,8 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
 
 def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Energy and variance from 0 on; what is unknown has the mean power of the seconds before and after it."""
+    if not unknown.any():
+        return np.concatenate([[0.0], np.cumsum(steps_J)]), np.zeros(len(steps_J) + 1)
     steps_J, variance_J2 = np.where(unknown, 0.0, steps_J), np.zeros(len(seconds))
     known_s = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, seconds))])
     known_J = np.concatenate([[0.0], np.cumsum(steps_J)])
@@ -217,10 +238,10 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
     return float(np.median(np.diff(t_ns[changes]))) / 1e9 if len(changes) > 1 else 0.0
 
 
-def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray) -> np.ndarray:
+def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray, since_change_s) -> np.ndarray:
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
     load_W = _under_load(t_ns, steps_J)
-    moves = (steps_J > LEAST_SHARE * load_W * _seconds_since_change(t_ns, steps_J)) | false
+    moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
     moves_at = np.flatnonzero(moves[:-1]) + 1
     knots = np.concatenate([[0], moves_at, [len(steps_J)]])
     lengths_s = np.diff(t_ns[knots]) / 1e9
@@ -254,15 +275,16 @@ def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndar
     usual_s = _usual_s(t_ns, np.diff(readings))
 
     def possible(before: int, after: int) -> bool:
-        step_J = _wrapped(sensor, readings[after] - readings[before]) * sensor["to_SI"]
-        return 0 <= step_J <= most_W(sensor) * ((t_ns[after] - t_ns[before]) / 1e9 + usual_s)
+        step = float(readings[after] - readings[before])
+        if step < 0 and sensor["wraps_at"] is not None:
+            step += sensor["wraps_at"]
+        return 0 <= step * sensor["to_SI"] <= most_W(sensor) * (int(t_ns[after] - t_ns[before]) / 1e9 + usual_s)
 
     steps_J = _wrapped(sensor, np.diff(readings)) * sensor["to_SI"]
     suspects = np.flatnonzero((steps_J < 0) | (steps_J > most_W(sensor) * (np.diff(t_ns) / 1e9 + usual_s))) + 1
+    before = 0
     for index in suspects:
-        before = index - 1
-        while before > 0 and not keep[before]:
-            before -= 1
+        before = index - 1 if keep[index - 1] else before
         if possible(before, index):
             continue
         # A reset stays where it went, and what follows goes on from there; a misread does not.
@@ -277,30 +299,46 @@ def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndar
 
 def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
     """A power that stays the same while another sensor, which it follows at other times, goes up or down is frozen."""
-    stretches = []
+    stretches, bin_s = {}, max(BIN_S, samples.thinned_s)
     for column, judgement in enumerate(judged):
         if judgement.sensor["kind"] == "power" and not judgement.is_dead:
-            indices = np.flatnonzero(judgement.good)
-            first, last = _stretches(samples.readings[indices, column])
-            begins, ends = indices[first], indices[last]
-            values = samples.readings[begins, column]
-            awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
-            long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > 2 * FROZEN_S * 1e9)
-            stretches += [(column, begin, end) for begin, end in zip(begins[long], ends[long], strict=True)]
+            begins, ends = _long_stretches(samples, column, judgement.good, BINS * bin_s)
+            if len(begins):
+                stretches[column] = begins, ends
     if not stretches:
         return
-    edges_ns = np.arange(samples.t_ns[0], samples.t_ns[-1], int(BIN_S * 1e9))
+    edges_ns = np.arange(samples.t_ns[0], samples.t_ns[-1], int(bin_s * 1e9))
     powers = [_binned_power(judgement, samples, column, edges_ns) for column, judgement in enumerate(judged)]
-    for column, begin, end in stretches:
-        inside = (edges_ns[:-1] >= samples.t_ns[begin]) & (edges_ns[1:] <= samples.t_ns[end])
+    for column, (begins, ends) in stretches.items():
+        first = np.searchsorted(edges_ns, samples.t_ns[begins])
+        last = np.maximum(first, np.searchsorted(edges_ns, samples.t_ns[ends], side="right") - 1)
+        moved = np.full(len(begins), -1)  # which other sensor did
         for other, power in enumerate(powers):
-            if other != column and power is not None and _moves_alone(powers[column], power, inside):
-                watts = samples.readings[judged[column].good, column] * judged[column].sensor["to_SI"]
-                judged[column].range_W = max(judged[column].range_W, float(np.ptp(watts)))
-                judged[column].good[begin + 1 : end + 1] = False
-                length_s = (samples.t_ns[end] - samples.t_ns[begin]) / 1e9
-                judged[column].doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")
-                break
+            if other != column and power is not None:
+                moved[(moved < 0) & _moves_alone(powers[column], power, first, last)] = other
+        _freeze(judged, column, samples, [part[moved >= 0] for part in (begins, ends, moved)])
+
+
+def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: list[np.ndarray]) -> None:
+    """Take the readings of some stretches out: begin, end and the sensor that moved, (stretches,) each."""
+    judgement = judged[column]
+    watts = samples.readings[judgement.good, column] * judgement.sensor["to_SI"]
+    for begin, end, other in zip(*stretches, strict=True):
+        judgement.range_W = max(judgement.range_W, float(np.ptp(watts)))
+        judgement.good[begin + 1 : end + 1] = False
+        length_s = (samples.t_ns[end] - samples.t_ns[begin]) / 1e9
+        judgement.doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")
+
+
+def _long_stretches(samples: Samples, column: int, good: np.ndarray, least_s: float) -> tuple[np.ndarray, np.ndarray]:
+    """First and last sample of the stretches of the same power that others may tell to be frozen."""
+    indices = np.flatnonzero(good)
+    first, last = _stretches(samples.readings[indices, column])
+    begins, ends = indices[first], indices[last]
+    values = samples.readings[begins, column]
+    awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
+    long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > least_s * 1e9)
+    return begins[long], ends[long]
 
 
 def _binned_power(judgement: Judgement, samples: Samples, column: int, edges_ns: np.ndarray) -> np.ndarray | None:
@@ -315,14 +353,20 @@ def _binned_power(judgement: Judgement, samples: Samples, column: int, edges_ns:
     return np.diff(np.interp(edges_ns, t_ns, values))
 
 
-def _moves_alone(power: np.ndarray, other: np.ndarray, inside: np.ndarray) -> bool:
-    """Whether a sensor spans half of its range inside, and outside the power varies, and with it."""
-    outside = ~inside
-    if inside.sum() < 2 or outside.sum() < 4 or np.ptp(power[outside]) == 0 or np.ptp(other[outside]) == 0:
-        return False
-    if np.ptp(other[inside]) < np.ptp(other) / 2:
-        return False
-    return bool(np.corrcoef(power[outside], other[outside])[0, 1] > FOLLOWS)
+def _moves_alone(power: np.ndarray, other: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """For each stretch of bins, whether a sensor spans half of its range inside, and outside the power follows it."""
+    spans = _greatest(other, begin, end) + _greatest(-other, begin, end)
+    power, other, outside = power - power.mean(), other - other.mean(), len(power) - (end - begin)
+
+    def mean_outside(values: np.ndarray) -> np.ndarray:
+        sums = np.concatenate([[0.0], np.cumsum(values)])
+        return (sums[-1] - sums[end] + sums[begin]) / np.maximum(outside, 1)
+
+    mean, mean_other = mean_outside(power), mean_outside(other)
+    spread, spread_other = mean_outside(power**2) - mean**2, mean_outside(other**2) - mean_other**2
+    varies = (spread > ROUNDING * power.var()) & (spread_other > ROUNDING * other.var())
+    follows = mean_outside(power * other) - mean * mean_other > FOLLOWS * np.sqrt(np.maximum(spread * spread_other, 0))
+    return (end - begin >= 2) & (outside >= 4) & (spans >= np.ptp(other) / 2) & varies & follows
 
 
 def _replace(judged: list[Judgement]) -> None:

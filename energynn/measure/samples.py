@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -30,10 +31,16 @@ LIMITS_S = {
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
 }
-# A line of a sample as the sampler writes it: t, w, d and v.
-SAMPLE = re.compile(rb'\{"t":(\d{1,18}),"w":(1?\d{1,18}),"d":(\d{1,15}),"v":\[([^\]]*)\]\}\n')
-WORDS_B = len(b'{"t":,"w":,"d":,"v":[]}\n')
-BLOCK_B, LONGEST_LINE_B = 2**23, 2**24  # what is read at once
+# Of a line of a sample as the sampler writes it, all but these characters stays where the numbers are left out, and
+# only these go where the numbers are to be left alone.
+NUMBER, WORDS, COMMA_FOR_NEWLINE = b"0123456789.", b'{}[]":twdv', bytes.maketrans(b"\n", b",")
+PERCENTILES = (50, 95, 99)  # of the time between samples
+LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
+BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
+FEW = 16  # lines that are read one by one sooner than together
+# Of files of more than LARGE_B in all, views read the beginning and the end, and between them a line in THINNED_S, in
+# which no counter wraps around twice, or more often: THINNED lines of all hosts.
+LARGE_B, EDGE_B, THINNED_S, THINNED = 2**27, 2**16, 60.0, 10_000
 ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
 
 
@@ -54,6 +61,7 @@ class Samples:
     duration_us: (samples,) what reading all sensors took; perun: what perun's own loop read, as ``{"t", "w", "perun"}``
     lines; clocks: offsets to the clock of the reference host, measured while the run went on; status: how the loop
     kept up, the newest last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    thinned_s: 0, or how far apart the lines are that were read: energies of counters are exact, peaks are not seen.
     """
 
     header: dict
@@ -66,6 +74,7 @@ class Samples:
     status: list[dict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable_lines: int = 0
+    thinned_s: float = 0.0
 
     @property
     def host(self) -> str:
@@ -98,7 +107,8 @@ class Samples:
             entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
-            entry |= {f"interval_p{p}_s": float(np.percentile(intervals_s, p)) for p in (50, 95, 99)}
+            for percent, interval_s in zip(PERCENTILES, np.percentile(intervals_s, PERCENTILES), strict=True):
+                entry[f"interval_p{percent}_s"] = float(interval_s)
             entry["interval_longest_s"] = float(intervals_s.max())
             entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
@@ -126,6 +136,7 @@ class Reader:
         self.path, self.offset, self.header = path, 0, None
         self.times, self.walls, self.rows, self.durations = array("q"), array("q"), array("d"), array("d")
         self.perun, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
+        self.thinned_s = 0.0
 
     def read(self, to_the_end: bool = True) -> None:
         """Take what was written since the last call; a last line without an end only if no more will come."""
@@ -141,17 +152,42 @@ class Reader:
                 self.offset += len(block)
                 self._take_block(block)
 
+    def read_thinned(self, lines: int) -> None:
+        """Take the beginning and the end of what was written, and about so many lines between them, or more."""
+        require_file(self.path)
+        with open(self.path, "rb") as file:
+            self._take_block(head := file.read(EDGE_B) + file.readline(LONGEST_LINE_B))
+            size_B = os.fstat(file.fileno()).st_size
+            file.seek(max(len(head), size_B - EDGE_B) - 1)
+            file.readline(LONGEST_LINE_B)
+            tail_B, tail = file.tell(), file.read()
+            tail = tail[: tail.rfind(b"\n") + 1]
+            if len(self.times):
+                line_B = len(head) / len(self.times)
+                apart_B = min(THINNED_S / self.header["period_s"] * line_B, (tail_B - len(head)) / lines)
+                before = len(self.times)
+                self._take_samples(_lines_apart(file, len(head), tail_B, max(apart_B, line_B)))
+                self.thinned_s = (self.times[-1] - self.times[before - 1]) / 1e9 / max(1, len(self.times) - before)
+        self._take_block(tail)
+        self.offset = tail_B + len(tail)
+
     def _take_block(self, block: bytes) -> None:
         """Take some lines. Nearly all are samples in the sampler's own words: numpy reads these at once."""
-        samples = []
-        for text in block.splitlines(keepends=True):
-            if text.startswith(b'{"t":') and text.endswith(b"]}\n"):
-                samples.append(text)
-            else:
-                self._take_line(text)
-        if not self._take_samples(b"".join(samples)):
-            for text in samples:
-                self._take_line(text)
+        text = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(text == ord("\n")) + 1
+        if not block.endswith(b"\n"):
+            ends = np.append(ends, len(block))
+        begins = np.concatenate([[0], ends[:-1]])
+        is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
+        samples, taken = [], 0
+        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
+            samples.append(block[taken:begin])
+            if b'"header"' in block[begin:end]:  # what follows may be of other sensors
+                self._take_samples(b"".join(samples))
+                samples = []
+            self._take_line(block[begin:end])
+            taken = end
+        self._take_samples(b"".join([*samples, block[taken:]]))
 
     def _take_line(self, text: bytes) -> None:
         try:
@@ -159,28 +195,49 @@ class Reader:
         except ILL_TYPED:
             self.unreadable += 1
 
-    def _take_samples(self, block: bytes) -> bool:
+    def _take_samples(self, block: bytes) -> None:
+        """Take lines of samples at once, or by halves where one is not as the sampler writes it, at last one by one."""
+        if not block or self._take_at_once(block):
+            return
+        lines = io.BytesIO(block).readlines()
+        if len(lines) > FEW:
+            self._take_samples(b"".join(lines[: len(lines) // 2]))
+            self._take_samples(b"".join(lines[len(lines) // 2 :]))
+        else:
+            for text in lines:
+                self._take_line(text)
+
+    def _take_at_once(self, block: bytes) -> bool:
         """Take lines of samples; False, and nothing is taken, where one is not as the sampler writes it."""
-        samples = SAMPLE.findall(block)
-        if self.header is None or not samples:
-            return not block
-        times, walls, durations, readings = (list(part) for part in zip(*samples, strict=True))
-        length_B = sum(len(b"".join(part)) for part in (times, walls, durations, readings))
-        number = len(self.header["sensors"])
-        are_whole = {line.count(b",") for line in readings} == {number - 1}
-        if length_B + WORDS_B * len(samples) != len(block) or not are_whole:
+        sensors, lines = len(self.header["sensors"]) if self.header else 0, block.count(b"\n")
+        words = b'{"t":,"w":,"d":,"v":[' + b"," * (sensors - 1) + b"]}\n"
+        if block.replace(b"null", b"").translate(None, NUMBER) != words * lines:
+            return False
+        numbers = b"," + block.translate(COMMA_FOR_NEWLINE, WORDS)
+        if b"null" in numbers:
+            numbers = numbers.replace(b",null", b",-1")
+        has_points = b"." in numbers
+        if b"null" in numbers or LEADING_ZERO.search(numbers):
+            return False
+        if has_points and any(odd in numbers for odd in (b",.", b".,", b"-1.")):
             return False
         try:
             with warnings.catch_warnings(action="error"):
-                values = np.fromstring(b",".join(readings).replace(b"null", b"nan"), sep=",")
+                whole = np.fromstring(numbers[1:-1].replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
+                values = whole.astype(float)
+                if has_points:
+                    values = np.fromstring(numbers[1:-1], sep=",").reshape(lines, 3 + sensors)
         except (ValueError, DeprecationWarning):
             return False
-        if len(values) != number * len(samples):
+        moments, readings = whole[:, :2], values[:, 3:]
+        is_too_large = whole.max() == np.iinfo(np.int64).max
+        if is_too_large or whole[:, :3].min() < 0 or readings.min() < -1 or (moments != values[:, :2]).any():
             return False
-        self.times.frombytes(np.array(times).astype(np.int64).tobytes())
-        self.walls.frombytes(np.array(walls).astype(np.int64).tobytes())
-        self.durations.frombytes(np.array(durations).astype(float).tobytes())
-        self.rows.frombytes(values.tobytes())
+        readings[readings < 0] = np.nan
+        self.times.frombytes(moments[:, 0].tobytes())
+        self.walls.frombytes(moments[:, 1].tobytes())
+        self.durations.frombytes(values[:, 2].tobytes())
+        self.rows.frombytes(readings.tobytes())
         return True
 
     def _take(self, line: dict) -> None:
@@ -188,10 +245,10 @@ class Reader:
             values = [np.nan if value is None else float(value) for value in line["v"]]
             if self.header is None or len(values) != len(self.header["sensors"]):
                 raise ValueError("readings of other sensors")
-            moment = line["t"], line["w"], line.get("d", 0)
-            self.times.append(moment[0])
-            self.walls.append(moment[1])
-            self.durations.append(moment[2])
+            moments, durations = array("q", [line["t"], line["w"]]), array("d", [line.get("d", 0)])
+            self.times.append(moments[0])  # what is of another type has ended before
+            self.walls.append(moments[1])
+            self.durations.extend(durations)
             self.rows.extend(values)
         elif "header" in line:
             self.header = line
@@ -218,19 +275,32 @@ class Reader:
         """What was read so far; raises ValueError where the header is missing: nothing can be said of readings then."""
         if self.header is None:
             raise ValueError(f"{self.path}: no header line; the samples cannot be read")
-        readings = np.array(self.rows).reshape(len(self.times), len(self.header["sensors"]))
+        rows = np.frombuffer(self.rows).reshape(len(self.times), len(self.header["sensors"]))
         return Samples(
             header=self.header,
             t_ns=np.array(self.times, dtype=np.int64),
             wall_ns=np.array(self.walls, dtype=np.int64),
-            readings=readings,
+            readings=np.array(rows, order="F"),  # sensor by sensor, as they are looked at
             duration_us=np.array(self.durations),
             perun=self.perun,
             clocks=self.clocks,
             status=self.status,
             problems=self.problems,
             unreadable_lines=self.unreadable,
+            thinned_s=self.thinned_s,
         )
+
+
+def _lines_apart(file, begin_B: int, end_B: int, apart_B: float) -> bytes:
+    """Whole lines of samples between two places of a file, so far apart."""
+    lines = []
+    for place_B in np.arange(begin_B, end_B, apart_B).astype(int).tolist():
+        file.seek(place_B - 1)
+        file.readline(LONGEST_LINE_B)
+        line = file.readline(LONGEST_LINE_B) if file.tell() < end_B else b""
+        if line.endswith(b"]}\n"):
+            lines.append(line)
+    return b"".join(lines)
 
 
 def read_samples(path: Path) -> Samples:
@@ -243,18 +313,33 @@ def read_samples(path: Path) -> Samples:
     return reader.samples()
 
 
-def read_hosts(folder: Path) -> list[Samples]:
-    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none."""
+def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
+    """The samples of every host of a run, or of one segment of it; a file cut off before its header has none.
+
+    ``thinned``: of more than ``LARGE_B`` only some lines, for a view.
+    """
     readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
     for reader in readers:
-        reader.read()
+        if thinned and lines_of_view(folder):
+            reader.read_thinned(lines_of_view(folder))
+        else:
+            reader.read()
     return [reader.samples() for reader in readers if reader.header is not None]
+
+
+def lines_of_view(folder: Path) -> int:
+    """How many lines of each host a view of a segment reads; 0 where they are so few that it reads all."""
+    sizes_B = [path.stat().st_size for path in folder.glob("samples-*.jsonl")]
+    return THINNED // len(sizes_B) if sum(sizes_B) > LARGE_B else 0
 
 
 def has_begun(folder: Path, host: str) -> bool:
     """Whether the sampler of a host has written its first sample."""
     path = folder / f"samples-{host}.jsonl"
-    return path.exists() and b'"v":[' in path.read_bytes()
+    if not path.exists():
+        return False
+    with open(path, "rb") as file:
+        return b'"v":[' in file.read(BLOCK_B)
 
 
 def read_events(folder: Path) -> list[dict]:
@@ -287,16 +372,16 @@ def host_of_rank(events: list[dict]) -> dict[int, str]:
 
 
 def read_phases(
-    folder: Path, ranks: Collection[int] | None = None
+    folder: Path, ranks: Collection[int] | None = None, but: Collection[int] = ()
 ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
-    """Phases of each rank, or of some, as they followed each other on its host's monotonic clock.
+    """Phases of each rank, or of some, or of all but some, as they followed each other on its host's monotonic clock.
 
     Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
     """
     phases = {}
     for path in sorted(folder.glob("phases-rank*.jsonl")):
         rank = int(path.stem.removeprefix("phases-rank"))
-        if ranks is not None and rank not in ranks:
+        if rank in but or ranks is not None and rank not in ranks:
             continue
         names, kinds, begins, lengths = [], [], [], []
         for line in _whole_lines(path):

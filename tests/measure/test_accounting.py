@@ -1,6 +1,7 @@
 """Energies of whole runs written by hand: devices and phases, idle power, costs; every number known in closed form."""
 
 import json
+import os
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_hosts_are_read_by_processes_of_their_own_with_the_same_result(two_gpus,
         (two_gpus / other).write_text(text)
     alone = accounting.account(two_gpus)
     monkeypatch.setattr(accounting, "WORTH_A_PROCESS_B", 0)
-    monkeypatch.setattr(accounting.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     assert accounting.account(two_gpus) == alone
     assert alone["nodes"] == 2 and alone["energy_total_J"] == pytest.approx(2 * 10 * (HOST_W + sum(GPU_W)), rel=1e-4)
 
