@@ -33,6 +33,7 @@ from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed, fourcastnet, resnet50
 from energynn.train.distributed import World
+from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs
 from tests.saved_bytes import bytes_saved_for_backward
@@ -267,6 +268,52 @@ def plainest_steps_s(local_batch_size: int, image_size: int) -> float:
     return (time.process_time() - begun) / RESNET_STEPS
 
 
+def gradient_noise() -> list[dict]:
+    """Steps of ResNet50 that look at the norms of the gradients, over steps whose gradients torch averages alone.
+
+    Images of the default study (16 of 64 pixels, looking at every tenth step) and of the paper's 224 pixels, but 8 of
+    its 256 a step (every step). CPU time of one rank: what is added does not depend on the other ranks.
+    """
+    entries = []
+    for size, period in ((dict(local_batch_size=16, image_size=64), 10), (dict(local_batch_size=8, image_size=224), 1)):
+        made = config.make("resnet50", device="cpu", devices=2, gradient_noise_steps=period, **size)
+        images = torch.randn(made.local_batch_size, 3, made.image_size, made.image_size)
+        labels = torch.arange(made.local_batch_size) % 10
+        with alone_in_the_world():
+            world, steps = World(0, 1, 0, torch.device("cpu"), ""), {}
+            for way in ("torch", "ours"):
+                model = resnet50.make_model(10, made, world)
+                steps[way] = noisy_steps(model, made, world, images, labels, looks=way == "ours")
+                steps[way]()
+            seconds = []
+            for pair in range(PAIRS):
+                order = list(steps) if pair % 2 else list(steps)[::-1]
+                seconds.append({way: seconds_of(steps[way], 1, time.process_time) for way in order})
+                ratio = seconds[-1]["ours"] / seconds[-1]["torch"]
+                print(f"  gradient noise, pair {pair + 1} of {PAIRS}: {ratio:.3f}", file=sys.stderr, flush=True)
+        name = f"gradient noise, {made.image_size} pixels, 1 look in {period}"
+        value = statistics.median(row["ours"] for row in seconds)
+        ratio = statistics.median(row["ours"] / row["torch"] for row in seconds)
+        entries.append(entry(name, value, "s", "the same steps without", ratio))
+    return entries
+
+
+def noisy_steps(model, made, world: World, images, labels, looks: bool) -> Callable:
+    """Ten steps of the trainer's recipe, whose gradients are looked at or not."""
+    optimizer, gradients = resnet50.make_optimizer(model, made), Gradients(made, world)
+    if looks:
+        gradients.share(model)
+
+    def steps():
+        for _ in range(10):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(resnet50.scores(model, images, made), labels).backward()
+            optimizer.step()
+            gradients.step_done()
+
+    return steps
+
+
 def image_loading() -> list[dict]:
     """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
 
@@ -417,7 +464,7 @@ def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs
 
 def main() -> None:
     """All comparisons, or only those named."""
-    functions = {function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step)}
+    functions = {function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step, gradient_noise)}
     if unknown := set(sys.argv[1:]) - set(functions):
         raise SystemExit(f"tests.bench: {', '.join(sorted(unknown))} not known; choose from {', '.join(functions)}")
     torch.set_num_threads(1)

@@ -169,7 +169,7 @@ def outside(made: Calibration, run: RunConfig, work: Work) -> list[str]:
         lines.append("no calibrated run had several nodes: storage that nodes share is taken as no limit")
     if _readings_matter(made, work)[0]:
         lines.append("other workers or passes than calibrated: the interval covers loader-bound and GPU-bound")
-    plain = config.to_dict(run)
+    plain = vars(run)
     for name, occurred in made.fields.items():
         if plain.get(name) not in occurred:
             lines.append(
