@@ -103,6 +103,25 @@ def probes(answer: dict) -> str:
     return "\n".join([*lines, "seconds and spreads are expected, by what was known before the probes"])
 
 
+def accuracy(answer: dict) -> str:
+    """The critical batch size or that it is not identified, then what each batch size took."""
+    of, size = f"{answer['metric']} of {answer['error']:g}", answer["critical_batch_size"]
+    low, high = (f"{size[end]:.3g}" if size[end] is not None else "any size" for end in ("low", "high"))
+    head = f"critical batch size: not identified; these {answer['runs']} runs agree with {low} to {high}"
+    if answer["is_identified"]:
+        head = f"critical batch size: {size['value']:.3g} ({low} to {high}) samples, by {answer['runs']} runs"
+    lines = [f"{head}, for a {of} of {answer['workload']}"]
+    if noise := answer["gradient_noise_scale_samples"]:
+        lines.append(f"gradient noise scale: {noise['low']:.3g} to {noise['high']:.3g} samples in these runs")
+    lines += ["", f"{'GBS':>7}{'runs':>6}{'reached it':>12}{'steps':>8}   samples over the least"]
+    for row in answer["batch_sizes"]:
+        steps = "-" if row["steps"] is None else f"{row['steps']:.0f}"
+        more = _span(row["samples_over_least"]) if row["samples_over_least"] else "not known"
+        lines.append(f"{row['global_batch_size']:7}{row['runs']:6}{row['reached']:12}{steps:>8}   {more}")
+    lines += ["", "a GBS far below it costs no more samples; far above it, no fewer steps (McCandlish et al. 2018)"]
+    return "\n".join([*lines, "holds where the learning rate suits each batch size; intervals at 90 %"])
+
+
 def remedies(rows: list[dict], run: RunConfig) -> str:
     """One line a remedy, the largest saving first."""
     lines = [f"{'remedy':38}{'saves time':>16}{'energy':>16}   what narrows it"]
