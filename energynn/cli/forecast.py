@@ -7,15 +7,24 @@ import re
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, number, require_folder
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, count, number, require_folder
 from energynn.cli.runs import parameters_of
 
 
 def add_forecast(commands) -> None:
-    text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, accuracy, simulate"
+    text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, simulate, and more"
     parser = commands.add_parser("forecast", help=text)
     actions = parser.add_subparsers(dest="action", required=True)
-    for add in (_add_fit, _add_predict, _add_plan, _add_probe, _add_simulate, _add_advise, _add_accuracy):
+    for add in (
+        _add_fit,
+        _add_predict,
+        _add_plan,
+        _add_probe,
+        _add_simulate,
+        _add_advise,
+        _add_accuracy,
+        _add_held_out,
+    ):
         add(actions)
 
 
@@ -264,4 +273,26 @@ def accuracy(options) -> int:
     require_folder(options.runs_dir)
     answer = accuracy.of_runs(options.runs_dir, options.workload, options.metric, options.error)
     print(json.dumps(answer, indent=1) if options.json else report.accuracy(answer))
+    return 0
+
+
+def _add_held_out(actions) -> None:
+    example = "energynn forecast held-out --runs-dir runs --system local"
+    text = "fitted to own runs on few devices: the forecast of those on more, beside the fact"
+    parser = _add(actions, held_out, text, example)
+    add_runs_dir(parser)
+    parser.add_argument("--system", required=True, metavar="S", help="`energynn system list`, or a file (.toml)")
+    parser.add_argument("--workload", metavar="W", help="default: every workload that has runs there")
+    parser.add_argument("--max-devices", type=count, default=1, metavar="N", help="of the runs to fit; default: 1")
+
+
+def held_out(options) -> int:
+    import json
+
+    from energynn.cluster import systems
+    from energynn.forecast import held_out, report
+
+    require_folder(options.runs_dir)
+    rows = held_out.rows(options.runs_dir, systems.site(options.system), options.workload, options.max_devices)
+    print(json.dumps({"recipes": rows}, indent=1) if options.json else report.held_out(rows))
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from energynn.config import RunConfig
 from energynn.forecast import calibration, fitting, predict
 from energynn.forecast.calibration import Calibration
+from energynn.forecast.held_out import QUANTITIES
 from energynn.forecast.plan import UNITS, Plan, as_json
 
 TIME_CAUSES = {"images": "samples", "starts": "loaders' starts", "fill": "fill", "allreduce": "all-reduce"}
@@ -120,6 +121,27 @@ def accuracy(answer: dict) -> str:
         lines.append(f"{row['global_batch_size']:7}{row['runs']:6}{row['reached']:12}{steps:>8}   {more}")
     lines += ["", "a GBS far below it costs no more samples; far above it, no fewer steps (McCandlish et al. 2018)"]
     return "\n".join([*lines, "holds where the learning rate suits each batch size; intervals at 90 %"])
+
+
+def held_out(rows: list[dict]) -> str:
+    """The forecasts beside the facts of each recipe, then what the few runs do not tell."""
+    lines = [f"{'':36}{'forecast (90 %)':>32}{'fact':>12}{'off':>8}   inside"]
+    for row in rows:
+        name = " ".join(filter(None, [row["workload"], row["stage"]]))
+        for of in row["forecasts"]:
+            lines.append(f"{name}, {of['devices']} devices, LBS {of['local_batch_size']}")
+            for quantity, unit in QUANTITIES.items():
+                if told := of.get(quantity):
+                    off, inside = 100 * (told["value"] / told["fact"] - 1), "yes" if told["is_inside"] else "no"
+                    lines.append(f"  {unit:34}{_span(told):>32}{told['fact']:12.4g}{off:+7.0f} %   {inside}")
+    for row in rows:
+        name = " ".join(filter(None, [row["workload"], row["stage"]]))
+        lines += [
+            "",
+            f"{name}: fitted to {row['fitted_to_runs']} configuration(s) on at most {row['most_devices']} device(s)",
+        ]
+        lines += [f"  {words}" for words in [row.get("cannot", ""), *row["notes"], *row.get("flags", [])] if words]
+    return "\n".join(lines)
 
 
 def remedies(rows: list[dict], run: RunConfig) -> str:
