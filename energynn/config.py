@@ -146,8 +146,8 @@ class RunConfig:
     )
     gradient_noise_steps: int = parameter(
         0,
-        "steps of the optimizer from one look at the norms of the gradients to the next, before and after they are "
-        "averaged over the devices; metrics then have the gradient noise scale; 0: none",
+        "steps of the optimizer from one look at the norms of the gradients to the next, of each local batch and of "
+        "their average over all devices; metrics then have the gradient noise scale; 0: none",
         least=0,
         most=10**6,
         origin="McCandlish et al. 2018",
@@ -355,8 +355,10 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values |= sizes
     if workload == "fourcastnet":
         _check_fourcastnet(values)
-    if values.get("gradient_noise_steps") and values["devices"] == 1:
-        raise ValueError("gradient_noise_steps: one device has no gradients to compare with; give at least 2 devices")
+    if values.get("gradient_noise_steps") and values["global_batch_size"] == values["local_batch_size"]:
+        raise ValueError(
+            "gradient_noise_steps: one local batch has none to compare with; give devices, or accumulation"
+        )
     return config_class(**values)
 
 

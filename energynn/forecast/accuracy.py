@@ -116,8 +116,9 @@ def critical(seen: Reached) -> Critical:
     tried = np.array([0.0, *GRID * np.exp(np.mean(np.log(seen.batch))), np.inf])
     found = [_most_probable(seen, size) for size in tried]
     likelihoods = np.array([one[0] for one in found])
-    best, freedom = int(np.argmax(likelihoods)), len(seen.batch) - 2
-    least = likelihoods[best] - len(seen.batch) / 2 * np.log1p(stats.f.ppf(LEVEL, 1, freedom) / freedom)
+    best = int(np.argmax(likelihoods))
+    number = max(found[best][3], 3.0)  # as many runs whose steps were known exactly would tell as much
+    least = likelihoods[best] - number / 2 * np.log1p(stats.f.ppf(LEVEL, 1, number - 2) / (number - 2))
     first, last = np.flatnonzero(likelihoods >= least)[[0, -1]]
     low = 0.0 if first == 0 else _end(tried, likelihoods - least, first, first - 1)
     high = np.inf if last == len(tried) - 1 else _end(tried, likelihoods - least, last, last + 1)
@@ -126,33 +127,41 @@ def critical(seen: Reached) -> Critical:
         near = np.log(np.clip(tried[[best - 1, best + 1]], tried[1], tried[-2]))
         finer = optimize.minimize_scalar(lambda log: -_most_probable(seen, np.exp(log))[0], bounds=near)
         value = float(np.exp(finer.x))
-    _, log_steps, scatter = _most_probable(seen, value)
+    _, log_steps, scatter, _ = _most_probable(seen, value)
     return Critical(value, low, high, float(np.exp(log_steps)), scatter)
 
 
-def _most_probable(seen: Reached, size: float) -> tuple[float, float, float]:
-    """For a critical batch size: logarithm of the likelihood, of the least steps, and the relative scatter."""
+def _most_probable(seen: Reached, size: float) -> tuple[float, float, float, float]:
+    """For a critical batch size: logarithm of the likelihood, of the least steps, the scatter, and the information.
+
+    The information about the steps is in runs: one of which only wide bounds are known counts for little.
+    """
     shape = np.log1p(size / seen.batch) if np.isfinite(size) else -np.log(seen.batch)
     with np.errstate(divide="ignore"):
         ends = np.log(np.stack([seen.after, seen.by])) - shape
     known = np.where(np.isfinite(ends[1]), ends[1], ends[0])
 
-    def unlikely(at) -> tuple[float, np.ndarray]:
-        """Negative logarithm of the likelihood, and its derivatives by the steps' logarithm and the scatter's."""
+    def parts(at) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of each run the probability, and its relative change with the steps' logarithm and the scatter's."""
         below, above = (ends - at[0]) / np.exp(at[1])
         mirrored = below > 0  # to the tail where differences are not lost in rounding
         below, above = np.where(mirrored, -above, below), np.where(mirrored, -below, above)
         part = np.maximum(special.ndtr(above) - special.ndtr(below), 1e-300)
         density = np.exp(-(np.stack([below, above]) ** 2) / 2) / np.sqrt(2 * np.pi)
-        by_middle = np.where(mirrored, -1, 1) * (density[1] - density[0]) / np.exp(at[1])
         reach = np.where(np.isfinite([below, above]), [below, above], 0.0) * density
-        slopes = np.stack([by_middle, reach[1] - reach[0]]) / part
-        return -np.log(part).sum(), slopes.sum(axis=1)
+        by_middle = np.where(mirrored, -1, 1) * (density[1] - density[0]) / part
+        return part, by_middle, (reach[1] - reach[0]) / part
+
+    def unlikely(at) -> tuple[float, np.ndarray]:
+        part, by_middle, by_scatter = parts(at)
+        return -np.log(part).sum(), np.array([by_middle.sum() / np.exp(at[1]), by_scatter.sum()])
 
     begin = [known.mean(), np.log(max(known.std(), 0.1))]
     bounds = [(None, None), (np.log(LEAST_SCATTER), np.log(10.0))]
     answer = optimize.minimize(unlikely, begin, jac=True, bounds=bounds, method="L-BFGS-B")
-    return -float(answer.fun), float(answer.x[0]), float(np.exp(answer.x[1]))
+    _, by_middle, by_scatter = parts(answer.x)
+    information = float((by_middle**2 + by_scatter).sum())
+    return -float(answer.fun), float(answer.x[0]), float(np.exp(answer.x[1])), information
 
 
 def _end(tried: np.ndarray, above: np.ndarray, inside: int, outside: int) -> float:

@@ -1,7 +1,7 @@
 """Gradients on their way between the ranks: in half the bytes, or measured before and after, where a run asks for it.
 
 The gradient noise scale is that of McCandlish et al. 2018, appendix A.1: the squared norm of gradients of B samples
-is |G|^2 + trace(covariance) / B, and the gradients of one rank and of all have two different B.
+is |G|^2 + trace(covariance) / B, and a local batch and the global batch have two different B.
 """
 
 import torch
@@ -20,22 +20,26 @@ class Gradients:
         self.config, self.world = config, world
         self.is_compressed = config.gradient_compression == "bfloat16"
         self.period = config.gradient_noise_steps
+        self.parameters: list[torch.Tensor] = []
         self.is_shared = False
         self.steps = 0  # of the optimizer, in this segment of the run
         self._begin()
 
     def _begin(self) -> None:
         """Forget the norms so far."""
-        self.before: list[torch.Tensor] = []  # of one step: squared norm of each bucket of this rank, and of all ranks
-        self.after: list[torch.Tensor] = []
-        self.norms2 = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # sums over the steps looked at
+        self.local: list[torch.Tensor] = []  # of one step: the norm of each parameter in each local batch of this rank
+        self.norms2 = torch.zeros(2, dtype=torch.float64, device=self.world.device)  # local and global, sums over looks
         self.looks = 0
 
     def share(self, model: DistributedDataParallel) -> None:
-        """Take the model's gradients in hand if the configuration asks for it; else torch averages them as ever."""
+        """Take the model's gradients in hand as the configuration asks; call it after the warm-up."""
         self.is_shared = True
-        if self.is_compressed or self.period:
-            model.register_comm_hook(self, average)
+        if self.is_compressed:
+            model.register_comm_hook(self.world.size, average_in_half)
+        if self.period:
+            self.parameters = list(model.parameters())
+            for parameter in self.parameters:
+                parameter.register_hook(self._look)  # called before the gradient is added up and averaged
 
     def require_shared(self) -> None:
         """Raise ValueError where a workload of one's own leaves its gradients to torch, and the run asks for more."""
@@ -50,11 +54,16 @@ class Gradients:
         """Whether the norms of this step count."""
         return self.period > 0 and self.steps % self.period == 0
 
+    def _look(self, gradient: torch.Tensor) -> None:
+        if self.is_looking:
+            self.local.append(torch.linalg.vector_norm(gradient))
+
     def step_done(self) -> None:
-        """After a step of the optimizer."""
-        if self.before:
-            self.norms2 += torch.stack([torch.stack(self.before).sum(), torch.stack(self.after).sum()])
-            self.before, self.after = [], []
+        """After a step of the optimizer, which leaves the averaged gradients as they were."""
+        if self.is_looking and self.local:
+            averaged = [torch.linalg.vector_norm(parameter.grad) for parameter in self.parameters]
+            self.norms2 += torch.stack([torch.stack(norms).square().sum() for norms in (self.local, averaged)])
+            self.local = []
             self.looks += 1
         self.steps += 1
 
@@ -66,12 +75,12 @@ class Gradients:
         """
         if not self.period:
             return {}
-        one_rank, all_ranks = self.norms2.tolist()
-        one_rank, looks = distributed.total([one_rank, self.looks], self.world)
-        found = {}
+        local, averaged = self.norms2.tolist()
+        local, looks = distributed.total([local, self.looks], self.world)
+        found, batches = {}, self.config.accumulation_steps  # the loss of each local batch is divided by their number
         if looks:
-            few = self.config.global_batch_size // self.config.devices
-            found = noise_scale(one_rank / looks, all_ranks / self.looks, few, self.config.global_batch_size)
+            sizes = self.config.local_batch_size, self.config.global_batch_size
+            found = noise_scale(local * batches / looks, averaged / self.looks, *sizes)
         self._begin()
         return found
 
@@ -86,21 +95,8 @@ def noise_scale(norm2_few: float, norm2_many: float, few: int, many: int) -> dic
     return found
 
 
-def average(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket over all ranks, in the same operations as torch does without this, so with the same bits."""
+def average_in_half(ranks: int, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket over all ranks; it travels as bfloat16."""
     local = bucket.buffer()
-    is_looking = gradients.is_looking
-    if is_looking:
-        gradients.before.append(torch.dot(local, local))
-    local.mul_(1 / gradients.world.size)
-    sent = local.to(torch.bfloat16) if gradients.is_compressed else local
-
-    def received(future) -> torch.Tensor:
-        (averaged,) = future.value()
-        if averaged is not local:
-            averaged = local.copy_(averaged)
-        if is_looking:
-            gradients.after.append(torch.dot(averaged, averaged))
-        return averaged
-
-    return dist.all_reduce(sent, async_op=True).get_future().then(received)
+    sent = local.mul_(1 / ranks).to(torch.bfloat16)
+    return dist.all_reduce(sent, async_op=True).get_future().then(lambda done: local.copy_(done.value()[0]))

@@ -11,8 +11,11 @@ from energynn.train.gradients import Gradients
 
 SIZE, STEPS, LOCAL = 40, 300, 4
 ranks = distributed._find()[1]
-asked = {"noise": dict(gradient_noise_steps=1), "bfloat16": dict(gradient_compression="bfloat16"), "torch": {}}
+noise = dict(gradient_noise_steps=1)
+asked = {"noise": noise, "bfloat16": dict(gradient_compression="bfloat16"), "torch": {}}
+asked["accumulation"] = noise | dict(accumulation_steps=3)
 config = configuration.make("resnet50", devices=ranks, local_batch_size=LOCAL, **asked[sys.argv[2]])
+made_of = config.accumulation_steps
 world = distributed.join(config)
 # The gradient of mean(x w) is the mean of x: truth 0.1 for each weight, with these standard deviations of a sample.
 spread = torch.linspace(0.2, 1.0, SIZE)
@@ -24,8 +27,10 @@ gradients.share(model)
 chance, found = torch.Generator().manual_seed(world.rank), []
 for _ in range(STEPS):
     model.zero_grad()
-    samples = 0.1 + spread * torch.randn(LOCAL, SIZE, generator=chance)
-    model(samples).mean().backward()
+    for batch in range(made_of):
+        samples = 0.1 + spread * torch.randn(LOCAL, SIZE, generator=chance)
+        with distributed.gradients_shared(model, batch == made_of - 1):
+            (model(samples).mean() / made_of).backward()
     gradients.step_done()
     found.append(network.weight.grad.numpy().copy())
 noise = gradients.noise()
