@@ -278,38 +278,42 @@ def gradient_noise() -> list[dict]:
     Images of the default study (16 of 64 pixels, every tenth step looks) and of the paper's 224 pixels, but 8 of its
     256 a step (every step looks). CPU time of one rank: what a look needs does not depend on the other ranks.
     """
-    entries = []
-    for size, period in ((dict(local_batch_size=16, image_size=64), 10), (dict(local_batch_size=8, image_size=224), 1)):
-        made = config.make("resnet50", device="cpu", devices=2, gradient_noise_steps=1, **size)
-        images = torch.randn(made.local_batch_size, 3, made.image_size, made.image_size)
-        labels = torch.arange(made.local_batch_size) % 10
-        with alone_in_the_world():
-            world = World(0, 1, 0, torch.device("cpu"), "")
-            model, gradients = resnet50.make_model(10, made, world), Gradients(made, world)
-            optimizer = resnet50.make_optimizer(model, made)
-            gradients.parameters = list(model.parameters())
+    return [look_costs(16, 64, period=10), look_costs(8, 224, period=1)]
 
-            def step():
-                optimizer.zero_grad()
-                torch.nn.functional.cross_entropy(resnet50.scores(model, images, made), labels).backward()  # noqa: B023
-                optimizer.step()
 
-            def look():
-                for parameter in gradients.parameters:  # noqa: B023
-                    gradients._look(parameter.grad)  # noqa: B023
-                gradients.step_done()  # noqa: B023
+def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
+    """A look at the norms beside a step."""
+    size = dict(local_batch_size=local_batch_size, image_size=image_size)
+    made = config.make("resnet50", device="cpu", devices=2, gradient_noise_steps=1, **size)
+    images = torch.randn(local_batch_size, 3, image_size, image_size)
+    labels = torch.arange(local_batch_size) % 10
+    with alone_in_the_world():
+        world = World(0, 1, 0, torch.device("cpu"), "")
+        model, gradients = resnet50.make_model(10, made, world), Gradients(made, world)
+        optimizer = resnet50.make_optimizer(model, made)
+        gradients.parameters = list(model.parameters())
 
-            step(), look()
-            ratios = []
-            for pair in range(PAIRS):
-                step_s = seconds_of(step, 1, time.process_time)
-                look_s = seconds_of(look, 3, time.process_time) / 3
-                ratios.append(1 + look_s / period / step_s)
-                words = f"step {step_s:.3f} s, look {look_s:.4f} s"
-                print(f"  gradient noise, pair {pair + 1} of {PAIRS}: {words}", file=sys.stderr, flush=True)
-        name = f"gradient noise, {made.image_size} pixels, 1 look in {period}"
-        entries.append(entry(name, 1000 * look_s, "ms a look", "the same steps without", statistics.median(ratios)))
-    return entries
+        def step():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(resnet50.scores(model, images, made), labels).backward()
+            optimizer.step()
+
+        def look():
+            for parameter in gradients.parameters:
+                gradients._look(parameter.grad)
+            gradients.step_done()
+
+        step(), look()
+        ratios, looks_s = [], []
+        for pair in range(PAIRS):
+            step_s = seconds_of(step, 1, time.process_time)
+            looks_s.append(seconds_of(look, 3, time.process_time) / 3)
+            ratios.append(1 + looks_s[-1] / period / step_s)
+            words = f"step {step_s:.3f} s, look {looks_s[-1]:.4f} s"
+            print(f"  gradient noise, pair {pair + 1} of {PAIRS}: {words}", file=sys.stderr, flush=True)
+    name = f"gradient noise, {image_size} pixels, 1 look in {period}"
+    value = 1000 * statistics.median(looks_s)
+    return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
 
 
 REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=32, validation_samples=8, local_batch_size=4, epochs=2,
