@@ -114,20 +114,19 @@ def critical(seen: Reached) -> Critical:
     if np.isinf(seen.by).all():
         raise ValueError("no run reaches this error; give a larger one")
     tried = np.array([0.0, *GRID * np.exp(np.mean(np.log(seen.batch))), np.inf])
-    found = [_most_probable(seen, size) for size in tried]
-    likelihoods = np.array([one[0] for one in found])
+    likelihoods = np.array([_most_probable(seen, size)[0] for size in tried])
     best = int(np.argmax(likelihoods))
-    number = max(found[best][3], 3.0)  # as many runs whose steps were known exactly would tell as much
-    least = likelihoods[best] - number / 2 * np.log1p(stats.f.ppf(LEVEL, 1, number - 2) / (number - 2))
-    first, last = np.flatnonzero(likelihoods >= least)[[0, -1]]
-    low = 0.0 if first == 0 else _end(tried, likelihoods - least, first, first - 1)
-    high = np.inf if last == len(tried) - 1 else _end(tried, likelihoods - least, last, last + 1)
     value = float(tried[best])
     if 0 < best < len(tried) - 1:
         near = np.log(np.clip(tried[[best - 1, best + 1]], tried[1], tried[-2]))
         finer = optimize.minimize_scalar(lambda log: -_most_probable(seen, np.exp(log))[0], bounds=near)
         value = float(np.exp(finer.x))
-    _, log_steps, scatter, _ = _most_probable(seen, value)
+    peak, log_steps, scatter, information = _most_probable(seen, value)
+    number = max(information, 3.0)  # as many runs whose steps were known exactly would tell as much
+    least = peak - number / 2 * np.log1p(stats.f.ppf(LEVEL, 1, number - 2) / (number - 2))
+    below, above = tried[(likelihoods < least) & (tried < value)], tried[(likelihoods < least) & (tried > value)]
+    low = _end(seen, least, below.max(), value) if len(below) else 0.0
+    high = _end(seen, least, above.min(), value) if len(above) else np.inf
     return Critical(value, low, high, float(np.exp(log_steps)), scatter)
 
 
@@ -164,12 +163,14 @@ def _most_probable(seen: Reached, size: float) -> tuple[float, float, float, flo
     return -float(answer.fun), float(answer.x[0]), float(np.exp(answer.x[1])), information
 
 
-def _end(tried: np.ndarray, above: np.ndarray, inside: int, outside: int) -> float:
-    """Where the likelihood falls to the least that is accepted, between two sizes; an end of the range is left out."""
-    if outside in (0, len(tried) - 1):
-        return float(tried[inside])
-    share = above[inside] / (above[inside] - above[outside])
-    return float(tried[inside] * (tried[outside] / tried[inside]) ** share)
+def _end(seen: Reached, least: float, outside: float, inside: float) -> float:
+    """Where the likelihood falls to the least that is accepted, between two critical batch sizes."""
+    unit = float(np.median(seen.batch))
+    ends = np.log(np.clip([outside, inside], GRID[0] * unit, GRID[-1] * unit))
+    excess = [_most_probable(seen, np.exp(log))[0] - least for log in ends]
+    if excess[0] * excess[1] >= 0:  # it falls beyond the sizes tried
+        return float(np.exp(ends[0]))
+    return float(np.exp(optimize.brentq(lambda log: _most_probable(seen, np.exp(log))[0] - least, *ends)))
 
 
 # ---------------------------------------------------------------------------------------------------------- own runs
