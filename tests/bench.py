@@ -33,6 +33,7 @@ from energynn.files import REPOSITORY
 from energynn.forecast import advise, calibration, runs
 from energynn.forecast.calibrate import Observations
 from energynn.measure import energy, machine, sensors
+from energynn.measure.samples import LIMITS_S, limit_variable
 from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed, fourcastnet, resnet50
@@ -316,11 +317,12 @@ def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
     return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
 
 
-REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=32, validation_samples=8, local_batch_size=4, epochs=2,
+REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=2,
                   loader_workers=1)  # fmt: skip
-# Runs that tell the parameters: more samples, larger and smaller batches.
-REMEDY_FIT = ({}, dict(training_samples=96), dict(local_batch_size=16), dict(training_samples=8, epochs=4))
-ROUNDS = 4
+# Runs that tell the parameters: the same, more samples, a larger batch.
+REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16))
+REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
+ROUNDS = 3
 
 
 def remedies() -> list[dict]:
@@ -331,11 +333,12 @@ def remedies() -> list[dict]:
     """
     base = config.make("resnet50", **REMEDY_RUN)
     configs = [config.make("resnet50", **REMEDY_RUN | change) for change in REMEDY_FIT]
-    time_s = np.array([min(trained_s(run), trained_s(run)) for run in configs])
+    time_s = np.array([trained_s(run) for run in configs])
+    print(f"  remedies, fitted to {np.round(time_s, 2)} s of CPU", file=sys.stderr, flush=True)
     site = dataclasses.replace(systems.site("local"), gpu="")
-    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(4, np.nan), ("",) * 4)
+    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(3, np.nan), ("",) * 3)
     made = calibration.make(runs.Runs("resnet50", site, configs, observations, (0, 0), "measured", {}, []))
-    rows = [row for row in advise.rows(made, base) if "loader_workers" not in row["changes"]]
+    rows = [row for row in advise.rows(made, base) if row["remedy"] in REMEDIES]
     changed = []
     for row in rows:
         changes = dict(row["changes"])
@@ -343,7 +346,7 @@ def remedies() -> list[dict]:
         changed.append(dataclasses.replace(base, **changes))
     savings = []
     for turn in range(ROUNDS):
-        order = [base, *changed][:: 1 if turn % 2 else -1]
+        order = [base, *changed][:: 1 if turn % 2 else -1]  # each comes first as often
         taken = {run: trained_s(run) for run in order}
         savings.append([100 * (1 - taken[run] / taken[base]) for run in changed])
         print(f"  remedies, turn {turn + 1} of {ROUNDS}: {np.round(savings[-1])} %", file=sys.stderr, flush=True)
@@ -365,7 +368,9 @@ def trained_s(made) -> float:
         barrier(world)
 
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    unwatched = dict.fromkeys(map(limit_variable, LIMITS_S), "1000000")  # there is no sampler that could be silent
     with (
+        mock.patch.dict(os.environ, unwatched),
         mock.patch.object(distributed, "barrier", noted),
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(io.StringIO()),
