@@ -182,7 +182,7 @@ def own(
         values = sorted({str(record.get(of) or record["config"].get(of, "")) for record in chosen})
         if len(values) > 1:
             raise ValueError(f"{runs_dir}: runs of several {name}, {', '.join(values)}; put those of one into a folder")
-    if site.scheduler == "local":
+    if site.scheduler == "local" and chosen[0]["launcher"] != "simulated":
         site = _as_measured(site, chosen[0])
     notes = []
     watts_known = _have_watts(chosen, notes)

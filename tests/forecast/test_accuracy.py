@@ -42,7 +42,8 @@ def held(number: int) -> list[bool]:
 
 
 def test_intervals_hold_the_truth_of_some_worlds():
-    assert sum(held(8)) >= 7
+    """A first look, with seeds that do not change."""
+    assert sum(held(12)) >= 10
 
 
 @pytest.mark.nightly
