@@ -38,8 +38,10 @@ help: ## this list
 reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (20 min)
 	$(BIN)/energynn manifest verify
 	$(BIN)/energynn study run smoke
+	$(BIN)/energynn study run one-device
 	$(BIN)/energynn check runs
 	$(MAKE) --no-print-directory paper
+	-$(BIN)/energynn forecast held-out --runs-dir runs --system local
 	$(BIN)/energynn reference
 
 kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)

@@ -41,7 +41,11 @@ YEARS = Form(r"(19|20)\d\d([-,](19|20)\d\d)*", "years as 1979-2015 or 2016,2018"
 
 @dataclass(frozen=True)
 class Facts:
-    """What a parameter means, and which values it may have."""
+    """What a parameter means, and which values it may have.
+
+    ``is_later``: it came after runs had names. It stands in a run's configuration only where it is not the default,
+    so that the names of earlier runs stay.
+    """
 
     meaning: str = ""
     least: float | None = None
@@ -49,6 +53,7 @@ class Facts:
     choices: tuple[str, ...] = ()
     form: Form | None = None
     origin: str = ""
+    is_later: bool = False
 
     def limits(self) -> str:
         """The limits in words; empty where there are none."""
@@ -134,6 +139,21 @@ class RunConfig:
         False, "of a GPU: batches in page-locked memory, copied while it computes", origin=CODE
     )
     persistent_workers: bool = parameter(False, "the loader's workers live on from epoch to epoch", origin=CODE)
+    gradient_compression: str = parameter(
+        "none",
+        "how gradients travel between devices; bfloat16: in half the bytes, and rounded",
+        choices=("none", "bfloat16"),
+        is_later=True,
+    )
+    gradient_noise_steps: int = parameter(
+        0,
+        "steps of the optimizer from one look at the norms of the gradients to the next, of each local batch and of "
+        "their average over all devices; metrics then have the gradient noise scale; 0: none",
+        least=0,
+        most=10**6,
+        origin="McCandlish et al. 2018",
+        is_later=True,
+    )
     threads_per_device: int = parameter(1, "CPU threads of each rank", least=1, most=1024)
     sampling_period_s: float = parameter(0.04, "seconds between two of our own power samples", least=0.01, most=60)
     idle_baseline_s: float = parameter(
@@ -153,6 +173,11 @@ class RunConfig:
     def epoch(self) -> Epoch:
         """What a forecast needs to know of an epoch; a workload of your own may say more."""
         return Epoch(getattr(self, "training_samples", 0), getattr(self, "validation_samples", 0))
+
+    @property
+    def bytes_of_gradient(self) -> int:
+        """Bytes of one weight's gradient on its way between devices."""
+        return 2 if self.gradient_compression == "bfloat16" else 4
 
 
 IMAGE_LOADING = ("pil", "fast", "store", "device")
@@ -209,7 +234,7 @@ class ResNet50Config(RunConfig):
             training_samples=self.training_samples or whole["train"],
             validation_samples=self.validation_samples or whole["val"],
             evaluates_training_set=self.evaluate_training_set,
-            gradient_bytes=4 * RESNET50_WEIGHTS,
+            gradient_bytes=self.bytes_of_gradient * RESNET50_WEIGHTS,
         )
 
 
@@ -248,7 +273,7 @@ class FourCastNetConfig(RunConfig):
         return Epoch(
             training_samples=training * states,
             validation_samples=validation * states,
-            gradient_bytes=4 * self.weights(*ERA5_STATE) if full_size else 0,
+            gradient_bytes=self.bytes_of_gradient * self.weights(*ERA5_STATE) if full_size else 0,
             forward_steps=2 if self.stage == "finetune" else 1,
         )
 
@@ -331,6 +356,10 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values |= sizes
     if workload == "fourcastnet":
         _check_fourcastnet(values)
+    if values.get("gradient_noise_steps") and values["global_batch_size"] == values["local_batch_size"]:
+        raise ValueError(
+            "gradient_noise_steps: one local batch has none to compare with; give devices, or accumulation"
+        )
     return config_class(**values)
 
 
@@ -449,17 +478,24 @@ def _class(workload: str) -> type[RunConfig]:
 
 
 def from_dict(values: dict) -> RunConfig:
-    """Read a configuration back from a record; every field must be there and none more."""
+    """Read a configuration back from a record; every field must be there but the later ones, and none more."""
     config_class = _class(values["workload"])
-    names = {field.name for field in fields(config_class)}
-    if names != set(values):
-        raise ValueError(f"config: fields differ from {config_class.__name__}: {sorted(names ^ set(values))}")
+    known = facts(config_class)
+    needed = {name for name in known if not known[name].is_later}
+    if not needed <= set(values) <= set(known):
+        differ = sorted((needed - set(values)) | (set(values) - set(known)))
+        raise ValueError(f"config: fields differ from {config_class.__name__}: {differ}")
     return config_class(**values)
 
 
 def to_dict(config: RunConfig) -> dict:
-    """The configuration as plain values, for run.json and record.json."""
-    return dataclasses.asdict(config)
+    """The configuration as plain values, for run.json and record.json; without later fields at their default."""
+    plain = dataclasses.asdict(config)
+    known = facts(type(config))
+    for field in fields(config):
+        if known[field.name].is_later and plain[field.name] == field.default:
+            del plain[field.name]
+    return plain
 
 
 def digest(value) -> str:

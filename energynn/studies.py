@@ -40,6 +40,17 @@ def smoke(system: str = "local") -> list[RunConfig]:
     return runs
 
 
+def one_device(system: str = "local") -> list[RunConfig]:
+    """What tells a forecast's parameters apart on one device: few samples, with the usual and with a small batch.
+
+    Figures: none. Hardware: any core. Command: `make reproduce`, after the default study. Cost: about one minute.
+    Expected: with the default study's runs on one device these two tell the time of a sample, of an update and of a
+    start, from which `energynn forecast held-out` forecasts the runs on two devices.
+    """
+    make = partial(config.make, "resnet50", device="cpu", system=system, training_samples=96)
+    return [make(local_batch_size=16), make(local_batch_size=4)]
+
+
 def kick_the_tires(system: str = "local") -> list[RunConfig]:
     """Two runs of the default study, one of each workload on two devices, to see in minutes whether all is well.
 
@@ -145,7 +156,8 @@ def large_batch() -> list[RunConfig]:
     return runs
 
 
-STUDIES = {"smoke": smoke, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu, "large-batch": large_batch}
+STUDIES = {"smoke": smoke, "one-device": one_device, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu}
+STUDIES |= {"large-batch": large_batch}
 
 
 # ----------------------------------------------------------------------------------------------- the paper's own series

@@ -1,6 +1,8 @@
 """`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within one run."""
 
 import contextlib
+import dataclasses
+import gc
 import io
 import json
 import multiprocessing
@@ -28,11 +30,15 @@ from energynn.cluster import systems
 from energynn.data import era5_sources, era5_store, manifests, photographs
 from energynn.data.era5_sources import CHANNELS
 from energynn.files import REPOSITORY
-from energynn.measure import energy, sensors
+from energynn.forecast import advise, calibration, runs
+from energynn.forecast.calibrate import Observations
+from energynn.measure import energy, machine, sensors
+from energynn.measure.samples import LIMITS_S, limit_variable
 from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed, fourcastnet, resnet50
 from energynn.train.distributed import World
+from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs
 from tests.saved_bytes import bytes_saved_for_backward
@@ -46,7 +52,7 @@ WORKERS = 2
 
 def sample_until_told(folder: str, period_s: float, stop) -> None:
     """The sampler in a process of its own, as perun has it."""
-    found, _ = sensors.find(systems.CPU_MODEL)
+    found, _ = sensors.find(machine.CPU_MODEL)
     sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
     sampler.start()
     stop.wait()
@@ -267,6 +273,117 @@ def plainest_steps_s(local_batch_size: int, image_size: int) -> float:
     return (time.process_time() - begun) / RESNET_STEPS
 
 
+def gradient_noise() -> list[dict]:
+    """Time of steps of ResNet50 some of which look at the norms of the gradients, over that of the steps alone.
+
+    Images of the default study (16 of 64 pixels, every tenth step looks) and of the paper's 224 pixels, but 8 of its
+    256 a step (every step looks). CPU time of one rank: what a look needs does not depend on the other ranks.
+    """
+    return [look_costs(16, 64, period=10), look_costs(8, 224, period=1)]
+
+
+def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
+    """A look at the norms beside a step."""
+    size = dict(local_batch_size=local_batch_size, image_size=image_size)
+    made = config.make("resnet50", device="cpu", devices=2, gradient_noise_steps=1, **size)
+    images = torch.randn(local_batch_size, 3, image_size, image_size)
+    labels = torch.arange(local_batch_size) % 10
+    with alone_in_the_world():
+        world = World(0, 1, 0, torch.device("cpu"), "")
+        model, gradients = resnet50.make_model(10, made, world), Gradients(made, world)
+        optimizer = resnet50.make_optimizer(model, made)
+        gradients.parameters = list(model.parameters())
+
+        def step():
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(resnet50.scores(model, images, made), labels).backward()
+            optimizer.step()
+
+        def look():
+            for parameter in gradients.parameters:
+                gradients._look(parameter.grad)
+            gradients.step_done()
+
+        step(), look()
+        ratios, looks_s = [], []
+        for pair in range(PAIRS):
+            step_s = seconds_of(step, 1, time.process_time)
+            looks_s.append(seconds_of(look, 3, time.process_time) / 3)
+            ratios.append(1 + looks_s[-1] / period / step_s)
+            words = f"step {step_s:.3f} s, look {looks_s[-1]:.4f} s"
+            print(f"  gradient noise, pair {pair + 1} of {PAIRS}: {words}", file=sys.stderr, flush=True)
+    name = f"gradient noise, {image_size} pixels, 1 look in {period}"
+    value = 1000 * statistics.median(looks_s)
+    return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
+
+
+REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=2,
+                  loader_workers=1)  # fmt: skip
+# Runs that tell the parameters: the same, more samples, a larger batch.
+REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16))
+REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
+ROUNDS = 3
+
+
+def remedies() -> list[dict]:
+    """What `energynn forecast advise` says that remedies save here, and what they save: parts of the CPU seconds.
+
+    ResNet50 in small with one loader worker. CPU seconds of trainer and worker stand for the time, so that other
+    processes change little; all remedies take turns. The forecast is fitted to other runs of the same kind.
+    """
+    base = config.make("resnet50", **REMEDY_RUN)
+    configs = [config.make("resnet50", **REMEDY_RUN | change) for change in REMEDY_FIT]
+    time_s = np.array([trained_s(run) for run in configs])
+    print(f"  remedies, fitted to {np.round(time_s, 2)} s of CPU", file=sys.stderr, flush=True)
+    site = dataclasses.replace(systems.site("local"), gpu="")
+    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(3, np.nan), ("",) * 3)
+    made = calibration.make(runs.Runs("resnet50", site, configs, observations, (0, 0), "measured", {}, []))
+    rows = [row for row in advise.rows(made, base) if row["remedy"] in REMEDIES]
+    changed = []
+    for row in rows:
+        changes = dict(row["changes"])
+        changes["global_batch_size"] = changes.get("local_batch_size", base.local_batch_size)
+        changed.append(dataclasses.replace(base, **changes))
+    savings = []
+    for turn in range(ROUNDS):
+        order = [base, *changed][:: 1 if turn % 2 else -1]  # each comes first as often
+        taken = {run: trained_s(run) for run in order}
+        savings.append([100 * (1 - taken[run] / taken[base]) for run in changed])
+        print(f"  remedies, turn {turn + 1} of {ROUNDS}: {np.round(savings[-1])} %", file=sys.stderr, flush=True)
+    entries = []
+    for row, saved in zip(rows, np.transpose(savings), strict=True):
+        said = [round(100 * row["time_saving"][end]) for end in ("low", "high")]
+        spread = f"forecast {said[0]} to {said[1]} %, seen {min(saved):.0f} to {max(saved):.0f} %"
+        value = float(statistics.median(saved))
+        entries.append(entry(row["remedy"], value, "% saved", spread, 1 - value / 100, pairs=ROUNDS))
+    return entries
+
+
+def trained_s(made) -> float:
+    """CPU seconds of a training, without what comes before its measured region, with its loader's workers."""
+    marks, cores = [], os.sched_getaffinity(0)
+
+    def noted(world, barrier=distributed.barrier):
+        marks.append(time.process_time())
+        barrier(world)
+
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    unwatched = dict.fromkeys(map(limit_variable, LIMITS_S), "1000000")  # there is no sampler that could be silent
+    with (
+        mock.patch.dict(os.environ, unwatched),
+        mock.patch.object(distributed, "barrier", noted),
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        resnet50.main(made, Path(folder))
+    gc.collect()  # the loaders, so that workers that persist end
+    os.sched_setaffinity(0, cores)
+    torch.use_deterministic_algorithms(False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    of_workers = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
+    return marks[-1] - marks[-2] + of_workers
+
+
 def image_loading() -> list[dict]:
     """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
 
@@ -412,12 +529,14 @@ def checkpoint_saving() -> dict:
 
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs: int = PAIRS) -> dict:
     return {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "pairs": pairs,
-            "machine": systems.describe_machine()["cpu"]}  # fmt: skip
+            "machine": machine.describe_machine()["cpu"]}  # fmt: skip
 
 
 def main() -> None:
     """All comparisons, or only those named."""
-    functions = {function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step)}
+    functions = {
+        function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step, gradient_noise, remedies)
+    }
     if unknown := set(sys.argv[1:]) - set(functions):
         raise SystemExit(f"tests.bench: {', '.join(sorted(unknown))} not known; choose from {', '.join(functions)}")
     torch.set_num_threads(1)

@@ -190,3 +190,16 @@ def test_a_runs_name_is_what_it_was():
     assert config.run_id(made) == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-33d214dd"
     made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
     assert config.run_id(made) == "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-a26b45a9"
+
+
+def test_a_later_field_leaves_the_names_of_earlier_runs():
+    """At its default it is no part of a configuration on disk, so a record of before it reads as one of now."""
+    plain = config.make("resnet50", devices=2)
+    later = {name for name, known in config.facts(type(plain)).items() if known.is_later}
+    assert later == {"gradient_compression", "gradient_noise_steps"} and not later & config.to_dict(plain).keys()
+    other = config.make("resnet50", devices=2, gradient_noise_steps=10)
+    assert config.to_dict(other) == config.to_dict(plain) | {"gradient_noise_steps": 10}
+    assert config.from_dict(config.to_dict(other)) == other != plain
+    assert config.run_id(other) != config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-c4d74d27"
+    with pytest.raises(ValueError, match="fields differ"):
+        config.from_dict({name: value for name, value in config.to_dict(plain).items() if name != "seed"})

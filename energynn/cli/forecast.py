@@ -1,4 +1,4 @@
-"""Commands that forecast time and energy of a training: forecast fit, predict, plan, probe, advise, simulate."""
+"""Commands that forecast time and energy of a training: forecast fit, predict, plan, and what else stands below it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ import re
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, count, number, require_folder
 from energynn.cli.runs import parameters_of
 
 
 def add_forecast(commands) -> None:
-    text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, simulate"
+    text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, simulate, and more"
     parser = commands.add_parser("forecast", help=text)
     actions = parser.add_subparsers(dest="action", required=True)
-    for add in (_add_fit, _add_predict, _add_plan, _add_probe, _add_simulate, _add_advise):
+    for add in (
+        _add_fit,
+        _add_predict,
+        _add_plan,
+        _add_probe,
+        _add_simulate,
+        _add_advise,
+        _add_accuracy,
+        _add_held_out,
+    ):
         add(actions)
 
 
@@ -88,6 +97,8 @@ def _add_predict(actions) -> None:
     parser.add_argument("what", nargs="?", metavar="STUDY_OR_RUN", help=text)
     _add_parameters(parser)
     parser.add_argument("--fit", type=Path, required=True, metavar="FILE", help="of `energynn forecast fit`")
+    text = "up to which you claim no loss of accuracy; what lies beyond is marked"
+    parser.add_argument("--max-global-batch-size", type=int, metavar="N", help=text)
 
 
 def predict(options) -> int:
@@ -96,7 +107,8 @@ def predict(options) -> int:
     from energynn.forecast import calibration, predict, report
 
     made = calibration.read(options.fit)
-    rows = predict.rows(made, predict.asked(made, options.what, parameters_of(options)))
+    asked = predict.asked(made, options.what, parameters_of(options))
+    rows = predict.rows(made, asked, options.max_global_batch_size)
     print(json.dumps({"rows": rows}, indent=1) if options.json else report.predictions(rows))
     return 0
 
@@ -128,13 +140,13 @@ def plan(options) -> int:
     import json
 
     from energynn.cluster import systems
-    from energynn.forecast import plan, report
+    from energynn.forecast import accuracy, plan, report
 
     site = systems.site(options.system)
     made = _calibrated(options, site)
     run = plan.base_run(made, parameters_of(options))
     limits = {"time_h": options.deadline_h, "energy_kWh": options.energy_kwh, "gpu_hours": options.gpu_hours}
-    limits["global_batch_size"] = options.max_global_batch_size or plan.accuracy_threshold(run) or None
+    limits["global_batch_size"] = options.max_global_batch_size or accuracy.threshold(run) or None
     limits = {name: most for name, most in limits.items() if most is not None}
     found = plan.make(made, run, *plan.grid(made, run, _range(options.devices)), limits)
     print(json.dumps(plan.as_json(found), indent=1) if options.json else report.plan(found))
@@ -240,4 +252,47 @@ def advise(options) -> int:
     (run,) = predict.asked(made, what, parameters if what or parameters else {"devices": 1})
     rows = advise.rows(made, run)
     print(json.dumps({"remedies": rows}, indent=1) if options.json else report.remedies(rows, run))
+    return 0
+
+
+def _add_accuracy(actions) -> None:
+    example = "energynn forecast accuracy --runs-dir runs/large-batch --workload resnet50 --error 0.6"
+    text = "the critical batch size by runs of several batch sizes: up to where a larger one costs no more samples"
+    parser = _add(actions, accuracy, text, example)
+    parser.add_argument("--runs-dir", type=Path, required=True, metavar="DIR", help="records of your own")
+    parser.add_argument("--workload", required=True, metavar="W", help="resnet50, fourcastnet or one of your own")
+    parser.add_argument("--error", type=number, required=True, metavar="X", help="that a training is to reach")
+    parser.add_argument("--metric", default="top1_error", metavar="NAME", help="of each epoch; default: top1_error")
+
+
+def accuracy(options) -> int:
+    import json
+
+    from energynn.forecast import accuracy, report
+
+    require_folder(options.runs_dir)
+    answer = accuracy.of_runs(options.runs_dir, options.workload, options.metric, options.error)
+    print(json.dumps(answer, indent=1) if options.json else report.accuracy(answer))
+    return 0
+
+
+def _add_held_out(actions) -> None:
+    example = "energynn forecast held-out --runs-dir runs --system local"
+    text = "fitted to own runs on few devices: the forecast of those on more, beside the fact"
+    parser = _add(actions, held_out, text, example)
+    add_runs_dir(parser)
+    parser.add_argument("--system", required=True, metavar="S", help="`energynn system list`, or a file (.toml)")
+    parser.add_argument("--workload", metavar="W", help="default: every workload that has runs there")
+    parser.add_argument("--max-devices", type=count, default=1, metavar="N", help="of the runs to fit; default: 1")
+
+
+def held_out(options) -> int:
+    import json
+
+    from energynn.cluster import systems
+    from energynn.forecast import held_out, report
+
+    require_folder(options.runs_dir)
+    rows = held_out.rows(options.runs_dir, systems.site(options.system), options.workload, options.max_devices)
+    print(json.dumps({"recipes": rows}, indent=1) if options.json else report.held_out(rows))
     return 0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energynn import config
 from energynn.config import RunConfig
 from energynn.forecast import model, runs
 from energynn.forecast.calibrate import Fit
@@ -51,16 +50,25 @@ def remedies(run: RunConfig) -> list[Remedy]:
         ),
         Remedy("a prepared store", dict(image_loading="store"), ("images", "fill"), "a run without the loader"),
         Remedy("bfloat16", dict(precision="bfloat16"), ("images",), "a run without the loader", part=0.5),
+        Remedy(
+            "compressed gradients",
+            dict(gradient_compression="bfloat16"),
+            ("allreduce",),
+            f"{same}, on two nodes",
+            True,
+            True,
+        ),
     ]
     if not workers:
         found = [remedy for remedy in found if not remedy.changes.keys() & {"persistent_workers", "loader_workers"}]
-    plain = config.to_dict(run)
-    possible = [
+    if run.devices == 1:
+        found = [remedy for remedy in found if "gradient_compression" not in remedy.changes]
+    plain = vars(run)
+    return [
         remedy
         for remedy in found
         if not remedy.changes.items() & plain.items() and remedy.changes.keys() <= plain.keys()
     ]
-    return [*possible, Remedy("compressed gradients (no field yet)", {}, ("allreduce",), "a run on two nodes")]
 
 
 def rows(made: Calibration, run: RunConfig) -> list[dict]:

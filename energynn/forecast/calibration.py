@@ -25,6 +25,7 @@ ACCOUNTED = {"workload", "preset", "system", "devices", "local_batch_size", "glo
 ACCOUNTED |= {"epochs", "seed", "repeat", "initial_run", "learning_rate", "loader_workers", "training_samples"}
 ACCOUNTED |= {"validation_samples", "evaluate_training_set", "training_years", "validation_years", "test_years"}
 ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "perun_sampling_period_s", "collective_timeout_s"}
+ACCOUNTED |= {"gradient_compression", "gradient_noise_steps", "persistent_workers"}
 ACCOUNTED |= {"save_weights", "checkpoint_period_s", "warmup_epochs", "plateau_patience", "on_bad_image"}
 
 
@@ -66,7 +67,7 @@ def make(seen: Runs, other=None) -> Calibration:
         "samples of a device": work.trained,
         "evaluated per trained sample": work.evaluated / work.trained,
     }
-    plain = [config.to_dict(run) for run in seen.configs]
+    plain = [vars(run) for run in seen.configs]
     fields = {}
     for name in plain[0]:
         if name not in ACCOUNTED:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energynn import config, published_values
+from energynn import config
 from energynn.config import RunConfig
 from energynn.forecast import calibration, fitting, predict, runs
 from energynn.forecast.calibration import Calibration
@@ -50,14 +50,6 @@ def base_run(made: Calibration, parameters: dict) -> RunConfig:
     plain = config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1, "seed": 0, "repeat": 0}
     plain.pop("global_batch_size")
     return config.make(**plain | parameters)
-
-
-def accuracy_threshold(run: RunConfig) -> int:
-    """The largest global batch size up to which the study saw no loss of accuracy; 0 where it says nothing of it."""
-    stage = getattr(run, "stage", "")
-    rows = [row for row in published_values.rows() if row["quantity"] == "large_batch_threshold"]
-    sizes = [int(row["value"]) for row in rows if (row["workload"], row["stage"]) == (run.workload, stage)]
-    return max(sizes, default=0)
 
 
 def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -204,10 +196,7 @@ def row(plan: Plan, index: int) -> dict:
     work = plan.work[index : index + 1]
     devices, local_size = int(work.devices[0]), int(work.local_batch_size[0])
     size = int(plan.global_batch_size[index])
-    threshold = accuracy_threshold(plan.base)
     outside = predict.outside(plan.made, plan.base, work)
-    if threshold and size > threshold:
-        outside.append(f"global batch size {size}: the study saw the accuracy fall beyond {threshold}")
     changed = dict(devices=devices, local_batch_size=local_size, global_batch_size=size)
     run = dataclasses.replace(plan.base, **changed)
     values = {name: predict.interval(plan.values[name][index]) for name in predict.QUANTITIES}

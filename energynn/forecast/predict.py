@@ -10,7 +10,7 @@ import numpy as np
 
 from energynn import config, studies
 from energynn.config import RunConfig
-from energynn.forecast import calibrate, model, runs
+from energynn.forecast import accuracy, calibrate, model, runs
 from energynn.forecast.calibrate import Fit
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import READINGS, Work
@@ -111,9 +111,10 @@ def asked(made: Calibration, what: str | None, parameters: dict) -> list[RunConf
     return [config.make(**each | parameters) if parameters else config.from_dict(each) for each in plain]
 
 
-def rows(made: Calibration, asked: list[RunConfig]) -> list[dict]:
+def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> list[dict]:
     """One forecast for each configuration, repeats once, as ``energynn forecast predict --json`` shows it.
 
+    ``most``: the global batch size up to which the user calls accuracy free.
     Raises ValueError for another workload, more devices than the system has, or too few samples for an update.
     """
     same = [{"seed": 0, "repeat": 0} | {"system": made.site.name}] * len(asked)
@@ -133,7 +134,7 @@ def rows(made: Calibration, asked: list[RunConfig]) -> list[dict]:
         if made.fit.has_power:
             powers = model.powers_W(made.fit.values, work, times)
             row["power_causes_W"] = {name: float(of[0]) for name, of in powers.items()}
-        row["outside"] = outside(made, run, work)
+        row["outside"] = outside(made, run, work, most)
         row["provenance"] = f"estimated by a model fitted to {made.provenance} runs"
         result.append(row)
     return result
@@ -154,8 +155,8 @@ def interval(values: np.ndarray) -> dict[str, float | None]:
     return {name: number if np.isfinite(number) else None for name, number in named}
 
 
-def outside(made: Calibration, run: RunConfig, work: Work) -> list[str]:
-    """What of one configuration lies beyond the calibrated runs, in words."""
+def outside(made: Calibration, run: RunConfig, work: Work, most: int | None = None) -> list[str]:
+    """What of one configuration lies beyond the calibrated runs, in words; ``most``: the largest batch that is free."""
     lines = []
     if work.devices[0] > MOST_DEVICES or work.nodes[0] > MOST_NODES:
         lines.append(f"more than {MOST_DEVICES} devices or {MOST_NODES} nodes: an extrapolation without an interval")
@@ -169,7 +170,7 @@ def outside(made: Calibration, run: RunConfig, work: Work) -> list[str]:
         lines.append("no calibrated run had several nodes: storage that nodes share is taken as no limit")
     if _readings_matter(made, work)[0]:
         lines.append("other workers or passes than calibrated: the interval covers loader-bound and GPU-bound")
-    plain = config.to_dict(run)
+    plain = vars(run)
     for name, occurred in made.fields.items():
         if plain.get(name) not in occurred:
             lines.append(
@@ -177,6 +178,8 @@ def outside(made: Calibration, run: RunConfig, work: Work) -> list[str]:
             )
     if run.persistent_workers:
         lines.append("persistent workers: all of a start is taken as saved, which is the most that they can save")
+    size = int(work.devices[0] * work.local_batch_size[0]) * run.accumulation_steps
+    lines += accuracy.beyond(run, size, most)
     bandwidth = made.site.link_GB_per_s if work.nodes[0] > 1 else made.site.gpu_link_GB_per_s
     if work.devices[0] > 1 and not (bandwidth and work.allreduce_s[0]):
         lines.append("the all-reduce is left out: the bandwidth or the size of the gradients is not known")

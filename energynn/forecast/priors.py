@@ -9,6 +9,7 @@ from energynn.forecast.calibrate import Fit, Observations, Prior
 from energynn.forecast.model import NAMES
 
 WEAK = "weak: any order of magnitude"
+CORES = "weak: cores share memory, and two of them may be threads of one"
 OF_SIZE = "weak: of the size of the measured power"
 # Where the parameters of one system stand for another, hardware makes samples faster and GPUs hungrier.
 HARDWARE = {"tau": 1.5, "host": 0.5, "fed": 0.5, "idle": 0.5}  # relative spread that is added
@@ -26,7 +27,7 @@ def make(seen: Observations, site: Site, workers: int, storage: bool) -> dict[st
         "t_start": Prior(0.5, 1.5, WEAK),
         "t_update": Prior(3e-3, 1.5, WEAK),
         "efficiency": Prior(0.85, 0.15, "what all-reduces reach of a link"),
-        "kappa": Prior(0.05, 1.0, WEAK),
+        "kappa": Prior(0.05, 1.0, WEAK) if site.gpu else Prior(0.2, 1.0, CORES),
     }
     if workers > 1:
         priors["fill"] = Prior(workers - 1, 0.3, "workers - 1: a worker's first batch is ready when all have theirs")

@@ -9,6 +9,7 @@ from pathlib import Path
 from energynn.config import RunConfig
 from energynn.forecast import calibration, fitting, predict
 from energynn.forecast.calibration import Calibration
+from energynn.forecast.held_out import QUANTITIES
 from energynn.forecast.plan import UNITS, Plan, as_json
 
 TIME_CAUSES = {"images": "samples", "starts": "loaders' starts", "fill": "fill", "allreduce": "all-reduce"}
@@ -101,6 +102,46 @@ def probes(answer: dict) -> str:
         sizes = f"{probe['devices']:8}{probe['local_batch_size']:6}{probe.get('training_samples', '-'):>9}"
         lines.append(f"{sizes}{probe['epochs']:8}{probe['expected_s']:9.0f}   {probe['relative_spread_after']:.1%}")
     return "\n".join([*lines, "seconds and spreads are expected, by what was known before the probes"])
+
+
+def accuracy(answer: dict) -> str:
+    """The critical batch size or that it is not identified, then what each batch size took."""
+    of, size = f"{answer['metric']} of {answer['error']:g}", answer["critical_batch_size"]
+    low, high = (f"{size[end]:.3g}" if size[end] is not None else "any size" for end in ("low", "high"))
+    head = f"critical batch size: not identified; these {answer['runs']} runs agree with {low} to {high}"
+    if answer["is_identified"]:
+        head = f"critical batch size: {size['value']:.3g} ({low} to {high}) samples, by {answer['runs']} runs"
+    lines = [f"{head}, for a {of} of {answer['workload']}"]
+    if noise := answer["gradient_noise_scale_samples"]:
+        lines.append(f"gradient noise scale: {noise['low']:.3g} to {noise['high']:.3g} samples in these runs")
+    lines += ["", f"{'GBS':>7}{'runs':>6}{'reached it':>12}{'steps':>8}   samples over the least"]
+    for row in answer["batch_sizes"]:
+        steps = "-" if row["steps"] is None else f"{row['steps']:.0f}"
+        more = _span(row["samples_over_least"]) if row["samples_over_least"] else "not known"
+        lines.append(f"{row['global_batch_size']:7}{row['runs']:6}{row['reached']:12}{steps:>8}   {more}")
+    lines += ["", "a GBS far below it costs no more samples; far above it, no fewer steps (McCandlish et al. 2018)"]
+    return "\n".join([*lines, "holds where the learning rate suits each batch size; intervals at 90 %"])
+
+
+def held_out(rows: list[dict]) -> str:
+    """The forecasts beside the facts of each recipe, then what the few runs do not tell."""
+    lines = [f"{'':36}{'forecast (90 %)':>32}{'fact':>12}{'off':>8}   inside"]
+    for row in rows:
+        name = " ".join(filter(None, [row["workload"], row["stage"]]))
+        for of in row["forecasts"]:
+            lines.append(f"{name}, {of['devices']} devices, LBS {of['local_batch_size']}")
+            for quantity, unit in QUANTITIES.items():
+                if told := of.get(quantity):
+                    off, inside = 100 * (told["value"] / told["fact"] - 1), "yes" if told["is_inside"] else "no"
+                    lines.append(f"  {unit:34}{_span(told):>32}{told['fact']:12.4g}{off:+7.0f} %   {inside}")
+    for row in rows:
+        name = " ".join(filter(None, [row["workload"], row["stage"]]))
+        lines += [
+            "",
+            f"{name}: fitted to {row['fitted_to_runs']} configuration(s) on at most {row['most_devices']} device(s)",
+        ]
+        lines += [f"  {words}" for words in [row.get("cannot", ""), *row["notes"], *row.get("flags", [])] if words]
+    return "\n".join(lines)
 
 
 def remedies(rows: list[dict], run: RunConfig) -> str:

@@ -182,6 +182,8 @@ def own(
         values = sorted({str(record.get(of) or record["config"].get(of, "")) for record in chosen})
         if len(values) > 1:
             raise ValueError(f"{runs_dir}: runs of several {name}, {', '.join(values)}; put those of one into a folder")
+    if site.scheduler == "local" and chosen[0]["launcher"] != "simulated":
+        site = _as_measured(site, chosen[0])
     notes = []
     watts_known = _have_watts(chosen, notes)
     grouped = defaultdict(list)
@@ -210,6 +212,13 @@ def _config(plain: dict) -> RunConfig:
     """The configuration of a record, of an earlier version, too: what that did not have is as it is by default."""
     known = {field.name for field in dataclasses.fields(config.make(plain["workload"]))}
     return config.make(**{name: value for name, value in plain.items() if name in known})
+
+
+def _as_measured(site: Site, record: dict) -> Site:
+    """This machine with as many devices as a record found, which its file does not know; cores are no GPU."""
+    machine, on_gpu = record["machine"], record["device_kind"] == "gpu"
+    devices = len(machine["gpus"]) if on_gpu else machine["cores"]
+    return dataclasses.replace(site, devices_per_node=max(devices, 1), gpu=site.gpu if on_gpu else "")
 
 
 def _have_watts(chosen: list[dict], notes: list[str]) -> bool:

@@ -59,6 +59,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
     # The example is made in place, so that its memory is the training's afterwards.
     distributed.warm_up(model, lambda: rollout_loss(model, example(training, config, world), config.precision))
+    session.gradients.share(model)
 
     session.resume(loader, model=model.module, optimizer=optimizer, scheduler=scheduler)
     phase = session.phase

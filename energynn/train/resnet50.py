@@ -62,6 +62,7 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     optimizer = make_optimizer(model, config)
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
     warm_up(model, config, world)
+    session.gradients.share(model)
 
     session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
     phase = session.phase

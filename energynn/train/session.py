@@ -18,6 +18,7 @@ from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, Request, StopVote
+from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
@@ -26,9 +27,10 @@ CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 class Session:
     """The training of one rank, from joining the other ranks to leaving them.
 
-    A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within ``measured`` come the
-    ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and ``epoch_done``. At
-    the end comes ``finish``. ``world`` tells of the ranks, ``phase(name)`` times what is done within it.
+    A trainer makes a session, loads its data, makes its parts, and calls ``gradients.share`` and ``resume``. Within
+    ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and
+    ``epoch_done``. At the end comes ``finish``. ``world`` tells of the ranks, ``phase(name)`` times what is done
+    within it.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, folder: Path | None = None):
@@ -38,6 +40,7 @@ class Session:
         self.world = distributed.join(config)
         self.events = Events(self.folder, self.world.rank)
         self.events.mark("rank_start", **self.world.describe())
+        self.gradients = Gradients(config, self.world)
 
     def resume(self, loader: DataLoader, **parts) -> None:
         """Go back to the newest checkpoint of the run, if there is one.
@@ -62,6 +65,7 @@ class Session:
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
         """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
+        self.gradients.require_shared()
         distributed.barrier(self.world)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
@@ -101,6 +105,7 @@ class Session:
         """
         epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
         self.optimizer_steps += 1
+        self.gradients.step_done()
         self._unread.append(loss)
         self.progress.step(epoch, step, loss)
         request = self.stop(self.checkpoints.is_due())
@@ -123,7 +128,7 @@ class Session:
 
     def epoch_done(self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float) -> None:
         """Tell of the epoch; ``samples_evaluated`` are those of this epoch, on all ranks."""
-        self.metrics = metrics
+        self.metrics = metrics = metrics | self.gradients.noise()
         self.samples_evaluated += samples_evaluated
         steps = self.steps_per_epoch
         local_loss = sum(self.losses[-steps:]) / steps

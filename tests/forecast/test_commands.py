@@ -132,6 +132,38 @@ def test_own_records_are_fitted_and_say_where_they_come_from(simulated, capsys, 
     assert row["provenance"].endswith("simulated runs") and row["energy_cpu_kWh"]["value"] > 0
 
 
+def test_forecasts_stand_beside_the_facts(simulated, capsys, tmp_path):
+    words = ("held-out", "--runs-dir", simulated, "--system", "horeka-a100")
+    (row,) = answer(capsys, *words, "--max-devices", "4")["recipes"]
+    assert row["fitted_to_runs"] == 6 and {of["devices"] for of in row["forecasts"]} == {8}
+    for of in row["forecasts"]:
+        for name in ("time_h", "gpu_hours", "energy_kWh"):
+            assert of[name]["is_inside"] == (of[name]["low"] <= of[name]["fact"] <= of[name]["high"])
+            assert of[name]["value"] == pytest.approx(of[name]["fact"], rel=0.15)
+        assert of["gpu_hours"]["fact"] == pytest.approx(8 * of["time_h"]["fact"])
+    assert cli.main(["forecast", *map(str, words)]) == 0
+    text = capsys.readouterr().out
+    assert text.split()[:3] == ["forecast", "(90", "%)"] and "fitted to 2 configuration(s) on at most 1" in text
+    assert "kappa: hardly informed" in text and "a full node would tell" in text
+
+
+def test_runs_on_one_device_that_do_not_vary_are_no_failure(simulated, capsys, tmp_path):
+    """It says which parameters they leave open and which run would help; the reproduction goes on."""
+    import shutil
+
+    shutil.copytree(simulated, tmp_path / "runs")
+    for folder in records.run_dirs(tmp_path / "runs"):
+        record = records.read(folder)
+        if record["devices"] > 2 or record["config"]["training_samples"] > 5005 * record["devices"]:
+            shutil.rmtree(folder)
+    assert cli.main(["forecast", "held-out", "--runs-dir", str(tmp_path / "runs"), "--system", "horeka-a100"]) == 0
+    text = capsys.readouterr().out
+    assert "tau and t_start cannot be told apart. Add a run with another number of training_samples" in text
+    assert "no recipe has valid runs on local on 1 device(s) and on more" in refusal(
+        capsys, "held-out", "--runs-dir", tmp_path / "runs", "--system", "local"
+    )
+
+
 def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tmp_path):
     study = tmp_path / "one.py"
     study.write_text(

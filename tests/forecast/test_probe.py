@@ -73,4 +73,4 @@ def test_remedies_are_ranges_over_both_readings(fitted):
     many = dataclasses.replace(run, devices=256, global_batch_size=65_536, persistent_workers=True)
     rows = {row["remedy"]: row for row in advise.rows(fitted, many)}
     assert "workers that persist" not in rows
-    assert rows["compressed gradients (no field yet)"]["time_saving"]["high"] < 0.04
+    assert 0 < rows["compressed gradients"]["time_saving"]["high"] < 0.02  # half of what the all-reduce takes
