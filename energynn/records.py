@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
+from energynn.files import PACKAGE, REPOSITORY, force, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import account
@@ -187,6 +187,8 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
     record["invalid_reasons"] = reasons_against(record, run_dir)
     record["valid"] = not record["invalid_reasons"]
     record["files"] = hash_files(run_dir)
+    for name in record["files"]:
+        force(run_dir / name)  # a record never promises what the disk has not got
     record = {name: record[name] for name in FIELDS if name in record}
     record["record_sha256"] = configuration.digest(record)
     write_json(run_dir / "record.json", record)

@@ -26,6 +26,7 @@ the values were taken from the statement itself. Only runs on GPUs with the stud
 from __future__ import annotations
 
 import math
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ import pandas as pd
 
 from energynn.analysis import observations, profiles, published, regression
 from energynn.files import shipped
+from energynn.reading import one_fault
 from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
@@ -203,8 +205,13 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
     """What the traces of own runs say about the power of their GPUs, as further rows: of one run per configuration."""
     found = []
     for row in table.drop_duplicates(observations.RUN).to_dict("records"):
-        idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
-        summary = profiles.summary(profiles.load(row["run_dir"]), idle_W)
+        try:
+            with one_fault(row["run_dir"]):
+                idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
+                summary = profiles.summary(profiles.load(row["run_dir"]), idle_W)
+        except ValueError as error:  # the run's samples cannot be read; its record and the other runs can
+            print(f"energynn: no power over time of {error}", file=sys.stderr)
+            continue
         changes = {"repeats": 1, "std": np.nan}
         found += [{**row, **changes, "quantity": f"profile_{name}", "value": value} for name, value in summary.items()]
     return pd.DataFrame(found, columns=table.columns).astype(table.dtypes).dropna(subset="value")

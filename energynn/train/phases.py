@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import TypeVar
 import torch
 
 from energynn.config import RunConfig
+from energynn.files import force
 from energynn.measure.samples import Events
 
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
@@ -102,6 +104,30 @@ class PhaseTimer:
 
     def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+class ToDisk:
+    """Has files forced to disk when told, at most every ``FORCE_S``, in a thread: no step waits for a slow disk."""
+
+    FORCE_S = 5.0
+
+    def __init__(self, *paths: str):
+        self.paths, self.told = paths, threading.Event()
+        threading.Thread(target=self._force_when_told, name="energynn-to-disk", daemon=True).start()
+
+    def soon(self) -> None:
+        self.told.set()
+
+    def now(self) -> None:
+        for path in self.paths:
+            force(Path(path))
+
+    def _force_when_told(self) -> None:
+        while True:
+            self.told.wait()
+            self.told.clear()
+            self.now()
+            time.sleep(self.FORCE_S)
 
 
 def _mark_in_queue() -> torch.cuda.Event:
