@@ -479,7 +479,10 @@ def test_a_folder_that_is_deleted_meanwhile_is_one_line_and_leaves_nothing(run_d
         lambda: sleeping or sleeping.extend(psutil.Process(started.pid).children()) or started.poll() is not None
     )
     shutil.rmtree(run_dir)
-    output, _ = started.communicate(timeout=60)
+    try:
+        output, _ = started.communicate(timeout=60)
+    finally:
+        started.kill()
     assert (started.returncode, output) == (1, "begins\n")
     assert not lives(sleeping[0].pid) and not run_dir.exists()
 

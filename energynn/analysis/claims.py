@@ -208,11 +208,13 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
         try:
             with one_fault(row["run_dir"]):
                 idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
-                summary = profiles.summary(profiles.load(row["run_dir"]), idle_W)
+                trace = profiles.load(row["run_dir"])
+                if trace.empty and list(Path(row["run_dir"]).rglob("samples-*.jsonl")):
+                    raise ValueError("its samples tell no power of a GPU")
         except ValueError as error:  # the run's samples cannot be read; its record and the other runs can
             print(f"energynn: no power over time of {error}", file=sys.stderr)
             continue
-        changes = {"repeats": 1, "std": np.nan}
+        summary, changes = profiles.summary(trace, idle_W), {"repeats": 1, "std": np.nan}
         found += [{**row, **changes, "quantity": f"profile_{name}", "value": value} for name, value in summary.items()]
     return pd.DataFrame(found, columns=table.columns).astype(table.dtypes).dropna(subset="value")
 

@@ -470,7 +470,7 @@ def cross_checks(entries: list[dict]) -> list[dict]:
                 "counter_J": counter["energy_J"],
                 "power_J": entry["energy_J"],
                 "gap": gap,
-                "flagged": abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"],
+                "flagged": bool(abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"]),
             }
         )
     return checks

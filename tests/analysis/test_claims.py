@@ -192,7 +192,7 @@ def test_samples_that_cannot_be_read_are_one_line_and_the_ledger_goes_on(synthet
     output, errors = capsys.readouterr()
     assert "h100-stays-above-baseline" in output
     lines = [line for line in errors.splitlines() if run_dir.name in line]
-    assert len(lines) == (1 if content == "pipe" else 0) and "Traceback" not in errors
+    assert len(lines) == 1 and "Traceback" not in errors
 
 
 def test_tolerances_decide(replica):
