@@ -241,6 +241,9 @@ def soak(folder: Path, days: float, seed: int) -> tuple[list[Segment], Path]:
             os.truncate(path, path.stat().st_size - drawn.randrange(1, 400))
         made.append(segment)
         begin_s = kill.begin_s + drawn.uniform(5, 600)
+        for fault in faults:
+            if fault.kind == "full" and fault.begin_s < begin_s + 20 < fault.end_s + 20:
+                begin_s = fault.end_s + 1  # `energynn run` refuses to start on a full disk
     return made, folder / "memory"
 
 
@@ -281,10 +284,21 @@ def truth_J(begin_s: float, end_s: float) -> dict[str, float]:
     return joules
 
 
+def errors_of_undoubted(record: dict, begin_s: float, end_s: float) -> list[float]:
+    """Errors, in 95 % intervals, of the sensors that count and of which the record says nothing."""
+    errors = []
+    for sensor in record["sensors"]:
+        if sensor["primary"] and not any(sensor["id"] in flag for flag in record["flags"]):
+            load = LOADS[sensor["id"][:5]]
+            true_J = float(load.energy_J(end_s) - load.energy_J(begin_s))
+            errors.append((sensor["energy_J"] - true_J) / sensor["statistical_J"])
+    return errors
+
+
 def judge(folder: Path, days: float, seed: int) -> None:
     """Make the run, and compare what is said of it with the truth."""
     made, memory_file = soak(folder, days, seed)
-    sums, windows, valid, held = {"gpu": 0.0, "cpu": 0.0}, [], [], []
+    sums, windows, valid, undoubted = {"gpu": 0.0, "cpu": 0.0}, [], [], []
     for segment in made:
         begin_s, end_s = window_s(segment)
         windows.append((begin_s, end_s))
@@ -295,11 +309,11 @@ def judge(folder: Path, days: float, seed: int) -> None:
         print(f"{segment.folder.name}: {end_s - begin_s:.0f} s, {record['reasons']}, {record['flags']}, {off}")
         assert not off or record["reasons"], f"{segment.folder.name}: valid and wrong: {off}"
         valid.append(not record["reasons"])
-        if not record["flags"]:
-            held += [abs(record[f"energy_{c}_J"] - truth[c]) < record[f"energy_{c}_statistical_J"] for c in truth]
-    print(f"{sum(valid)} of {len(valid)} segments are valid; {sum(held)} of {len(held)} intervals without a flag hold")
+        undoubted += errors_of_undoubted(record, begin_s, end_s)
+    held = sum(abs(error) < 1 for error in undoubted)
+    print(f"{sum(valid)} of {len(valid)} segments are valid; {held} of {len(undoubted)} undoubted intervals hold")
     assert sum(valid) > len(valid) / 4, "nearly all is doubted"
-    assert sum(held) > 0.8 * len(held)
+    assert held > 0.9 * len(undoubted) - 3 and max(map(abs, undoubted)) < 3
     run_dir = made[0].folder
     intent = {"run_id": run_dir.name, "workload": "command", "system": "measured", "machine": {"sockets": 1}}
     write_json(run_dir / "run.json", minimal_record(**intent, devices=1, config={"command": "soak"}))
