@@ -149,6 +149,8 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
     seconds = np.diff(good_ns) / 1e9
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     false = (steps_J < 0) | (steps_J > most_W(sensor) * _seconds_since_change(good_ns, steps))
+    if sensor["wraps_at"]:  # in a long gap it may have wrapped around more than once, unseen
+        false |= most_W(sensor) * seconds > sensor["wraps_at"] * sensor["to_SI"]
     since = _last_change(steps)
     for step in np.flatnonzero(false):
         false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
