@@ -36,7 +36,7 @@ LOADS = {
     "gpu_1": Load("sine", 120.0, 400.0, 347.0),
     "cpu_0": Load("sine", 60.0, 180.0, 941.0),
 }
-MOST_GROWTH_B = 3e6
+MOST_GROWTH_B = 3e6  # lines that wait for an hour while the disk is full have 0.3 MB
 
 
 @dataclass
@@ -201,7 +201,8 @@ def instants_s(segment: Segment, drawn):
     for begin_s in np.arange(segment.begin_s, segment.end_s, CHUNK * PERIOD_S):
         t = begin_s + PERIOD_S * (np.arange(CHUNK) + ((np.arange(CHUNK) * GOLDEN) % 1 - 0.5) / 2)
         t += 0.5 * PERIOD_S + drawn.exponential(1e-3, CHUNK)
-        yield t[t < segment.end_s]
+        if t[0] < segment.end_s:
+            yield t[t < segment.end_s]
 
 
 def resident_B() -> int:
@@ -270,11 +271,14 @@ def window_s(segment: Segment) -> tuple[float, float]:
 
 def lost_samples(segment: Segment) -> float:
     """Samples that are missing, without those of stalls, and of a full disk if the kill came before there was room."""
-    wanted_s = segment.end_s - segment.begin_s
+    until_s = segment.end_s
+    for fault in reversed(segment.faults):
+        if segment.killed and fault.kind == "full" and fault.begin_s < until_s <= fault.end_s:
+            until_s = fault.begin_s
+    wanted_s = until_s - segment.begin_s
     for fault in segment.faults:
-        is_lost = fault.kind == "full" and segment.killed and fault.end_s > segment.end_s
-        if fault.kind == "stall" or is_lost:
-            wanted_s -= max(0.0, min(fault.end_s, segment.end_s) - max(fault.begin_s, segment.begin_s))
+        if fault.kind == "stall":
+            wanted_s -= max(0.0, min(fault.end_s, until_s) - max(fault.begin_s, segment.begin_s))
     read = samples.read_samples(next(segment.folder.glob("samples-*.jsonl")))
     return wanted_s / PERIOD_S - len(read.t_ns)
 
