@@ -28,7 +28,7 @@ from energynn.measure.samples import Silence, events_of_kind, read_events, segme
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 DELETED = "its folder was deleted while it ran"
-DELETED_LOOK_S = 2.0
+DELETED_LOOK_S = 5.0
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 END_TOGETHER_S = 1.0  # between the end of a sampler and that of the ranks, if a lost rank ended both
 GRACE_S = 2.0  # between asking the ranks to stop and killing them

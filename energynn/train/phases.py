@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 import torch
 
 from energynn.config import RunConfig
-from energynn.files import force
 from energynn.measure.samples import Events
 
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
@@ -109,18 +109,19 @@ class PhaseTimer:
 class ToDisk:
     """Has files forced to disk when told, at most every ``FORCE_S``, in a thread: no step waits for a slow disk."""
 
-    FORCE_S = 5.0
+    FORCE_S = 10.0
 
-    def __init__(self, *paths: str):
-        self.paths, self.told = paths, threading.Event()
+    def __init__(self, *files: TextIO):
+        self.files, self.told = files, threading.Event()
         threading.Thread(target=self._force_when_told, name="energynn-to-disk", daemon=True).start()
 
     def soon(self) -> None:
         self.told.set()
 
     def now(self) -> None:
-        for path in self.paths:
-            force(Path(path))
+        for file in self.files:
+            with suppress(OSError):  # a full disk
+                os.fsync(file.fileno())
 
     def _force_when_told(self) -> None:
         while True:

@@ -49,7 +49,7 @@ class Session:
         self.loader, self.parts = loader, parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
         self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
-        self.to_disk = ToDisk(self.events.file.name, self.phase.file.name)
+        self.to_disk = ToDisk(self.events.file, self.phase.file)
         self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step

@@ -39,9 +39,7 @@ def test_files_are_forced_to_disk_behind_the_back_of_the_steps(tmp_path, monkeyp
 
     monkeypatch.setattr(os, "fsync", slow_fsync)
     monkeypatch.setattr(phases.ToDisk, "FORCE_S", 0.3)
-    for name in ("events", "phases"):
-        (tmp_path / name).touch()
-    to_disk = phases.ToDisk(tmp_path / "events", tmp_path / "phases")
+    to_disk = phases.ToDisk(*(open(tmp_path / name, "w") for name in ("events", "phases")))
     to_disk.soon()
     wait_until(lambda: forced)
     before = time.monotonic()
