@@ -51,6 +51,12 @@ def write_json(path: Path, value) -> None:
         file.write(json.dumps(value, indent=1, allow_nan=False).encode() + b"\n")
 
 
+def force(path: Path) -> None:
+    """Have all that any process of this host has written to a file forced to disk, as far as the disk takes it."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn.files import PACKAGE, REPOSITORY, is_locked, lock, sha256, utc_now, whole, write_json
+from energynn.files import PACKAGE, REPOSITORY, force, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
@@ -180,6 +180,8 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
     record["invalid_reasons"] = reasons_against(record, run_dir)
     record["valid"] = not record["invalid_reasons"]
     record["files"] = hash_files(run_dir)
+    for name in record["files"]:
+        force(run_dir / name)  # a record never promises what the disk has not got
     record = {name: record[name] for name in FIELDS if name in record}
     record["record_sha256"] = configuration.digest(record)
     write_json(run_dir / "record.json", record)

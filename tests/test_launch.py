@@ -23,6 +23,7 @@ from energynn.launch import start, supervise
 from energynn.measure import perun_adapter, samples
 from energynn.measure.samples import read_events, read_samples
 from energynn.measure.sensors import Sensor
+from energynn.processes import lives
 from tests import powercap
 from tests.processes import processes_of, wait_until
 
@@ -457,6 +458,46 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
         start.run(made, tmp_path)
     first.close()
     assert (run_dir / "run.json").read_text() == "of the first" and not (tmp_path / "local" / "superseded").exists()
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_one_line_and_leaves_nothing(run_dir):
+    """The supervisor alone, with ranks that do nothing."""
+    program = textwrap.dedent(f"""
+        import os, pathlib
+        from energynn.launch import supervise
+        supervise.ranks_command = lambda *_: ["sleep", "1000"]
+        print("begins", flush=True)
+        raise SystemExit(supervise.supervise(pathlib.Path({str(run_dir)!r}), os.getppid(), "", ""))
+    """)
+    intent = json.loads((run_dir / "run.json").read_text())
+    (run_dir / "run.json").write_text(json.dumps(intent | {"launcher": "alone"}))
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    sleeping = []
+    wait_until(
+        lambda: sleeping or sleeping.extend(psutil.Process(started.pid).children()) or started.poll() is not None
+    )
+    shutil.rmtree(run_dir)
+    try:
+        output, _ = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert (started.returncode, output) == (1, "begins\n")
+    assert not lives(sleeping[0].pid) and not run_dir.exists()
+
+
+@pytest.mark.slow
+def test_who_starts_a_run_whose_folder_is_deleted_says_so(tmp_path):
+    started = python_run(tmp_path / "runs", ENDLESS)
+    wait_until(lambda: training_has_begun(tmp_path / "runs"))
+    shutil.rmtree(only_run(tmp_path / "runs"))
+    output = started.communicate(timeout=60)[0]
+    assert started.returncode != 0 and output.splitlines()[-1].endswith(
+        "deleted while it ran; nothing of it is recorded"
+    )
+    assert "energynn/train" not in output, "a rank's traceback"
+    wait_until(lambda: not processes_of(tmp_path), 5)
 
 
 def test_one_measured_run_at_a_time(tmp_path):

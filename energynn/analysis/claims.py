@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ import pandas as pd
 from energynn.analysis import modelled, observations, profiles, published
 from energynn.analysis.effects import DRAWS, FACTOR, TESTS, NoData, configuration_names, match
 from energynn.files import shipped
+from energynn.reading import one_fault
 from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
@@ -331,9 +333,16 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
     """What the traces of own runs say about the power of their GPUs, as further rows: of one run per configuration."""
     found = []
     for row in table.drop_duplicates(observations.RUN).to_dict("records"):
-        idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
-        summary = profiles.summary(profiles.load(row["run_dir"]), idle_W)
-        changes = {"repeats": 1, "std": np.nan}
+        try:
+            with one_fault(row["run_dir"]):
+                idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
+                trace = profiles.load(row["run_dir"])
+                if trace.empty and list(Path(row["run_dir"]).rglob("samples-*.jsonl")):
+                    raise ValueError("its samples tell no power of a GPU")
+        except ValueError as error:  # the run's samples cannot be read; its record and the other runs can
+            print(f"energynn: no power over time of {error}", file=sys.stderr)
+            continue
+        summary, changes = profiles.summary(trace, idle_W), {"repeats": 1, "std": np.nan}
         found += [{**row, **changes, "quantity": f"profile_{name}", "value": value} for name, value in summary.items()]
     return pd.DataFrame(found, columns=table.columns).astype(table.dtypes).dropna(subset="value")
 

@@ -8,7 +8,7 @@ whichever they are.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import io
 import math
@@ -26,7 +26,7 @@ import numpy as np
 
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
-from energynn.files import sha256, whole, write_json
+from energynn.files import lock, sha256, whole, write_json
 from energynn.progress import meter
 from energynn.reading import json_table, one_fault
 
@@ -95,11 +95,10 @@ def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecuto
             raise ValueError(f"{origin}: {what}; get it again") from error
         return state, moments(state)
 
-    with open(part, "a+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"{part}: another process writes this year; wait for it") from error
+    held = lock(part)
+    if held is None:
+        raise ValueError(f"{part}: another process writes this year; wait for it")
+    with contextlib.closing(held), open(part, "a+b") as file:
         with one_fault(note):
             done, digest, collected, total = _what_is_there(file, note, content, source.shape)
         if done == 0:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn import records
-from energynn.files import is_locked, lock, utc_now, write_json
+from energynn.files import force, is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.sampler_process import start_sampler, until
@@ -73,8 +73,8 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     status, reason, exit_status = _outcome(folder, rank, stopped)
     if rank > 0:
         return None, exit_status
-    if size > 1 and not stopped:
-        status, reason = _outcome_of_all(folder, size)
+    if size > 1:
+        status, reason = _outcome_of_all(folder, size, stopped, (status, reason))
     return records.build(run_dir, status, reason), exit_status
 
 
@@ -186,6 +186,7 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         children.append(child)
         for number in stopped:  # they came before there was a process to pass them on to
             child.send_signal(number)
+        force(folder / f"events-rank{rank}.jsonl")  # so that a power cut costs no energy of what was begun
         status = child.wait()
     except OSError as error:
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
@@ -269,16 +270,27 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _outcome_of_all(folder: Path, size: int) -> tuple[str, str]:
-    """The first bad end among all ranks, after waiting for those that still have to write theirs."""
-    patience = time.monotonic() + limit_s("ready_limit_s")  # with ranks that have not even begun
+def _outcome_of_all(folder: Path, size: int, stopped: list[int], own: tuple[str, str]) -> tuple[str, str]:
+    """Status and reason of all ranks, after waiting for those that still have to write their end.
+
+    Of a measurement that was stopped, rank 0's ``own`` end counts, unless that was good and another rank's was not.
+    """
+    status, reason = _first_bad_end(folder, size, 0.0 if stopped else limit_s("ready_limit_s"))
+    if not stopped or own[0] == status == "finished":
+        return status, reason
+    return own if own[0] != "finished" else ("interrupted", f"stopped by {_signal_name(stopped[0])}; {reason}")
+
+
+def _first_bad_end(folder: Path, size: int, patience_s: float) -> tuple[str, str]:
+    """``patience_s``: with ranks that have not even begun."""
+    until = time.monotonic() + patience_s
     while True:
         none_left = not any(map(is_locked, folder.glob(".ranks-*")))
         events = read_events(folder)
         ended = {event["rank"]: event for event in events_of_kind(events, "rank_end")}
         if len(ended) == size:
             break
-        if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > patience):
+        if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > until):
             missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
             return "killed", f"rank {missing} ended without a word"
         time.sleep(0.5)

@@ -21,7 +21,7 @@ from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import APART, host_lock
+from energynn.launch.supervise import APART, DELETED, host_lock
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.samples import segments
@@ -60,6 +60,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     finally:
         held.close()
     record = records.read(run_dir)
+    if not (run_dir / "run.json").exists():
+        raise RuntimeError(f"{run_dir.name}: {DELETED}; nothing of it is recorded")
     if record is None:
         raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
     if record["status"] == "interrupted":

@@ -27,6 +27,8 @@ from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
+DELETED = "its folder was deleted while it ran"
+DELETED_LOOK_S = 5.0
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 END_TOGETHER_S = 1.0  # between the end of a sampler and that of the ranks, if a lost rank ended both
 GRACE_S = 2.0  # between asking the ranks to stop and killing them
@@ -46,7 +48,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # the last: Slurm's warning
         signal.signal(number, stop)
     processes.adopt_orphans()
-    _held = records.hold(run_dir)
+    held = records.hold(run_dir)
     while (_alone := lock(host_lock(run_dir.parent))) is None and not stop_reasons and os.getppid() == parent:
         time.sleep(0.2)
     reserve = run_dir / ".reserve"
@@ -59,8 +61,10 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
     _look_for(parent, stop_reasons)
     if not stop_reasons:
         command = ranks_command(folder, intent, mpirun, flavour)
-        exit_status = _run_ranks(folder, command, intent, parent, stop_reasons, last_words)
-    reserve.unlink()
+        exit_status = _run_ranks(folder, command, intent, parent, stop_reasons, last_words, held)
+    reserve.unlink(missing_ok=True)
+    if _is_deleted(held):
+        return 1  # who started us says so
     status, reason = verdict(folder, intent, exit_status, stop_reasons, last_words)
     try:
         record = records.build(run_dir, status, reason)
@@ -74,22 +78,28 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
 
 
 def _run_ranks(
-    folder: Path, command: list[str], intent: dict, parent: int, stop_reasons: list[str], last_words: list[str]
+    folder: Path, command: list[str], intent: dict, parent: int, stop_reasons: list[str], last_words: list[str], held
 ) -> int:
-    """Run the ranks until all have ended, or have to; returns the exit status of what started them."""
+    """Run the ranks until all have ended, or have to; returns the exit status of what started them.
+
+    ``held`` is the open run.json: where it has no name any more, there is no folder to write to.
+    """
     environment = rank_environment(folder, intent)
     end_with_us = partial(processes.end_with_parent, os.getpid())
     ranks = subprocess.Popen(command, env=environment, preexec_fn=end_with_us, **APART)
     relay = threading.Thread(target=_relay, args=(ranks.stdout, folder / "log.txt", last_words), daemon=True)
     relay.start()
-    silence = Silence(folder)
+    silence, looked = Silence(folder), time.monotonic()
     while ranks.poll() is None and not stop_reasons:
         _look_for(parent, stop_reasons)
         if (silent := silence()) and not _ends(ranks):
             stop_reasons.append(silent)
+        if time.monotonic() - looked > DELETED_LOOK_S:
+            looked = time.monotonic()
+            stop_reasons += [DELETED] if _is_deleted(held) else []
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the parent may be gone, and the ranks still have time.
-    if stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ):
+    if stop_reasons and DELETED not in stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ):
         _wait_for_checkpoint(ranks, folder)
     _end_everything(ranks)
     relay.join(timeout=1.0)
@@ -101,6 +111,11 @@ def _ends(ranks: subprocess.Popen) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         ranks.wait(END_TOGETHER_S)
     return ranks.poll() is not None
+
+
+def _is_deleted(held) -> bool:
+    """Whether an open file has no name any more."""
+    return os.fstat(held.fileno()).st_nlink == 0
 
 
 def _look_for(parent: int, stop_reasons: list[str]) -> None:

@@ -50,6 +50,7 @@ BOUNDED = 0.94
 # bounded there, too, and has one sign: straight lines are a (1 - a) off for counters, (1 - a)^2 / 2 for powers.
 STEP_OF_COUNTER, STEP_OF_POWER = 0.175, 0.15
 SMOOTH_SHARE = 0.8  # of a slope on both sides of an edge, which is no step at it
+FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 NOISE_OF_STEP, LONGER = 3.0, 4.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
 BLURRED = 1.8  # what the variance of a power's mean has to be multiplied with, since its errors are rare and large
 
@@ -281,7 +282,8 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
     """
     t_ns, energy_J, period_s = reads["good_ns"], judgement.energy_J, reads["period_s"]
     new = np.flatnonzero(np.diff(energy_J) > 0) + 1
-    if watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
+    is_finer = period_s > FINER * (reads["sensor"].get("update_s") or period_s)  # than readings of the power can tell
+    if not is_finer and watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
         breaks = (np.diff(t_ns) > reads["longest_ns"]) | judgement.unknown
         shaped = _shaped_by_power(t_ns, energy_J, watts, new, breaks)
         if shaped is not None:
@@ -484,7 +486,7 @@ def cross_checks(entries: list[dict]) -> list[dict]:
                 "counter_J": counter["energy_J"],
                 "power_J": entry["energy_J"],
                 "gap": gap,
-                "flagged": abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"],
+                "flagged": bool(abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"]),
             }
         )
     return checks

@@ -166,6 +166,8 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     since_change_s = _seconds_since_change(good_ns, steps)
     false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
+    if sensor["wraps_at"]:  # in a long gap it may have wrapped around more than once, unseen
+        false |= most_W(sensor) * seconds > sensor["wraps_at"] * sensor["to_SI"]
     if false.any():
         since = _last_change(steps)
         for step in np.flatnonzero(false):

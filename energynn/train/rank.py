@@ -48,6 +48,8 @@ def run(folder: str | Path) -> None:
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
         status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
+        if not (run_dir / "run.json").exists():  # deleted; who started the run says so
+            end_the_world()
         if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
             traceback.print_exc()
     try:

@@ -19,7 +19,7 @@ from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted, Request, StopVote
 from energynn.train.gradients import Gradients
-from energynn.train.phases import PhaseTimer, Progress, require_finite
+from energynn.train.phases import PhaseTimer, Progress, ToDisk, require_finite
 
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
@@ -52,6 +52,7 @@ class Session:
         self.loader, self.parts = loader, parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
         self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
+        self.to_disk = ToDisk(self.events.file, self.phase.file)
         self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
@@ -69,6 +70,7 @@ class Session:
         distributed.barrier(self.world)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
+        self.to_disk.soon()
         yield
         self.stop.close()
         distributed.barrier(self.world)
@@ -138,6 +140,7 @@ class Session:
             means = {"training_loss": training_loss, "learning_rate": learning_rate}
             self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
         self.phase.write()  # reads the GPU's events of this epoch, so that they do not pile up
+        self.to_disk.soon()
 
     def finish(self, architecture: dict) -> list[float]:
         """Save the weights with their ``architecture`` if asked for, leave the other ranks, return all losses."""
@@ -157,6 +160,7 @@ class Session:
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):
+            self.to_disk.now()  # what a run goes on after must not be lost when its checkpoint is not
             self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
         self.phase.write()
         if request == Request.STOP:

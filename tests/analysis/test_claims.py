@@ -1,6 +1,7 @@
 """The ledger: precise entries, verdicts that follow the data, and no support from what was assumed."""
 
 import json
+import os
 import tomllib
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.optimize import linprog
 from energynn import cli, config
 from energynn.analysis import claims, effects, observations, published
 from energynn.files import REPOSITORY
+from tests.measure import worlds
 
 LEDGER = tomllib.loads(claims.CLAIMS.read_text())
 
@@ -246,6 +248,26 @@ def test_the_measured_idle_power_is_the_baseline(synthetic, tmp_path, only, idle
         lines.append({"t": start + step * second // 2, "w": 0, "v": [power_W]})
     (run_dir / "samples-synthetic.jsonl").write_text("\n".join(json.dumps(one) for one in lines) + "\n")
     assert verdicts(claims.evaluate(tmp_path))["h100-stays-above-baseline"] == verdict
+
+
+@pytest.mark.parametrize("content", ["pipe", "no header", "a header alone"])
+def test_samples_that_cannot_be_read_are_one_line_and_the_ledger_goes_on(synthetic, tmp_path, only, content, capsys):
+    only("h100-stays-above-baseline")
+    about = {"device_kind": "gpu", "device_name": "NVIDIA H100", "settings": {"dataset": "era5"}, "samples": False}
+    made = config.make("fourcastnet")
+    sensor = worlds.sensor("gpu0", "power")
+    run_dir = synthetic.write_run(tmp_path, made, "measured", 600.0, {"gpu": 270.0}, sensors=[sensor], **about)
+    path = run_dir / "samples-h.jsonl"
+    if content == "pipe":
+        os.mkfifo(path)
+    else:
+        header = {"header": "energynn-samples/1", "host": "h", "period_s": 0.5, "sensors": [sensor]}
+        path.write_text(json.dumps({"t": 1, "w": 1, "v": [1.0]} if content == "no header" else header) + "\n")
+    assert cli.main(["claims", "--data", str(tmp_path)]) == 0
+    output, errors = capsys.readouterr()
+    assert "h100-stays-above-baseline" in output
+    lines = [line for line in errors.splitlines() if run_dir.name in line]
+    assert len(lines) == 1 and "Traceback" not in errors
 
 
 def test_tolerances_decide(replica):

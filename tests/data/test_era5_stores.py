@@ -1,5 +1,6 @@
 """ERA5 from every layout that it is published in, through the training store, to normalized sequences; a small grid."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -308,6 +309,21 @@ def test_two_calls_never_write_the_same_year(tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="2019.part: another process writes this year"):
             era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+
+
+def test_a_file_system_without_flock_is_enough(tmp_path, monkeypatch):
+    def flock(_file, _kind):
+        raise OSError(errno.ENOSYS, "no locks here")
+
+    write_hdf5(tmp_path / "source", 2019, 3)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["2019.json", "2019.npy", "mean-2019.npy"]
+    other = files.lock(tmp_path / "out" / "2019.part")
+    (tmp_path / "out" / "2019.npy").unlink()
+    with pytest.raises(ValueError, match="another process writes this year"):
+        era5_store.prepare(str(tmp_path / "source"), tmp_path / "out", [2019])
+    other.close()
 
 
 def test_no_room_is_said_before_anything_is_written(tmp_path, monkeypatch):

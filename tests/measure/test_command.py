@@ -338,6 +338,31 @@ def test_the_status_of_the_last_start_counts(run_dir):
     assert command._signal_name(40) == "signal 40" and command._signal_name(15) == "SIGTERM"
 
 
+@pytest.mark.parametrize(
+    "statuses, status", [((0, -15), "interrupted"), ((-15, 0), "interrupted"), ((0, 0), "finished")]
+)
+def test_a_stopped_measurement_is_as_good_as_its_worst_rank(tmp_path, monkeypatch, statuses, status):
+    """A signal stopped two ranks; a command may take it as its regular end."""
+
+    def run(_command, folder, _rank, _children, stopped, _stdout):
+        stopped.append(signal.SIGTERM)
+        for rank, exit_status in enumerate(statuses):
+            mark = samples.Events(folder, rank).mark
+            mark("rank_start", rank=rank, host="h", pid=1)
+            mark("training_start")
+            mark("training_end", exit_status=exit_status)
+            mark("rank_end", status="finished" if exit_status == 0 else "failed", exit_status=exit_status)
+
+    monkeypatch.setattr(command, "_run", run)
+    monkeypatch.setattr(command, "start_sampler", lambda *_: lambda: None)
+    monkeypatch.setattr(command, "_pass_signals_on", lambda *_: None)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    record, _ = command.measure(["true"], tmp_path / "runs" / "run", 0.04, quiet=True)
+    assert record["status"] == status, record["status_reason"]
+    assert records.check(tmp_path) == []
+
+
 @pytest.mark.slow
 def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
     program = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from energynn import records
-from energynn.measure import accounting, plausible
+from energynn.measure import accounting, energy, plausible
 from energynn.measure.samples import read_samples
 from tests.measure import worlds
 from tests.measure.worlds import Load, sensor
@@ -265,6 +265,19 @@ def test_nothing_healthy_is_doubted(tmp_path, kind, shape, period_s):
     record, reasons, truth = outcome(tmp_path, kind, None, "none", shape, period_s)
     assert not reasons and not record["flags"] and not wrong(record, truth)
     assert "doubtful_share" not in record and record["coverage"] == pytest.approx(1.0)
+
+
+def test_a_counter_may_have_wrapped_around_unseen_in_a_long_gap(tmp_path):
+    """1,500 s at 300 W are 450 kJ; RAPL wraps around after 262 kJ, and shows 188 kJ."""
+    rapl_, wraps_J = sensor("cpu_0_package", "energy", "cpu", to_SI=1e-6, wraps_at=262143328850.0), 262143.328850
+    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": 1.0, "sensors": [rapl_]}]
+    for second in [*range(100), *range(1600, 1700)]:
+        lines.append({"t": second * 10**9, "w": 0, "d": 1, "v": [int(300e6 * second % (wraps_J * 1e6))]})
+    path = tmp_path / "samples-h.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (curve,) = energy.curves(read_samples(path))
+    joules, sd_J = curve.between(0, 1699 * 10**9)
+    assert abs(joules - 300 * 1699) < 2 * sd_J and "cannot be true" in curve.sensor["doubt"]
 
 
 def test_two_equal_readings_a_second_apart_are_not_frozen(tmp_path):
