@@ -154,10 +154,16 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     first, *_, last = found.values()
     names = [*COMPARED, *sorted({*first.get("metrics", {}), *last.get("metrics", {})})]
     rows = [{"quantity": name, **_values(found, name), **_ratio(first, last, name)} for name in names]
-    rows = [row for row in rows if any(row[run_id] is not None for run_id in found)]
-    differing = [name for name in first["config"] if len({repr(r["config"].get(name)) for r in found.values()}) > 1]
-    rows += [{"quantity": name, **{key: r["config"].get(name) for key, r in found.items()}} for name in differing]
-    return pd.DataFrame(rows).set_index("quantity")
+    rows += [{"quantity": name, **_settings(found, name)} for name in first["config"] if _differs(found, name)]
+    return pd.DataFrame(rows).set_index("quantity").dropna(how="all")
+
+
+def _settings(found: dict[str, dict], name: str) -> dict:
+    return {run_id: record["config"].get(name) for run_id, record in found.items()}
+
+
+def _differs(found: dict[str, dict], name: str) -> bool:
+    return len({repr(value) for value in _settings(found, name).values()}) > 1
 
 
 def _value(record: dict, name: str):

@@ -37,9 +37,17 @@ def blocks(text: str) -> list[str]:
 def command_lines(text: str) -> list[str]:
     lines = []
     for block in blocks(text):
-        if "def study" not in block:
+        if "def study" not in block and not is_python(block):
             lines += block.splitlines()
     return lines
+
+
+def is_python(block: str) -> bool:
+    try:
+        compile(block, "block", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def code_spans(text: str) -> list[str]:
@@ -120,6 +128,13 @@ def test_a_guide_answers_first(path):
     """A command stands before the first section."""
     head = path.read_text().split("\n## ")[0]
     assert command_lines(head), f"{path.name} begins without a command"
+
+
+@guides
+def test_python_stands_where_it_is_executed(path):
+    """Studies here, and what tests/test_interface.py executes."""
+    found = [block for block in blocks(path.read_text()) if is_python(block) and "def study" not in block]
+    assert not found or path.name == "python.md", found
 
 
 @guides

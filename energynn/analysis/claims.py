@@ -146,8 +146,11 @@ def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, in
         if "derived" in claim:
             found["derived"].add((of, claim["derived"]["verdict"]))
         found["own"] |= {(of, judged["on"], judged["verdict"]) for judged in claim["own"]}
-    of_column = {column: Counter(one[-1] for one in verdicts) for column, verdicts in found.items()}
-    return {column: {verdict: each[verdict] for verdict in VERDICTS} for column, each in of_column.items()}
+    result = {}
+    for column, judged in found.items():
+        number_of = Counter(one[-1] for one in judged)
+        result[column] = {verdict: number_of[verdict] for verdict in VERDICTS}
+    return result
 
 
 def verdicts(claim: dict) -> list[str]:
@@ -216,10 +219,11 @@ def series_of(claim: dict, series: dict[str, dict] | None = None) -> list[str]:
     series = published.series() if series is None else series
     common = claim.get("select", {})
     selections = [common | claim[side] for side in ("a", "b") if side in claim] or [common]
-    names = [] if claim["test"] == "none" else list(series)
-    return [
-        name for name in names if any(_agrees({"stage": "", **series[name], "series": name}, one) for one in selections)
-    ]
+    if claim["test"] == "none":
+        return []
+    abouts = {name: {"stage": "", **known, "series": name} for name, known in series.items()}
+    chosen = {name for one in selections for name, about in abouts.items() if _agrees(about, one)}
+    return [name for name in series if name in chosen]
 
 
 def _agrees(about: dict, wanted: dict) -> bool:

@@ -108,10 +108,9 @@ def _scaled(entry: dict, run: pd.DataFrame, table: pd.DataFrame) -> dict[str, tu
     epoch_s, share = _epoch_s(run), hours["dataset_samples"] / about["samples"]
     longer_s = epoch_s - image_s * hours["dataset_samples"] / hours["devices"]
     fixed_s = {"at most": (0.0, start_s), "at least": (start_s, longer_s)}[entry["fixed"]]
-    factors = sorted((one + (epoch_s - one) / share) / epoch_s for one in fixed_s)
-    return {
-        quantity: tuple(run.loc[quantity, "value"] * factor for factor in factors) for quantity in entry["quantities"]
-    }
+    low, high = sorted((one + (epoch_s - one) / share) / epoch_s for one in fixed_s)
+    values = run.loc[entry["quantities"], "value"]
+    return {quantity: (value * low, value * high) for quantity, value in values.items()}
 
 
 def _whole(entry: dict, run: pd.DataFrame, table: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -112,7 +112,9 @@ def compare(options) -> int:
 
 
 def _short(value) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)[:13]
+    if value is None or value != value:
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)[:13]
 
 
 def _ratio_text(row) -> str:

@@ -209,12 +209,13 @@ def of_runs(runs_dir: Path, workload: str, metric: str, error: float) -> dict:
 
 def check(chosen: list[dict], metric: str) -> None:
     """Raise ValueError where runs cannot be compared, with what differs."""
-    lacking = [record for record in chosen if any(metric not in epoch for epoch in record["history"])]
-    if lacking:
-        there = ", ".join(name for name in lacking[0]["metrics"])
-        raise ValueError(f"metric: {lacking[0]['run_id']} has no {metric}; it has {there}")
-    recipes = [{n: v for n, v in record["config"].items() if n not in MAY_DIFFER} for record in chosen]
-    differ = {name for one in recipes for name in one if one[name] != recipes[0].get(name)}
+    for record in chosen:
+        if not all(metric in epoch for epoch in record["history"]):
+            there = ", ".join(record["metrics"])
+            raise ValueError(f"metric: {record['run_id']} has no {metric}; it has {there}")
+    first, differ = chosen[0]["config"], set()
+    for record in chosen:
+        differ |= {name for name, value in record["config"].items() if value != first.get(name)} - set(MAY_DIFFER)
     if differ:
         raise ValueError(f"runs differ in {', '.join(sorted(differ))}; put those of one recipe into a folder")
     rates: dict[int, set] = {}
