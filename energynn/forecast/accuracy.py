@@ -253,7 +253,8 @@ def _row(seen: Reached, size: int, answer: Critical) -> dict:
 def _noise_scale(record: dict) -> float | None:
     """The gradient noise scale of a run in samples, pooled over its epochs; None where it was not looked at."""
     epochs = [epoch for epoch in record["history"] if "gradient_norm2" in epoch]
-    norm2, variance = (sum(epoch[f"gradient_{name}"] for epoch in epochs) for name in ("norm2", "variance"))
+    norm2 = sum(epoch["gradient_norm2"] for epoch in epochs)
+    variance = sum(epoch["gradient_variance"] for epoch in epochs)
     return variance / norm2 if norm2 > 0 and variance > 0 else None
 
 
