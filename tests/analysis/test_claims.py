@@ -368,3 +368,9 @@ def test_a_model_in_which_a_statement_holds_or_fails_says_so(growth, probability
     doublings = model.rows["doublings"].to_numpy() - 1
     model.drawn["gpu_hours"] = np.tile(80.0 * growth ** (doublings / 5), (1 + claims.DRAWS, 1))
     assert claims.implied_by(near_optimal, LEDGER, model)["probability"] == probability
+
+
+def test_a_tolerance_makes_every_range_wider():
+    claim = {"expect": "at least", "value": 10.0}
+    (exact, _), (lenient, _) = (claims.allowed(claim, tolerance) for tolerance in (0.0, 0.5))
+    assert exact == 10.0 and lenient == 9.5

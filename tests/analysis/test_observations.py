@@ -130,3 +130,11 @@ def test_runs_in_no_series_are_kept(synthetic, tmp_path):
     synthetic.write_run(tmp_path, config.make("resnet50"))
     own = own_runs(tmp_path)
     assert own["name"].to_list() == ["no series"] and own["energy_total_kWh"].notna().all()
+
+
+def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):
+    """Where all is measured, own energies are taken as the study took its own: over perun's longer window."""
+    perun = {"energy_perun_total_J": 4000.0, "energy_perun_cpu_J": 4000.0, "device_hours_perun": 0.05}
+    synthetic.write_run(tmp_path, config.make("resnet50"), provenance="measured", **perun)
+    (row,) = own_runs(tmp_path).to_dict("records")
+    assert row["gpu_hours"] == 0.05 and row["energy_total_kWh"] == pytest.approx(4000 / 3.6e6)

@@ -107,3 +107,13 @@ def test_several_regressors_are_recovered_and_predicted():
         assert fit.parameters.loc[term, "low"] < truth < fit.parameters.loc[term, "high"]
     at = fit.predict(pd.DataFrame({"samples": [1.5], "passes": [2.0]}))
     assert at["mean"].item() == pytest.approx(260, abs=1) and at["low"].item() < at["mean"].item() < at["high"].item()
+
+
+def test_a_probability_is_that_of_both_sides():
+    """In worlds where y is proportional to x it is anything from 0 to 1, here by cautious standard errors."""
+    x, random = np.geomspace(1, 256, 9), np.random.default_rng(3)
+    found = []
+    for _ in range(400):
+        data = pd.DataFrame({"x": x, "y": 0.3 * x * np.exp(random.normal(0, 0.02, len(x)))})
+        found.append(regression.linearity(data, "y", "x")["proportional_p"])
+    assert np.mean(np.array(found) < 0.5) == pytest.approx(0.45, abs=0.15) and max(found) > 0.9

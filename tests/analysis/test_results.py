@@ -131,3 +131,11 @@ def test_ten_thousand_records_load_in_twenty_seconds(synthetic, tmp_path):
     runs = results.load(tmp_path)
     assert runs.sizes["run"] == 10_000 and time.monotonic() - start < 20
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB
+
+
+def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
+    for devices in (1, 2):
+        made = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=f"from-{devices}")
+        synthetic.write_run(tmp_path, made)
+    table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
+    assert set(results.scaling_series(table)["devices"]) == {1, 2}

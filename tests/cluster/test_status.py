@@ -12,7 +12,7 @@ import time
 import pytest
 
 from energynn import cli, records
-from energynn.cluster import slurm, status
+from energynn.cluster import background, slurm, status
 from energynn.files import REPOSITORY, write_json
 
 FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
@@ -77,6 +77,9 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     assert state_of(stopped)["state"] == "stopped"
     lost = submitted(tmp_path, "f", "6_2")
     assert state_of(lost)["state"] == "failed" and "nobody remembers it" in state_of(lost)["reason"]
+    earlier = {"job__start-1.json": {"submission": "an earlier one", "outcome": "failed: out of memory"}}
+    anew = submitted(tmp_path, "h", "6_4", **earlier)
+    assert "nobody remembers it" in state_of(anew)["reason"], "an earlier submission's outcome is not this one's"
     (submitted(tmp_path, "g", "6_3") / "job" / "cancelled").touch()
     assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
 
@@ -254,3 +257,26 @@ def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, caps
     assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "1 runs: 1 finished" in shown and "60 needed" in shown
+
+
+def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
+    """And to cancel one that waits leaves the one that goes on alone."""
+    alive, waited = {11, 12}, []
+
+    def sleep(seconds):
+        waited.append(sorted(alive))
+        alive.remove(min(alive))
+
+    monkeypatch.setattr(background.time, "sleep", sleep)
+    monkeypatch.setattr(background.psutil, "pid_exists", lambda pid: pid in alive)
+    background.work(tmp_path / "job.sh", 0, [11, 12])
+    assert waited == [[11, 12], [12]]
+
+    write_json(tmp_path / "current.json", {"task": 0, "pid": 99})
+    monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
+    killed = []
+    monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
+    background.cancel(["7_1"])
+    assert killed == [] and (tmp_path / "cancelled-1").exists()
+    background.cancel(["7_0"])
+    assert killed == [99]

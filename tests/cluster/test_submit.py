@@ -489,3 +489,18 @@ def test_the_wheelhouse_is_what_the_environment_is_made_from():
     lines = [line for line in install.splitlines() if "pip install" in line]
     assert len(lines) == 2 and extras in lines[1]
     assert all("--no-index --find-links build/wheelhouse" in line for line in lines)
+
+
+@pytest.mark.parametrize("devices, nodes", [(1, 1), (4, 1), (6, 2), (9, 3)])
+def test_a_job_has_whole_nodes_for_all_its_devices(tmp_path, devices, nodes):
+    site = dataclasses.replace(systems.site("horeka-a100"), devices_per_node=4)
+    run = config.make("fourcastnet", preset="paper", devices=devices, system=site.name)
+    (job,) = submit.plan([run], site, tmp_path, set(), 60)
+    assert job.nodes == nodes
+
+
+@pytest.mark.parametrize("minutes, warning_s", [(10, 50), (60, 300), (600, 300)])
+def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs(tmp_path, minutes, warning_s):
+    run = config.make("fourcastnet", preset="paper", system="horeka-a100")
+    text = submit.script(submit.Job((run,), 1, minutes), systems.site("horeka-a100"), tmp_path, ["mine"])
+    assert f"--signal=B:USR1@{warning_s}\n" in text.replace("'", "").replace('"', "")

@@ -152,6 +152,12 @@ def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
         for one in (True, False)
     )
     assert slow == fast and slow[1] == 37 and 0 < slow[0]["top5_error"] < slow[0]["top1_error"] < 1
+    with torch.no_grad():
+        logits, labels = (
+            torch.cat(parts) for parts in zip(*[(model(images), its) for images, its in batches], strict=True)
+        )
+    mean_loss = float(torch.nn.functional.cross_entropy(logits, labels))
+    assert slow[0]["validation_loss"] == pytest.approx(mean_loss), "batches of 30 and 7 count by their samples"
 
 
 def test_weight_decay_spares_vectors_where_it_is_told_to(tmp_path, train):
@@ -175,6 +181,23 @@ def test_the_learning_rate_rises_with_each_epoch_or_with_each_step(tmp_path, tra
         for by in (True, False)
     ]
     assert losses[0][:2] == losses[1][:2] and losses[0][2] != losses[1][2]  # the first step's rate is the same
+
+
+def test_the_learning_rate_falls_by_a_plateau_of_the_validation_loss(tmp_path, train):
+    fields = SIZES | dict(warmup_epochs=0, plateau_patience=0, plateau_factor=0.5, epochs=6)
+    epochs = [event for event in train(tmp_path / "run", "resnet50", **fields).events() if event["event"] == "epoch"]
+
+    def rates(metric):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=epochs[0]["learning_rate"])
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        found = []
+        for event in epochs:
+            found.append(optimizer.param_groups[0]["lr"])
+            plateau.step(event[metric])
+        return found
+
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(rates("validation_loss"))
+    assert rates("validation_loss") != rates("top1_error"), "the test could not tell them apart"
 
 
 def test_a_rank_with_other_images_is_named(tmp_path):
