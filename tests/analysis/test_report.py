@@ -17,7 +17,7 @@ from energynn import config
 from energynn.analysis import report, theme
 from energynn.cluster import systems
 from energynn.files import REPOSITORY
-from energynn.forecast import plan
+from energynn.forecast import accuracy, plan
 from tests.analysis.notebook import execute
 
 BROWSER = next(
@@ -76,7 +76,8 @@ def test_statements_have_their_errata_and_the_verdicts_at_other_tolerances(built
     for one in ledger["claims"]:
         row = rows[one["id"]]
         assert row.count("<b>Erratum.</b>") == len(one["errata"])
-        judged = [verdict for verdict in (one["published"], *one["own"]) if "effect" in verdict]
+        columns = (one["published"], one.get("derived", {}), *one["own"])
+        judged = [verdict for verdict in columns if "effect" in verdict]
         assert row.count("half the tolerance: ") == len(judged)
         for verdict in judged:
             assert f"half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}" in row
@@ -150,7 +151,7 @@ def planned(workload, system, devices=None, **limits):
     """What `energynn forecast plan --json` answers within limits."""
     made = fitted(workload, system)
     run = plan.base_run(made, {})
-    limits.setdefault("global_batch_size", plan.accuracy_threshold(run))
+    limits.setdefault("global_batch_size", accuracy.threshold(run))
     return plan.as_json(plan.make(made, run, *plan.grid(made, run, devices), limits))
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from energynn import config as configuration
+from energynn.measure import accounting
+from energynn.measure.samples import read_phases
 from tests.ranks import start_ranks
 
 HERE = Path(__file__).parent
@@ -48,3 +50,9 @@ def train():
         return Run(run_dir, done.returncode, done.stdout)
 
     return start
+
+
+def phase_times(run_dir: Path) -> list[dict]:
+    """Seconds of each rank in each phase of a folder, as a record has them."""
+    found = accounting._times_in_phases(read_phases(run_dir))
+    return [{"rank": rank, **times} for rank, times in sorted(found.items())]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn import records
 from energynn.train.phases import PHASES
 from tests.ranks import start_ranks
+from tests.train.conftest import phase_times
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
 RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=40, validation_samples=10)
@@ -66,7 +66,7 @@ def test_events_tell_the_whole_run(runs, name):
         assert (end["samples_trained"], end["samples_evaluated"], end["optimizer_steps"]) == (trained, evaluated, steps)
         assert end["forward_backward_passes"] == steps and set(end["metrics"]) == METRICS[name]
         window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
-        phases = {phase: records._phases(run.run_dir)[rank][f"{phase}_s"] for phase in PHASES}
+        phases = {phase: phase_times(run.run_dir)[rank][f"{phase}_s"] for phase in PHASES}
         assert 0.5 * window_s < sum(phases.values()) <= window_s
         assert all(phases[phase] > 0 for phase in PHASES if phase != "checkpoint")
     told = [event["event"] for event in run.events(0) if event["event"] != "progress"]

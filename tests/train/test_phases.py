@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from energynn import config, records
+from energynn import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
 from energynn.train.phases import PhaseTimer, Progress, require_finite
 from tests.processes import wait_until
+from tests.train.conftest import phase_times
 
 
 def test_events_are_on_disk_at_once_and_never_lost(tmp_path):
@@ -67,7 +68,7 @@ def test_phases_add_up_to_the_time_that_passed(tmp_path):
     timer.write()
     timer.write()  # nothing is left to write
     assert received == [0, 1, 2]
-    (totals,) = records._phases(tmp_path)
+    (totals,) = phase_times(tmp_path)
     assert list(totals) == ["rank", *(f"{phase}_s" for phase in phases.PHASES)]
     assert 0.06 <= totals["data_loading_s"] < 0.5 and 0.03 <= totals["forward_s"] < 0.5
     assert totals["backward_s"] == totals["evaluation_s"] == 0
@@ -127,7 +128,7 @@ def test_on_a_gpu_each_instant_is_one_phase_s_whether_the_loader_or_the_gpu_is_w
                     clock.gpu_ms += milliseconds
             clock.cpu_ms += 30
         timer.write()
-        (found,) = records._phases(folder)
+        (found,) = phase_times(folder)
         for phase, milliseconds in busy_ms.items():
             assert found[f"{phase}_s"] == pytest.approx(3 * milliseconds / 1e3, abs=1e-4), (folder.name, phase)
         expected_s = 0.56 + 2 * (0.03 + 0.56 - 0.35) if loading_ms == 560 else 0.01
@@ -142,7 +143,7 @@ def test_a_phase_that_is_broken_off_counts(tmp_path):
         time.sleep(0.01)
         raise KeyError
     timer.write()
-    assert records._phases(tmp_path)[0]["evaluation_s"] >= 0.01
+    assert phase_times(tmp_path)[0]["evaluation_s"] >= 0.01
 
 
 def test_every_phase_is_on_disk_with_its_instants(tmp_path):
