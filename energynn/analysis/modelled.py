@@ -64,9 +64,10 @@ def _of_system(workload: str, system: str, series: list[tuple[str, dict]]) -> Mo
         of_series = {
             run.devices: run for run in studies.PAPER[name](system) if run.repeat == 0 and _is_known(made, run)
         }
+        base = {"base_devices": _base(name, of_series) if of_series else 0}
         for run in of_series.values():
             number = configurations.setdefault(run, len(configurations))
-            rows.append(_row(name, about, made, run) | {"number": number, "base_devices": _base(name, of_series)})
+            rows.append(_row(name, about, made, run) | base | {"number": number})
     rows = pd.DataFrame(rows)
     asked = list(configurations)
     work = runs.works(made.site, asked, made.samples, made.workers)[rows["number"].to_numpy()]

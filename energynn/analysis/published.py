@@ -22,15 +22,21 @@ def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame
     Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture (not known).
     Raises ValueError for a kind or a quantity that does not occur.
     """
-    table = pd.DataFrame(published_values.rows())
-    table = table.mask(table == "")
-    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
+    table = _all_values()
     for column, wanted in (("kind", kind), ("quantity", quantity)):
         if wanted is not None:
             if wanted not in set(table[column]):
                 known = ", ".join(sorted(set(table[column])))
                 raise ValueError(f"{column}: {wanted!r} does not occur; choose one of {known}")
             table = table[table[column] == wanted]
+    return table.copy()
+
+
+@functools.cache
+def _all_values() -> pd.DataFrame:
+    table = pd.DataFrame(published_values.rows())
+    table = table.mask(table == "")
+    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
     return table
 
 
@@ -41,6 +47,11 @@ def measurements(with_derived: bool = False) -> pd.DataFrame:
     ``half`` half a unit of the last printed digit (0 for full precision), ``place`` where the value stands. ``series``
     names all series of the run, separated by spaces.
     """
+    return _measurements(with_derived).copy()
+
+
+@functools.cache
+def _measurements(with_derived: bool) -> pd.DataFrame:
     table = values("measurement").dropna(subset="workload")
     table["half"] = (0.5 * 10.0 ** -table["decimals"]).fillna(0.0)
     if with_derived:
