@@ -21,7 +21,7 @@ PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
 PYTEST := $(BIN)/python -m pytest
 # Fast tests keep two processes busy, and the tests of a file share what they prepare: a training, executed notebooks.
 # Slow ones mostly wait, so there is a third process. They go to whichever process is free, but for those that share a
-# cluster or a wheel (mark xdist_group).
+# cluster or a wheel (TOGETHER in tests/conftest.py).
 FAST := -n 2 --dist loadfile -m "not slow and not nightly"
 SLOW := -n 3 --dist loadgroup -m "slow and not nightly"
 # Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the

@@ -6,6 +6,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
 
@@ -18,6 +19,23 @@ def pytest_addoption(parser):
     group = parser.getgroup("energynn")
     group.addoption("--ran-twice", metavar="FILE", help="say at the very end which tests this file names")
     group.addoption("--ran-twice-add", action="store_true", help="this is a second try: add its tests to that file")
+
+
+# Of these files all tests go to one process of `pytest -n --dist loadgroup`: they share a cluster, a network, a wheel.
+TOGETHER = ("tests/cluster/test_slurm.py", "tests/cluster/test_two_network_hosts.py", "tests/test_wheel.py")
+
+
+class OneByOne(LoadScopeScheduling):
+    """xdist's own marks for groups do nothing with pytest 9."""
+
+    def _split_scope(self, nodeid):
+        path = nodeid.split("::")[0]
+        return path if path in TOGETHER else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return OneByOne(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish(session):

@@ -11,7 +11,7 @@ import pytest
 
 from energynn.files import REPOSITORY
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+pytestmark = pytest.mark.slow
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "energynn", "systems", "data_manifests", "paper", "notebooks")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 

@@ -25,7 +25,7 @@ from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
 
 # Some minutes on a quiet machine; all in one process of `pytest -n`, because they share one Slurm.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), pytest.mark.xdist_group("slurm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
 EPOCHS = 200  # of the first run of the guide's study

@@ -20,7 +20,7 @@ from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT
 from tests.train.conftest import HERE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TIMEOUT_S = 5  # of a collective
 PATIENCE_S = 25  # for a process to be ended and reaped on a busy machine
 LONG = dict(devices=2, embed_dim=32, depth=1, epochs=80, checkpoint_period_s=1, collective_timeout_s=TIMEOUT_S)
