@@ -103,10 +103,11 @@ def test_doctor_works_in_an_empty_folder(installed):
 def test_a_study_of_embedded_data_is_made_in_an_empty_folder(installed):
     pytest.importorskip("torch")
     study = (
-        "from energynn import config\n\ndef study(system):\n    return [config.make('fourcastnet', system=system)]\n"
+        "from energynn import config\n\ndef study(system):\n"
+        "    return [config.make('fourcastnet', system=system, embed_dim=32, depth=1, epochs=30)]\n"
     )
     (installed.folder / "mine.py").write_text(study)
-    done = installed("-m", "energynn.cli", "study", "run", "mine.py", timeout=280)
+    done = installed("-m", "energynn.cli", "study", "run", "mine.py", timeout=700)
     assert "1 of 1 runs have a valid record" in done.stdout, done.stdout + done.stderr
     (run_dir,) = (installed.folder / "runs" / "local").glob("fourcastnet-*")
     assert (run_dir / "notebook.ipynb").is_file()

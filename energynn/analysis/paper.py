@@ -1,4 +1,4 @@
-"""The manuscript: compiled offline from paper/, build/numbers.json and build/figures."""
+"""The manuscript and its supplement: compiled offline from paper/, build/numbers.json and build/figures."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from energynn.files import shipped
 PAPER = shipped("paper")
 
 
-def compile(build_dir: str | Path = "build") -> Path:
-    """Compile paper/energynn.typ to ``build_dir``/paper.pdf with the fonts that typst carries; returns the path.
+MANUSCRIPTS = {"paper.pdf": PAPER / "energynn.typ", "supplement.pdf": PAPER / "supplement.typ"}
+
+
+def compile(build_dir: str | Path = "build") -> list[Path]:
+    """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns their paths.
 
     Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a figure.
     """
@@ -22,7 +25,7 @@ def compile(build_dir: str | Path = "build") -> Path:
     numbers = build_dir / "numbers.json"
     if not numbers.is_file():
         raise ValueError(f"{numbers} is missing; run the notebooks and energynn.analysis.numbers.merge first")
-    manuscript = (PAPER / "energynn.typ").read_text()
+    manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
     known = json.loads(numbers.read_text())
     missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
     missing += [name for name in ("claims.json", "artifact.json", "excluded.json") if not (build_dir / name).is_file()]
@@ -30,9 +33,10 @@ def compile(build_dir: str | Path = "build") -> Path:
     if missing:
         raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")
     # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
-    output, inputs = build_dir / "paper.pdf", {"build": str(build_dir)}
-    typst.compile(PAPER / "energynn.typ", output=output, root="/", ignore_system_fonts=True, sys_inputs=inputs)
-    return output
+    inputs = {"build": str(build_dir)}
+    for name, path in MANUSCRIPTS.items():
+        typst.compile(path, output=build_dir / name, root="/", ignore_system_fonts=True, sys_inputs=inputs)
+    return [build_dir / name for name in MANUSCRIPTS]
 
 
 def figures(manuscript: str) -> list[str]:

@@ -38,7 +38,8 @@ def paper(options) -> int:
     with one_fault(options.build_dir):
         numbers.colophon(options.build_dir)
         numbers.merge(options.build_dir)
-        print(f"wrote {paper.compile(options.build_dir)} and {report.build(options.build_dir)}")
+        written = [*paper.compile(options.build_dir), report.build(options.build_dir)]
+        print(f"wrote {', '.join(map(str, written))}")
     return 0
 
 

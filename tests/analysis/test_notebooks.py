@@ -152,7 +152,8 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     figures = {path.name for path in (folder / "figures").iterdir()}
     for name in paper.figures((paper.PAPER / "energynn.typ").read_text()):
         assert {f"{name}.svg", f"{name}.png", f"{name}.pdf"} <= figures
-    pdf = paper.compile(folder)
+    pdf, supplement = paper.compile(folder)
+    assert supplement.name == "supplement.pdf" and supplement.stat().st_size > 20_000
     assert pdf.read_bytes().startswith(b"%PDF")
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
     with open(REPOSITORY / "runs/published/values.csv") as file:

@@ -7,7 +7,7 @@ import pytest
 from energynn.analysis import paper
 from energynn.files import REPOSITORY
 
-MANUSCRIPT = (paper.PAPER / "energynn.typ").read_text()
+MANUSCRIPT = "".join(path.read_text() for path in paper.MANUSCRIPTS.values())
 TEMPLATE = (paper.PAPER / "template.typ").read_text()
 # Names that contain digits, and the level of the intervals, which the fits share.
 ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H100|ERA5|\b[RFT][1-6]\b|top-1|500 hPa|95 per\s+cent"
