@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import tomllib
 from pathlib import Path
 from string import Template
 
@@ -39,6 +40,7 @@ def build(build_dir: str | Path = "build") -> Path:
             drawings += f'<div id="figure-{name}" class="figure printed"></div>\n'
     contents = {
         "bundle": _bundle(build_dir),
+        "results": _results(build_dir),
         "figures": drawings,
         "claims": "\n".join(_row(claim, errata) for claim in ledger["claims"]),
         "errata": "".join(f"<li>{words}</li>" for words in errata.values()),
@@ -51,6 +53,17 @@ def build(build_dir: str | Path = "build") -> Path:
     path = build_dir / "report.html"
     path.write_text(text)
     return path
+
+
+def _results(build_dir: Path) -> str:
+    """The rows of paper/results.toml, with the numbers of this build."""
+    numbers = json.loads((build_dir / "numbers.json").read_text())
+    texts = {name: entry["text"] for name, entry in numbers.items()}
+    rows = ""
+    for result in tomllib.loads((PAPER / "results.toml").read_text())["result"]:
+        answer = html.escape(result["answer"].format_map(texts))
+        rows += f"<tr><th>{html.escape(result['question'])}</th><td>{answer}</td></tr>\n"
+    return rows
 
 
 def _bundle(build_dir: Path) -> str:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 
 import pytest
 import vl_convert
@@ -128,6 +129,7 @@ def test_choices_and_brush_filter_the_points(built, page):
     assert 0 < fewer < everything
     page.select_option("#choices-explore select >> nth=0", label="all")
     page.wait_for_timeout(300)
+    page.evaluate("document.getElementById('explore').scrollIntoView()")
     box = page.query_selector("#figure-explore svg").bounding_box()
     page.mouse.move(box["x"] + 140, box["y"] + 60)
     page.mouse.down()
@@ -270,3 +272,27 @@ def test_a_click_in_jupyterlab_shows_record_and_profile(jupyter, page):
         url for url in page.requests if not url.startswith(("http://127.0.0.1", "data:", "blob:", "ws://127.0.0.1"))
     ]
     assert outside == []
+
+
+def test_results_stand_first_and_are_the_readmes(built):
+    """README and report show the same sentences; tests/analysis/test_notebooks.py compares their numbers."""
+    report_text = built.read_text()
+    assert report_text.index('id="results"') < report_text.index('id="plan"') < report_text.index('id="statements"')
+    numbers = json.loads((built.parent / "numbers.json").read_text())
+    texts = {name: entry["text"] for name, entry in numbers.items()}
+    results = tomllib.loads((report.PAPER / "results.toml").read_text())["result"]
+    readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", (REPOSITORY / "README.md").read_text())
+    for result in results:
+        answer = result["answer"].format_map(texts)
+        assert f"| {result['question']} | {answer} |" in readme
+        assert html.escape(answer) in report_text
+
+
+@pytest.mark.parametrize(("width", "height_at_most"), [(1440, 9000), (390, 12000)])
+def test_the_report_fits_a_desktop_and_a_phone(page, built, width, height_at_most):
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(built.as_uri())
+    page.wait_for_function("Object.keys(window.views || {}).length >= 10")
+    wide, high = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    page.set_viewport_size({"width": 1300, "height": 1400})
+    assert wide <= width and high <= height_at_most
