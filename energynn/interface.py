@@ -16,10 +16,8 @@ from energynn.reading import one_fault
 
 __all__ = ["Window", "compare", "load", "trace", "window"]
 
-ORIGINS = {
-    "command": "command",
-    "perun import": "imported",
-}  # workload -> origin of runs that train none of our networks
+# Workload -> origin of runs that train none of our networks.
+ORIGINS = {"command": "command", "perun import": "imported"}
 UNITS = {"Wh": "Wh", "kWh": "kWh", "kW": "kW", "W": "W", "h": "h", "hours": "h", "percent": "%", "m": "m"}
 TEXTS = ("origin", "series", "name", "workload", "stage", "dataset", "system", "device_kind", "device_name")
 TEXTS += ("provenance", "run_dir")
@@ -131,7 +129,7 @@ COMPARED = (
     "device_hours_training",
     *(f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")),
 )
-COMPARED += ("mean_power_total_W", "samples_trained", "optimizer_steps")
+COMPARED += ("energy_total_provenance", "mean_power_total_W", "samples_trained", "optimizer_steps")
 
 
 def compare(*runs: str | Path) -> pd.DataFrame:
@@ -177,7 +175,7 @@ def _values(found: dict[str, dict], name: str) -> dict:
 def _ratio(first: dict, last: dict, name: str) -> dict:
     """Ratio of the last to the first, and its bounds where both have intervals."""
     a, b = _value(first, name), _value(last, name)
-    if not a or b is None:
+    if not a or b is None or isinstance(a, str):
         return {}
     spread_a, spread_b = (record.get(name.replace("_J", "_statistical_J")) for record in (first, last))
     if not name.endswith("_J") or spread_a is None or spread_b is None or not b:

@@ -109,6 +109,7 @@ def compare(options) -> int:
     print(f"{'':28}" + "".join(f"{'ABCDEFGHIJ'[i % 10]:>14}" for i in range(len(runs))) + "  last / A")
     for quantity, row in table.iterrows():
         print(f"{quantity:28}" + "".join(f"{_short(row[run]):>14}" for run in runs) + _ratio_text(row))
+    print("in brackets: statistical, 95 %; errors that the runs' sensors or models share are not in them")
     return 0
 
 

@@ -68,8 +68,12 @@ class Window:
             return f"{self.name}: {self.time_s:.2f} s so far"
         if "energy_total_J" not in self.energies:
             return f"{self.name}: {self.time_s:.2f} s, no sensor of energy here; `energynn doctor` says more"
-        half_J, provenance = self.energies["energy_total_statistical_J"], self.energies["energy_total_provenance"]
-        return f"{self.name}: {self.time_s:.2f} s, {self.energy_J:.2f} J {provenance}, +- {half_J:.2f} J (95 %)"
+        statistical_J, sensor_J = (self.energies[f"energy_total_{kind}_J"] for kind in ("statistical", "systematic"))
+        energy_text = f"{self.energy_J:.2f} J {self.energies['energy_total_provenance']}"
+        return (
+            f"{self.name}: {self.time_s:.2f} s, {energy_text} "
+            f"+- {statistical_J:.2f} J (statistical, 95 %) +- {sensor_J:.2f} J (sensor)"
+        )
 
 
 def window(name: str = "window", folder: str | Path | None = None) -> Window:
