@@ -10,6 +10,7 @@ import tarfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -458,6 +459,19 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
         start.run(made, tmp_path)
     first.close()
     assert (run_dir / "run.json").read_text() == "of the first" and not (tmp_path / "local" / "superseded").exists()
+
+
+def test_a_file_system_that_counts_no_names_has_deleted_nothing(tmp_path, monkeypatch):
+    def is_deleted(held):
+        with monkeypatch.context() as patched:
+            patched.setattr(supervise.os, "fstat", lambda number: SimpleNamespace(st_nlink=0))
+            return supervise._is_deleted(held)
+
+    (tmp_path / "run.json").touch()
+    with open(tmp_path / "run.json") as held:
+        assert not is_deleted(held)
+        (tmp_path / "run.json").unlink()
+        assert is_deleted(held)
 
 
 def test_a_folder_that_is_deleted_meanwhile_is_one_line_and_leaves_nothing(run_dir):

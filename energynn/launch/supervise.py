@@ -114,8 +114,9 @@ def _ends(ranks: subprocess.Popen) -> bool:
 
 
 def _is_deleted(held) -> bool:
-    """Whether an open file has no name any more."""
-    return os.fstat(held.fileno()).st_nlink == 0
+    """Whether an open file has no name any more; some file systems count no names, so its place is looked at, too."""
+    place = os.readlink(f"/proc/self/fd/{held.fileno()}")
+    return os.fstat(held.fileno()).st_nlink == 0 and not os.path.exists(place)
 
 
 def _look_for(parent: int, stop_reasons: list[str]) -> None:
