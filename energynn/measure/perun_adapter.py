@@ -8,6 +8,7 @@ expect is listed where it is worked around.
 from __future__ import annotations
 
 import configparser
+import functools
 import json
 import logging
 import multiprocessing
@@ -92,8 +93,11 @@ def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
 
 def attach() -> None:
     """Run in every rank by perun_hook.py: register our sampler with the sampler process that perun will start."""
+    import cpuinfo
     import perun
 
+    # perun looks at the processor five times; each look costs a process and half a second.
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
