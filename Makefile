@@ -25,8 +25,8 @@ PYTEST := $(BIN)/python -m pytest
 # Fast tests keep two processes busy, and the tests of a file share what they prepare: a training, executed notebooks.
 # Slow ones mostly wait, so there is a third process. They go to whichever process is free, but for those that share a
 # cluster or a wheel (TOGETHER in tests/conftest.py).
-FAST := -n 2 --dist loadfile -m "not slow and not nightly"
-SLOW := -n 3 --dist loadgroup -m "slow and not nightly" $$(grep -rl mark.slow tests --include='test_*.py')
+FAST := -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not nightly"
+SLOW := -n 3 --dist loadgroup --no-loadscope-reorder -m "slow and not nightly" $$(grep -rl mark.slow tests --include='test_*.py')
 # Tests with real processes have deadlines that a busy machine can miss. What failed runs a second time, alone on the
 # machine, and must pass then. The last line of the output counts and names these tests.
 # With "=": pytest would take a separate file for a folder of tests, once it is there.

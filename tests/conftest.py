@@ -1,6 +1,7 @@
 """A finished run on disk, written by hand: simulated sensors, closed-form power, so every number in it is known."""
 
 import json
+import signal
 from pathlib import Path
 
 import h5py
@@ -23,6 +24,27 @@ def pytest_addoption(parser):
 
 # Of these files all tests go to one process of `pytest -n --dist loadgroup`: they share a cluster, a network, a wheel.
 TOGETHER = ("tests/cluster/test_slurm.py", "tests/cluster/test_two_network_hosts.py", "tests/test_wheel.py")
+# What takes longest begins first, so that no process works long after the others have ended.
+FIRST = (
+    "tests/cluster/test_slurm.py",
+    "tests/cluster/test_status.py",
+    "tests/test_launch.py",
+    "tests/analysis/test_notebooks.py",
+    "tests/train/test_resnet50.py",
+    "tests/train/test_traces.py",
+    "tests/analysis/test_report.py",
+)
+
+
+def pytest_configure():
+    """The tests press Ctrl-C; what a shell starts in the background ignores it, and so would all that they start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    rank = {path: place for place, path in enumerate(FIRST)}
+    items.sort(key=lambda item: rank.get(item.nodeid.split("::")[0], len(FIRST)))
 
 
 class OneByOne(LoadScopeScheduling):
