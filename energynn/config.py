@@ -379,10 +379,14 @@ def _defaults(config_class: type[RunConfig]) -> dict:
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
+@functools.cache
+def _kinds(config_class: type[RunConfig]) -> dict[str, type]:
+    return typing.get_type_hints(config_class)
+
+
 def _with_types(workload: str, config_class: type[RunConfig], given: dict) -> dict:
     """The given values in their fields' types; raises ValueError for an unknown name or another type."""
-    kinds = typing.get_type_hints(config_class)
-    known = facts(config_class)
+    kinds, known = _kinds(config_class), facts(config_class)
     result = {}
     for name, value in given.items():
         if name not in kinds:

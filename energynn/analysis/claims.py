@@ -182,12 +182,12 @@ def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
     try:
         rows, quantity = _select(claim, group.rows)
         claim = {**claim, "quantity": quantity}
-        effects, missing, rows = _measure(claim, rows, group)
+        effects, missing, parts = _measure(claim, _parts(claim, rows), group)
     except NoData as reason:
         nothing = {"verdict": NO_DATA, "observed": {"verdict": NO_DATA}, "reason": str(reason)}
         return nothing | {"coverage": {"of": asked, "with": []}}
-    tolerance = ledger["tolerances"][claim["word"]]
-    result = _judged(claim, _measure(claim, rows, group, correlation=0.0)[0], tolerance)
+    tolerance, rows = ledger["tolerances"][claim["word"]], pd.concat(parts.values())
+    result = _judged(claim, _measure(claim, parts, group, correlation=0.0)[0], tolerance)
     result["observed"] = _judged(claim, effects, tolerance, ledger["tolerances"]["printed"])
     if result["verdict"] == INCONCLUSIVE:
         inside = "inside" if _within(result) else "outside"
@@ -195,7 +195,7 @@ def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
             0, f"{result['effect_of']}: the interval covers both sides; the estimate lies {inside} the range"
         )
     if _correlated(claim, rows):
-        result |= _by_correlation(claim, rows, group, tolerance, result["verdict"])
+        result |= _by_correlation(claim, parts, group, tolerance, result["verdict"])
         if "changes_from" in result:
             at_first, beyond = result["correlation"]["0.0"], result["correlation"][str(CORRELATIONS[-1])]
             missing.insert(
@@ -241,14 +241,15 @@ def implied_by(claim: dict, ledger: dict, group: Configurations) -> dict | None:
         if claim["test"] == "effect":
             return None
         claim = {**claim, "quantity": quantity}
-        effects, missing, rows = _measure(claim, rows, group, correlation=0.0)
+        effects, missing, parts = _measure(claim, _parts(claim, rows), group, correlation=0.0)
     except NoData:
         return None
     lowest, highest = allowed(claim, ledger["tolerances"][claim["word"]])
     drawn = np.stack(effects["drawn"].to_list())
     holds = ((drawn >= lowest) & (drawn <= highest)).all(axis=0)
     asked = series_of(claim)
-    coverage = {"of": asked, "with": [name for name in asked if name in set(rows["series"])]}
+    there = set(pd.concat(parts.values())["series"])
+    coverage = {"of": asked, "with": [name for name in asked if name in there]}
     effect = _round(decide(claim, effects, (lowest, highest))[1]["value"])
     return {"probability": round(float(holds.mean()), 3), "effect": effect, "coverage": coverage, "left_out": missing}
 
@@ -330,7 +331,8 @@ def configurations(table: pd.DataFrame, scatter: dict) -> Configurations:
     names = ("scatter", "rounding", "provenance", "place")
     beside = {name: observations.of_each(table, name).reset_index(drop=True) for name in names}
     rows = observations.wide(table)
-    return Configurations(rows=rows.assign(doublings=np.log2(rows["devices"]) + 1), **beside)
+    text = {name: object for name in rows.select_dtypes("str")}  # Python's strings are selected faster than pandas' own
+    return Configurations(rows=rows.astype(text).assign(doublings=np.log2(rows["devices"]) + 1), **beside)
 
 
 def _profiles(table: pd.DataFrame) -> pd.DataFrame:
@@ -405,11 +407,11 @@ def _correlated(claim: dict, rows: pd.DataFrame) -> bool:
     return is_ratio and claim["test"] not in ("slope", "effect")  # whose intervals are from differences between runs
 
 
-def _by_correlation(claim: dict, rows: pd.DataFrame, group: Configurations, tolerance: float, at_zero: str) -> dict:
+def _by_correlation(claim: dict, parts: dict, group: Configurations, tolerance: float, at_zero: str) -> dict:
     """Verdicts by the correlation of energy and GPU hours, and from which on it changes: then it is inconclusive."""
 
     def verdict(correlation: float) -> str:
-        return decide(claim, _measure(claim, rows, group, correlation)[0], allowed(claim, tolerance))[0]
+        return decide(claim, _measure(claim, parts, group, correlation)[0], allowed(claim, tolerance))[0]
 
     verdicts = {0.0: at_zero} | {correlation: verdict(correlation) for correlation in CORRELATIONS[1:]}
     result = {"correlation": {str(correlation): word for correlation, word in verdicts.items()}}
@@ -493,21 +495,28 @@ def _round(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
+def _parts(claim: dict, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The rows that a statement is tested on, each part by itself: by series where it names some, else all as "".
+
+    A part that has no row stays in.
+    """
+    by, names = "series", claim["select"].get("series", [])
+    if "by" in claim:
+        by, names = claim["by"], sorted(set(rows[claim["by"]]))
+    if names and "a" not in claim and not claim.get("pooled") and claim["test"] != "wider":
+        return {name: rows[rows[by] == name].sort_values("devices") for name in names}
+    return {"": rows}
+
+
 def _measure(
-    claim: dict, rows: pd.DataFrame, group: Configurations, correlation: float | None = None
-) -> tuple[pd.DataFrame, list[str], pd.DataFrame]:
-    """Effects with intervals (columns part, value, low, high), what was left out, in words, and the rows that are in.
+    claim: dict, parts: dict[str, pd.DataFrame], group: Configurations, correlation: float | None = None
+) -> tuple[pd.DataFrame, list[str], dict[str, pd.DataFrame]]:
+    """Effects with intervals (columns part, value, low, high), what was left out, in words, and the parts that are in.
 
     Without a ``correlation`` the numbers are as they were observed, uncertain by their rounding only.
     """
     claim = {**claim, "observed": correlation is None}
-    by, names = "series", claim["select"].get("series", [])
-    if "by" in claim:
-        by, names = claim["by"], sorted(set(rows[claim["by"]]))
-    parts = {"": rows}
-    if names and "a" not in claim and not claim.get("pooled") and claim["test"] != "wider":
-        parts = {name: rows[rows[by] == name].sort_values("devices") for name in names}
-    effects, used, reasons = [], [], {}
+    effects, used, reasons = [], {}, {}
     for name, part in parts.items():
         try:
             if part.empty:
@@ -515,13 +524,13 @@ def _measure(
             found = TESTS[claim["test"]](claim, part, *_drawn(claim, part, group, correlation))
             found["part"] = [f"{name} {label}".strip() for label in found["part"]]
             effects.append(found)
-            used.append(part)
+            used[name] = part
         except NoData as reason:
             reasons.setdefault(str(reason), []).append(name)
     missing = [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
     if not effects:
         raise NoData("; ".join(missing))
-    return pd.concat(effects, ignore_index=True), missing, pd.concat(used)
+    return pd.concat(effects, ignore_index=True), missing, used
 
 
 def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations, correlation: float | None) -> list[np.ndarray]:
