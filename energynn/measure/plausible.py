@@ -153,11 +153,13 @@ def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray) -> None:
     """Readings that jump away and back are misreads; steps that no device can draw, or none at all, are unknown."""
     sensor = judgement.sensor
-    kept = _no_misread(sensor, t_ns[judgement.good], readings[judgement.good])
-    judgement.good[judgement.good] = kept
+    good_ns, shown = t_ns[judgement.good], readings[judgement.good]
+    kept = _no_misread(sensor, good_ns, shown)
     if not kept.all():
+        judgement.good[judgement.good] = kept
+        good_ns, shown = good_ns[kept], shown[kept]
         judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
-    good_ns, steps = t_ns[judgement.good], np.diff(readings[judgement.good])
+    steps = np.diff(shown)
     if len(steps) == 0 or not steps.any():
         judgement.good[:] = False
         judgement.doubt("the counter did not move; it has no energy")
@@ -246,12 +248,14 @@ def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarra
     moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
     moves_at = np.flatnonzero(moves[:-1]) + 1
     knots = np.concatenate([[0], moves_at, [len(steps_J)]])
+    still = np.zeros(len(steps_J), dtype=bool)
+    if np.diff(knots).max() <= STILL_STEPS:
+        return still
     lengths_s = np.diff(t_ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))
     suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
     suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
-    still = np.zeros(len(steps_J), dtype=bool)
     for stretch in np.flatnonzero(suspects):
         before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
         around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
@@ -334,10 +338,10 @@ def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: l
 
 def _long_stretches(samples: Samples, column: int, good: np.ndarray, least_s: float) -> tuple[np.ndarray, np.ndarray]:
     """First and last sample of the stretches of the same power that others may tell to be frozen."""
-    indices = np.flatnonzero(good)
-    first, last = _stretches(samples.readings[indices, column])
+    indices, readings = np.flatnonzero(good), samples.readings[:, column]
+    first, last = _stretches(readings[indices])
     begins, ends = indices[first], indices[last]
-    values = samples.readings[begins, column]
+    values = readings[begins]
     awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
     long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > least_s * 1e9)
     return begins[long], ends[long]

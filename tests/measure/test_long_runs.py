@@ -165,7 +165,7 @@ def hostile(count, wave):
 
 def test_time_grows_as_the_samples_do(tmp_path):
     """Four times the samples, also hostile ones, take no more than about six times the time."""
-    marks = accounting.read_marks(tmp_path)
+    marks = accounting.marks_of(tmp_path, [])
     times_s = []
     for count in (10_000, 40_000):
         path = write(tmp_path, lines_of(count))
