@@ -487,13 +487,15 @@ def with_intervals_of(record, derived):
 
 def same(a, b) -> bool:
     """Equal up to the rounding of another machine's sums."""
+    if a == b:
+        return True
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if _is_number(a) and _is_number(b):
         return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
+    return False
 
 
 def _is_number(value) -> bool:
