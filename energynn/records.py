@@ -49,16 +49,17 @@ LAUNCHER_DIED = "the launcher died"  # how the reason of a recovered run begins
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
-def derive(run_dir: Path, intent: dict) -> dict:
+def derive(run_dir: Path, intent: dict, events_of_segments: list[list[dict]] | None = None) -> dict:
     """Everything in a record that follows from the raw files: times, counts, energies, metrics, phases.
 
-    Works on the remains of a dead run too: what cannot be known is absent.
+    Works on the remains of a dead run too: what cannot be known is absent. Events that were read already may be given.
     """
-    events = [event for folder in segments(run_dir) for event in read_events(folder)]
-    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir)}
+    by_segment = events_of_segments or [read_events(folder) for folder in segments(run_dir)]
+    events = list(chain.from_iterable(by_segment))
+    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
-    result |= _samples(events) | _counts(events, result["history"]) | _outcome(run_dir, events)
+    result |= _samples(events) | _counts(events, result["history"]) | _outcome(by_segment)
     by_perun, flags = _by_perun(run_dir, intent.get("perun_run"))
     result |= by_perun
     result["flags"] += flags
@@ -105,15 +106,14 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
     return {name: told[-1][name] for name in COUNTS if name in told[-1]} if told else {}
 
 
-def _outcome(run_dir: Path, events: list[dict]) -> dict:
+def _outcome(by_segment: list[list[dict]]) -> dict:
     """Metrics of a training that ended; of a measured command its exit status, the highest of its hosts."""
-    ends = events_of_kind(events, "training_end")
+    ends = events_of_kind(chain.from_iterable(by_segment), "training_end")
     if not ends:
         return {}
     outcome = {"metrics": ends[0].get("metrics", {})}
     if "exit_status" in ends[0]:
-        last_segment = events_of_kind(read_events(segments(run_dir)[-1]), "training_end")
-        statuses = [shell_status(end["exit_status"]) for end in last_segment]
+        statuses = [shell_status(end["exit_status"]) for end in events_of_kind(by_segment[-1], "training_end")]
         outcome["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
     return outcome
 
@@ -381,9 +381,9 @@ def check_record(run_dir: Path) -> list[str]:
     faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
     if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
-    return (
-        faults + _check_name(record, run_dir) + _check_ranks(record, run_dir) + _check_numbers(record, run_dir, intent)
-    )
+    faults += _check_name(record, run_dir)
+    events = [read_events(folder) for folder in segments(run_dir)]
+    return faults + _check_ranks(record, events[-1]) + _check_numbers(record, run_dir, derive(run_dir, intent, events))
 
 
 def _check_name(record: dict, run_dir: Path) -> list[str]:
@@ -412,10 +412,9 @@ def _digests_of_perun(record: dict) -> list[str]:
     return [facts["sha256"] for name, facts in record["files"].items() if name.startswith("perun/")]
 
 
-def _check_ranks(record: dict, run_dir: Path) -> list[str]:
-    """Where the number of devices or the status is not what the ranks told when they began and ended."""
+def _check_ranks(record: dict, events: list[dict]) -> list[str]:
+    """Where the number of devices or the status is not what the ranks told when they began and ended, the last time."""
     faults, status = [], record["status"]
-    events = read_events(segments(run_dir)[-1])
     if record["devices"] not in (told := _devices_told(record, events)):
         faults.append(f"devices: is {record['devices']}, the raw files tell of {', '.join(map(str, told))}")
     if record["workload"] == "perun import" or record["status_reason"].startswith(LAUNCHER_DIED):
@@ -457,10 +456,9 @@ def _check_files(record: dict, run_dir: Path) -> list[str]:
     return faults + [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]
 
 
-def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
+def _check_numbers(record: dict, run_dir: Path, derived: dict) -> list[str]:
     """Fields that differ from what the raw files give, and energies that contradict each other."""
     faults = []
-    derived = derive(run_dir, intent)
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
     derived["valid"] = not derived["invalid_reasons"]
     if record.get("accounting", 1) != ACCOUNTING:
@@ -489,13 +487,15 @@ def with_intervals_of(record, derived):
 
 def same(a, b) -> bool:
     """Equal up to the rounding of another machine's sums."""
+    if a == b:
+        return True
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
     if _is_number(a) and _is_number(b):
         return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
+    return False
 
 
 def _is_number(value) -> bool:

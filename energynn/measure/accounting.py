@@ -131,13 +131,15 @@ class Segment:
         return min(covered, default=0.0)
 
 
-def account(run_dir: Path) -> dict:
+def account(run_dir: Path, events: list[list[dict]] | None = None) -> dict:
     """Times and energies of a run, all its segments added up; works on the remains of a dead run too.
 
+    ``events``: what was marked in each segment, where somebody has read it already.
     A segment is one start of the run. The time between two segments does not count; ``segments`` shows it. What cannot
     be known is absent: without a training window there are no energies.
     """
-    parts = [read_segment(folder) for folder in segments(run_dir)]
+    events = [read_events(folder) for folder in segments(run_dir)] if events is None else events
+    parts = [read_segment(*each) for each in zip(segments(run_dir), events, strict=True)]
     result = _facts_of_hosts(parts)
     trained = [part for part in parts if part.windows]
     if not trained:
@@ -163,9 +165,9 @@ def account(run_dir: Path) -> dict:
     return result
 
 
-def read_segment(folder: Path) -> Segment:
-    """Read the raw files of one start of a run, host by host, on as many cores as there are where that takes long."""
-    marks = read_marks(folder)
+def read_segment(folder: Path, events: list[dict]) -> Segment:
+    """Read one start of a run but for its events, host by host, on as many cores as there are where that takes long."""
+    marks = marks_of(folder, events)
     paths = sorted(folder.glob("samples-*.jsonl"))
     read = partial(read_host, marks=marks)
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
@@ -180,9 +182,8 @@ def read_segment(folder: Path) -> Segment:
     return Segment(marks, hosts, windows, _missing(hosts, marks), energies, _times_in_phases(phases))
 
 
-def read_marks(folder: Path) -> Marks:
-    """What the ranks marked in events-rank*.jsonl."""
-    events = read_events(folder)
+def marks_of(folder: Path, events: list[dict]) -> Marks:
+    """What the ranks marked in events-rank*.jsonl of a folder."""
     where = host_of_rank(events)
     rank_starts = events_of_kind(events, "rank_start")
     return Marks(

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from energynn.measure import clocks, plausible
+from energynn.measure.edges import CounterEdges, MeanPower, MeanPowerEdges, ShapedEdges
 from energynn.measure.plausible import Judgement
 from energynn.measure.samples import Samples, events_of_kind, host_of_rank, read_events, read_hosts
 
@@ -28,7 +29,6 @@ SMOOTHING = 20  # counter steps to each side over which the counter corrects the
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
 WHOLE_CHECK = 0.99  # the coverage from which on a power tells whether its counter is right
-AVERAGED_S = 1.0  # over which NVML averages the power of most GPUs
 # A power is aliased if it varies by more than 5 % and half the sampling rate would lose 40 % of its variance.
 LEAST_VARIATION, MOST_ALIASING = 0.05, 0.4
 # The distance of a reading from the line between its neighbours has 1.5 times the variance of the noise of one reading.
@@ -39,20 +39,9 @@ NOISE_OFF_THE_LINE, BETWEEN_NOISE_AND_JUMP = 1.5, 1.9
 MOST_UNEXPLAINED = 1.3
 # A counter shows what was true at most one of its steps ago; the estimate of this lag may be a fifth off.
 LAG_TOLERANCE = 0.2
-# The share of what the power misses between two corrections by the counter that stays, by simulation.
-MISSED_SHARE = 1 / 8
-# All of the following by simulation: tests/measure/test_uncertainty.py shows what the intervals hold.
-# A counter's steps are evenly spread, so that more of them vanish in a mean than of independent noise.
-LEFT_SHARE = 0.6
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
 BOUNDED = 0.94
-# The sd of an edge at which a load begins or ends, in steps of the power x the time between two readings. The error is
-# bounded there, too, and has one sign: straight lines are a (1 - a) off for counters, (1 - a)^2 / 2 for powers.
-STEP_OF_COUNTER, STEP_OF_POWER = 0.175, 0.15
-SMOOTH_SHARE = 0.8  # of a slope on both sides of an edge, which is no step at it
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
-NOISE_OF_STEP, LONGER = 3.0, 4.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
-BLURRED = 1.8  # what the variance of a power's mean has to be multiplied with, since its errors are rare and large
 
 
 @dataclass(frozen=True)
@@ -60,10 +49,9 @@ class Curve:
     """Cumulative energy of one sensor over its host's monotonic clock, linear between its knots.
 
     t_ns, energy_J, variance_J2: (knots,), the last the cumulative variance of what lies between the knots. An edge of a
-    window has a standard deviation of ``edge_s`` in time and ``edge_J`` in energy (one, or one per knot); ``lag_s`` is
-    one for both edges; where the power steps at an edge, ``step_J`` (knots - 1) is added to the standard deviation.
-    good_ns, failed_ns: when the sensor was read, well and in vain; watts: (good,) the power read, of power sensors;
-    range_W: see ``plausible.Judgement``.
+    window has a standard deviation of ``edge_s`` in time and, by ``edges``, in energy; ``lag_s`` is one for both edges.
+    added: knots before the first and after the last that the sensor gave. good_ns, failed_ns: when the sensor was read,
+    well and in vain; watts: (good,) the power read, of power sensors; range_W: see ``plausible.Judgement``.
     """
 
     sensor: dict
@@ -76,9 +64,9 @@ class Curve:
     longest_ns: float
     period_s: float
     edge_s: float = 0.0
-    edge_J: float | np.ndarray = 0.0
+    edges: CounterEdges | ShapedEdges | None = None
     lag_s: float = 0.0
-    step_J: np.ndarray | float = 0.0
+    added: tuple[int, int] = (0, 0)
     range_W: float = 0.0
     watts: np.ndarray | None = None
 
@@ -98,14 +86,27 @@ class Curve:
         around_ns = 2.5e9 * self.period_s
         edge_W = (self.at(edges_ns + around_ns) - self.at(edges_ns - around_ns)) / (2 * around_ns / 1e9)
         inside_J2 = np.diff(np.interp(edges_ns - self.t_ns[0], self.from_first_ns, self.variance_J2))[0]
-        at_knots_J = np.broadcast_to(self.edge_J, len(self.t_ns))
-        edge_J = np.interp(edges_ns - self.t_ns[0], self.from_first_ns, at_knots_J)
+        edge_J, step_J = self._at_edges(edges_ns)
         edges_J2 = ((self.edge_s * edge_W) ** 2 + edge_J**2).sum() + (self.lag_s * (edge_W[1] - edge_W[0])) ** 2
+        return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2 + (step_J**2).sum()))
+
+    def _at_edges(self, edges_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Standard deviation in J of each edge, and what is added to it where the power steps there."""
+        if self.edges is None:
+            return np.zeros(len(edges_ns)), np.zeros(len(edges_ns))
+        own = len(self.t_ns) - sum(self.added)
+        around = self._knot_before(edges_ns) + np.array([[0], [1]])
+        around_J = self.edges.edge_J(np.clip(around - self.added[0], 0, own - 1))
+        ns = self.from_first_ns[around]
+        edge_J = [np.interp(*each) for each in zip(edges_ns - self.t_ns[0], ns.T, around_J.T, strict=True)]
         # A knot may lie on the other side of the edge than it seems.
         near_ns = edges_ns + 2e9 * self.edge_s * np.array([[-1], [0], [1]])
-        between = np.clip(np.searchsorted(self.t_ns, near_ns, side="right") - 1, 0, len(self.t_ns) - 2)
-        steps_J2 = (np.broadcast_to(self.step_J, len(self.t_ns) - 1)[between].max(axis=0) ** 2).sum()
-        return float(last_J - first_J), float(np.sqrt(inside_J2 + edges_J2 + steps_J2))
+        between = np.clip(self._knot_before(near_ns) - self.added[0], 0, own - 2)
+        return np.array(edge_J), self.edges.step_J(between).max(axis=0)
+
+    def _knot_before(self, t_ns: np.ndarray) -> np.ndarray:
+        """Number of the last knot before an instant, of all but the last knot."""
+        return np.clip(np.searchsorted(self.t_ns, t_ns, side="right") - 1, 0, len(self.t_ns) - 2)
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
@@ -148,25 +149,22 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
     inner_ns = np.clip(curve.t_ns[edge] - np.sign(length_ns) * 1e9, curve.t_ns[0], curve.t_ns[-1])
     power_W = (curve.energy_J[edge] - curve.at(inner_ns)) / (curve.t_ns[edge] - inner_ns)
     sd_W = max(plausible.power_range_W((curve.t_ns - curve.t_ns[0]) / 1e9, curve.energy_J), curve.range_W)
-    at, knots = 0 if edge == 0 else len(curve.t_ns), len(curve.t_ns)
+    at, (before, after) = 0 if edge == 0 else len(curve.t_ns), curve.added
     more_J2 = (sd_W * length_ns / 1e9) ** 2 * np.sign(length_ns)
-    edge_J, step_J = np.broadcast_to(curve.edge_J, knots), np.broadcast_to(curve.step_J, knots - 1)
     return replace(
         curve,
         t_ns=np.insert(curve.t_ns, at, end_ns),
         energy_J=np.insert(curve.energy_J, at, curve.energy_J[edge] + power_W * length_ns),
         variance_J2=np.insert(curve.variance_J2, at, curve.variance_J2[edge] + more_J2),
-        edge_J=np.insert(edge_J, at, edge_J[edge]),
-        step_J=np.insert(step_J, min(at, knots - 1), step_J[edge]),
+        added=(before + 1, after) if edge == 0 else (before, after + 1),
     )
 
 
 def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarray | None) -> Curve:
     """The energy of one sensor; ``watts``: (samples,) the power that its device shows beside a counter."""
     sensor, good = judgement.sensor, judgement.good
-    t_ns, values = samples.t_ns[good], samples.readings[good, column]
-    failed_ns = samples.t_ns[~good]
-    if judgement.unknown is not None:
+    t_ns, failed_ns = samples.t_ns[good], samples.t_ns[~good]
+    if judgement.unknown is not None and judgement.unknown.any():
         failed_ns = np.union1d(failed_ns, (t_ns[:-1] + np.diff(t_ns) // 2)[judgement.unknown])
     reads = {
         "sensor": sensor,
@@ -177,13 +175,14 @@ def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarra
         "period_s": samples.period_s,
         "range_W": judgement.range_W,
     }
-    if sensor["kind"] == "power" and _is_averaged(sensor):
-        return _averaged_power_curve(reads, t_ns, values * sensor["to_SI"])
-    if sensor["kind"] == "power":
-        return _power_curve(reads, t_ns, values * sensor["to_SI"])
+    if sensor["kind"] == "energy":
+        return _counter_curve(reads, judgement, None if watts is None else watts[good])
+    values = samples.readings[:, column][good]
     if sensor["kind"] == "busy":
         return _busy_curve(reads, t_ns, values)
-    return _counter_curve(reads, judgement, None if watts is None else watts[good])
+    if _is_averaged(sensor):
+        return _averaged_power_curve(reads, t_ns, values * sensor["to_SI"])
+    return _power_curve(reads, t_ns, values * sensor["to_SI"])
 
 
 def _is_averaged(sensor: dict) -> bool:
@@ -206,30 +205,15 @@ def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
 
 
 def _averaged_power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
-    """A power that is a mean over the last second: that second's energy, and the integral of what was before it.
-
-    In the integral a reading counts for the middle of its second. So a step of the power is where it was at once, and
-    is off, by what the mean blurs, only a second later; how far, the same second tells of the integral.
-    """
-    seconds = (t_ns - t_ns[0]) / 1e9
-    integral_J = np.concatenate([[0.0], np.cumsum(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)])
-
-    def until(instants_s):
-        """The integral; before the first reading the power was what it says."""
-        return np.interp(instants_s, seconds, integral_J) + np.minimum(instants_s, 0.0) * watts[0]
-
-    energy_J = until(seconds - AVERAGED_S / 2) + AVERAGED_S * watts
-    earlier_s = seconds - AVERAGED_S
-    blurred_J = until(earlier_s + AVERAGED_S / 2) - until(earlier_s - AVERAGED_S / 2)
-    blurred_J -= AVERAGED_S * np.interp(earlier_s, seconds, watts)
+    """A power that is a mean over the last second: that second's energy, and the integral of what was before it."""
     noise_W2 = np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE if len(t_ns) > 2 else 0.0
-    edge_J = np.sqrt(AVERAGED_S**2 * noise_W2 + BLURRED * blurred_J**2)
+    power = MeanPower((t_ns - t_ns[0]) / 1e9, watts, noise_W2)
+    energy_J = power.energy_J()
     variance_J2 = np.zeros(len(t_ns))
     gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:][gaps] = (np.diff(seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
-    step_J = _step_of_counter(t_ns, energy_J)
-    more = {"variance_J2": np.cumsum(variance_J2), "edge_J": edge_J, "step_J": step_J, "watts": watts}
-    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, **more)
+    variance_J2[1:][gaps] = (np.diff(power.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
+    more = {"variance_J2": np.cumsum(variance_J2), "watts": watts}
+    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, edges=MeanPowerEdges(t_ns, energy_J, power=power), **more)
 
 
 def _variance_of_readings(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
@@ -269,8 +253,8 @@ def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curv
     idle_J = model["idle_W_per_core"] * model["cores"] * (t_ns - t_ns[0]) / 1e9
     energy_J = idle_J + more_W * (core_seconds - core_seconds[0])
     edge_J = more_W * TICK_S * np.sqrt(model["cores"] / 12)
-    more = {"variance_J2": np.zeros(len(t_ns)), "edge_J": edge_J, "step_J": _step_of_counter(t_ns, energy_J)}
-    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, **more)
+    edges = CounterEdges(t_ns, energy_J, always_J=edge_J)
+    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.zeros(len(t_ns)), edges=edges)
 
 
 def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) -> Curve:
@@ -299,37 +283,16 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
     knots_ns = t_ns[knots] - late_ns
     knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
     edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
-    step_J = _step_of_counter(knots_ns, knots_J, edge_s)
+    edges, added = CounterEdges(knots_ns, knots_J, edge_s), (0, 0)
     if t_ns[-1] > knots_ns[-1]:
         # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
         more_J = np.diff(knots_J[-2:]) / np.diff(knots_ns[-2:]) * (t_ns[-1] - knots_ns[-1])
         if t_ns[-1] - t_ns[new[-1]] > 3e9 * max(update_s, period_s):
             more_J = energy_J[-1:] - knots_J[-1]
         knots_ns, knots_J = np.append(knots_ns, t_ns[-1]), np.append(knots_J, knots_J[-1] + more_J)
-        variance_J2, step_J = np.append(variance_J2, judgement.variance_J2[-1]), np.append(step_J, step_J[-1])
-    return Curve(**reads, t_ns=knots_ns, energy_J=knots_J, variance_J2=variance_J2, edge_s=edge_s, step_J=step_J)
-
-
-def _step_of_counter(t_ns: np.ndarray, energy_J: np.ndarray, edge_s: float = 0.0) -> np.ndarray:
-    """Standard deviation in J of an edge between two knots, (knots - 1,), where the power steps at the edge.
-
-    A load that begins at a share a of the time between two knots is a (1 - a) x step x time off the straight line.
-    Knots that are off by ``edge_s`` show steps that there are not, and may be further apart than they seem.
-    """
-    seconds = np.diff(t_ns) / 1e9
-    slopes_W = np.diff(energy_J) / seconds
-    # Before its first knot, and after its last, the power may have been next to nothing.
-    around_W = np.pad(slopes_W, 3)
-    step_W = _jump(around_W[:-6], around_W[2:-4], around_W[4:-2], around_W[6:])
-    noise_W = NOISE_OF_STEP * edge_s / seconds * np.maximum(around_W[2:-4], around_W[4:-2])
-    return STEP_OF_COUNTER * np.where(step_W > noise_W, step_W, 0.0) * (seconds + LONGER * edge_s)
-
-
-def _jump(far_before, before, after, far_after) -> np.ndarray:
-    """By how much more a value changes between two neighbours than it does, the same way, on either side of them."""
-    step = after - before
-    slope = np.sign(step) * (before - far_before + far_after - after) / 2
-    return np.maximum(np.abs(step) - SMOOTH_SHARE * np.maximum(slope, 0.0), 0.0)
+        variance_J2, added = np.append(variance_J2, judgement.variance_J2[-1]), (0, 1)
+    found = {"energy_J": knots_J, "variance_J2": variance_J2, "edge_s": edge_s, "edges": edges, "added": added}
+    return Curve(**reads, t_ns=knots_ns, **found)
 
 
 def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) -> float:
@@ -340,7 +303,7 @@ def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) 
 
 
 def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
-    """The power's integral, moved to the counter's level: energy, sd of an edge in J and of the counter's lag in s.
+    """The power's integral, moved to the counter's level: energy, its edges, and the sd of the counter's lag in s.
 
     None if the power does not explain the counter's steps, as where it is an average over a second.
     """
@@ -367,24 +330,8 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
-    first, last = np.searchsorted(seconds, seconds - reach_s), np.searchsorted(seconds, seconds + reach_s)
-    knots_before = np.zeros(len(seconds) + 1, dtype=np.int64)
-    knots_before[new + 1] = 1
-    knots_before = np.cumsum(knots_before)
-    before, at, after = knots_before[first], knots_before[:-1], knots_before[last]
-    count = np.maximum(after - before, 1)
-    off_centre = (after + before - 2 * at) / count
-    worse = 1 + 3 * off_centre**2  # at its end a fitted line is known four times worse
-    noise_J2, jumps_J2 = LEFT_SHARE * left_J**2 / count, MISSED_SHARE * (missed_J2[last] - missed_J2[first])
-    edge_J = np.sqrt(worse * (noise_J2 + jumps_J2))
-    energy_J = integral_J + np.interp(seconds, knots_s, smooth_J)
-    return {"energy_J": energy_J, "edge_J": edge_J, "lag_s": lag_sd_s, "step_J": _step_of_power(t_ns, watts)}
-
-
-def _step_of_power(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
-    """Standard deviation in J of an edge between two readings, (readings - 1,), where the power steps at the edge."""
-    around_W = np.pad(watts, 1, mode="edge")
-    return STEP_OF_POWER * _jump(around_W[:-3], around_W[1:-2], around_W[2:-1], around_W[3:]) * np.diff(t_ns) / 1e9
+    edges = ShapedEdges(t_ns, seconds, watts, new, left_J, missed_J2, reach_s)
+    return {"energy_J": integral_J + np.interp(seconds, knots_s, smooth_J), "edges": edges, "lag_s": lag_sd_s}
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
@@ -396,19 +343,21 @@ def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarra
     edges = np.flatnonzero(np.diff(block_of)) + 1
     for begin, end in pairwise([0, *edges.tolist(), len(x)]):
         xs, ys = x[begin:end] - x[begin], y[..., begin:end]
-        index = np.arange(len(xs))
-        first, last = np.maximum(0, index - SMOOTHING), np.minimum(len(xs), index + SMOOTHING + 1)
-
-        def mean(values, first=first, last=last):
-            sums = np.zeros((*values.shape[:-1], values.shape[-1] + 1))
-            np.cumsum(values, axis=-1, out=sums[..., 1:])
-            return (sums[..., last] - sums[..., first]) / (last - first)
-
-        mean_x, mean_y = mean(xs), mean(ys)
-        spread = mean(xs * xs) - mean_x**2
-        slope = np.where(spread > 1e-9, (mean(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
+        mean_x, mean_y = _mean_around(xs), _mean_around(ys)
+        spread = _mean_around(xs * xs) - mean_x**2
+        slope = np.where(spread > 1e-9, (_mean_around(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
         result[..., begin:end] = mean_y + slope * (xs - mean_x)
     return result
+
+
+def _mean_around(values: np.ndarray) -> np.ndarray:
+    """At each point (the last axis) the mean of its neighbours, ``SMOOTHING`` to each side where there are as many."""
+    points, index = values.shape[-1], np.arange(values.shape[-1])
+    count = np.minimum(points, index + SMOOTHING + 1) - np.maximum(0, index - SMOOTHING)
+    sums = np.zeros((*values.shape[:-1], points + 2 * SMOOTHING + 1))  # its ends go on as they are
+    np.cumsum(values, axis=-1, out=sums[..., SMOOTHING + 1 : SMOOTHING + 1 + points])
+    sums[..., SMOOTHING + 1 + points :] = sums[..., [SMOOTHING + points]]
+    return (sums[..., 2 * SMOOTHING + 1 :] - sums[..., :points]) / count
 
 
 # --------------------------------------------------------------------------------------------------- energy of windows

@@ -310,6 +310,7 @@ def _silence(logger: str) -> None:
 # ------------------------------------------------------------------------------------------ after the run
 
 
+ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
 MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
@@ -356,7 +357,10 @@ class PerunSensor:
 
 @dataclass(frozen=True)
 class PerunRun:
-    """One run in a perun file; reported_J: the total that perun wrote itself, None if it had no energy sensor."""
+    """One run in a perun file.
+
+    attributes: of ``ORIGIN``; reported_J: the total that perun wrote itself, None if it had no energy sensor.
+    """
 
     application: str
     name: str
@@ -394,7 +398,8 @@ def _read_run(application: str, name: str, run) -> PerunRun:
             for component, group in node["nodes"].items():
                 sensors += _read_sensors(group, round_name, host, component)
     reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
-    return PerunRun(application, name, dict(run.attrs), reported_J, sorted(hosts), sensors)
+    attributes = {name: run.attrs[name] for name in ORIGIN if name in run.attrs}
+    return PerunRun(application, name, attributes, reported_J, sorted(hosts), sensors)
 
 
 def _read_sensors(group, round_name: str, host: str, component: str) -> list[PerunSensor]:

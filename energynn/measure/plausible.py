@@ -153,18 +153,22 @@ def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray) -> None:
     """Readings that jump away and back are misreads; steps that no device can draw, or none at all, are unknown."""
     sensor = judgement.sensor
-    kept = _no_misread(sensor, t_ns[judgement.good], readings[judgement.good])
-    judgement.good[judgement.good] = kept
+    good_ns, shown = t_ns[judgement.good], readings[judgement.good]
+    steps = np.diff(shown)
+    usual_s = _usual_s(good_ns, steps)
+    kept = _no_misread(sensor, good_ns, shown, usual_s)
     if not kept.all():
+        judgement.good[judgement.good] = kept
         judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
-    good_ns, steps = t_ns[judgement.good], np.diff(readings[judgement.good])
+        good_ns, steps = good_ns[kept], np.diff(shown[kept])
+        usual_s = _usual_s(good_ns, steps)
     if len(steps) == 0 or not steps.any():
         judgement.good[:] = False
         judgement.doubt("the counter did not move; it has no energy")
         return
     seconds = np.diff(good_ns) / 1e9
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
-    since_change_s = _seconds_since_change(good_ns, steps)
+    since_change_s = _seconds_since_change(good_ns, steps, usual_s)
     false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
     if sensor["wraps_at"]:  # in a long gap it may have wrapped around more than once, unseen
         false |= most_W(sensor) * seconds > sensor["wraps_at"] * sensor["to_SI"]
@@ -173,7 +177,7 @@ def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray)
         for step in np.flatnonzero(false):
             false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
         steps_J = np.where(false, 0.0, steps_J)
-        since_change_s = _seconds_since_change(good_ns, steps_J)
+        since_change_s = _seconds_since_change(good_ns, steps_J, _usual_s(good_ns, steps_J))
     still = _still(sensor, good_ns, steps_J, false, since_change_s)
     judgement.unknown = false | still
     if judgement.unknown.all():
@@ -223,9 +227,9 @@ def _wrapped(sensor: dict, steps):
     return np.where(steps < 0, steps + sensor["wraps_at"], steps)
 
 
-def _seconds_since_change(t_ns: np.ndarray, steps: np.ndarray) -> np.ndarray:
+def _seconds_since_change(t_ns: np.ndarray, steps: np.ndarray, usual_s: float) -> np.ndarray:
     """For each step, how long the counter may have added it up: since it changed before, which it shows late."""
-    return (t_ns[1:] - t_ns[_last_change(steps)]) / 1e9 + _usual_s(t_ns, steps)
+    return (t_ns[1:] - t_ns[_last_change(steps)]) / 1e9 + usual_s
 
 
 def _last_change(steps: np.ndarray) -> np.ndarray:
@@ -246,12 +250,14 @@ def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarra
     moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
     moves_at = np.flatnonzero(moves[:-1]) + 1
     knots = np.concatenate([[0], moves_at, [len(steps_J)]])
+    still = np.zeros(len(steps_J), dtype=bool)
+    if np.diff(knots).max() <= STILL_STEPS:
+        return still
     lengths_s = np.diff(t_ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))
     suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
     suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
-    still = np.zeros(len(steps_J), dtype=bool)
     for stretch in np.flatnonzero(suspects):
         before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
         around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
@@ -269,12 +275,9 @@ def _under_load(t_ns: np.ndarray, steps_J: np.ndarray) -> float:
     )
 
 
-def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray) -> np.ndarray:
+def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray, usual_s: float) -> np.ndarray:
     """Which readings of a counter do not jump away and back, as a misread does."""
     keep = np.ones(len(readings), dtype=bool)
-    if len(readings) < 2:
-        return keep
-    usual_s = _usual_s(t_ns, np.diff(readings))
 
     def possible(before: int, after: int) -> bool:
         step = float(readings[after] - readings[before])
@@ -334,10 +337,10 @@ def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: l
 
 def _long_stretches(samples: Samples, column: int, good: np.ndarray, least_s: float) -> tuple[np.ndarray, np.ndarray]:
     """First and last sample of the stretches of the same power that others may tell to be frozen."""
-    indices = np.flatnonzero(good)
-    first, last = _stretches(samples.readings[indices, column])
+    indices, readings = np.flatnonzero(good), samples.readings[:, column]
+    first, last = _stretches(readings[indices])
     begins, ends = indices[first], indices[last]
-    values = samples.readings[begins, column]
+    values = readings[begins]
     awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
     long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > least_s * 1e9)
     return begins[long], ends[long]

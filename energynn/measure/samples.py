@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,7 @@ FEW = 16  # lines that are read one by one sooner than together
 # Of files of more than LARGE_B in all, views read the beginning and the end, and between them a line in THINNED_S, in
 # which no counter wraps around twice, or more often: THINNED lines of all hosts.
 LARGE_B, EDGE_B, THINNED_S, THINNED = 2**27, 2**16, 60.0, 10_000
+DECODER = json.JSONDecoder(parse_constant=lambda _constant: None)  # one for all lines: to make one takes longer
 ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
 
 
@@ -179,19 +180,31 @@ class Reader:
             ends = np.append(ends, len(block))
         begins = np.concatenate([[0], ends[:-1]])
         is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
-        samples, taken = [], 0
+        samples, others, taken = [], [], 0
         for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
             samples.append(block[taken:begin])
-            if b'"header"' in block[begin:end]:  # what follows may be of other sensors
+            others.append(block[begin:end])
+            if b'"header"' in others[-1]:  # what follows may be of other sensors
                 self._take_samples(b"".join(samples))
-                samples = []
-            self._take_line(block[begin:end])
+                self._take_others(others)
+                samples, others = [], []
             taken = end
+        self._take_others(others)
         self._take_samples(b"".join([*samples, block[taken:]]))
 
-    def _take_line(self, text: bytes) -> None:
+    def _take_others(self, lines: list[bytes]) -> None:
+        """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
+        text, found = b",".join(lines), []
+        # Where all begin with a brace and there is no bracket, no object can go on in the next line.
+        if b"[" not in text and all(line.startswith(b"{") for line in lines):
+            with contextlib.suppress(*ILL_TYPED):
+                found = json.loads(b"[%b]" % text)
+        for line in found if len(found) == len(lines) else lines:
+            self._take_line(line)
+
+    def _take_line(self, line: bytes | dict) -> None:
         try:
-            self._take(json.loads(text))
+            self._take(json.loads(line) if isinstance(line, bytes) else line)
         except ILL_TYPED:
             self.unreadable += 1
 
@@ -209,31 +222,35 @@ class Reader:
 
     def _take_at_once(self, block: bytes) -> bool:
         """Take lines of samples; False, and nothing is taken, where one is not as the sampler writes it."""
-        sensors, lines = len(self.header["sensors"]) if self.header else 0, block.count(b"\n")
+        sensors = len(self.header["sensors"]) if self.header else 0
         words = b'{"t":,"w":,"d":,"v":[' + b"," * (sensors - 1) + b"]}\n"
-        if block.replace(b"null", b"").translate(None, NUMBER) != words * lines:
+        has_nulls, has_points = b"n" in block, b"." in block
+        left = (block.replace(b"null", b"") if has_nulls else block).translate(None, NUMBER)
+        lines = len(left) // len(words)
+        if left != words * lines:
             return False
         numbers = b"," + block.translate(COMMA_FOR_NEWLINE, WORDS)
-        if b"null" in numbers:
+        if has_nulls:
             numbers = numbers.replace(b",null", b",-1")
-        has_points = b"." in numbers
-        if b"null" in numbers or LEADING_ZERO.search(numbers):
+        if LEADING_ZERO.search(numbers) or has_nulls and b"null" in numbers:
             return False
         if has_points and any(odd in numbers for odd in (b",.", b".,", b"-1.")):
             return False
+        numbers = numbers[1:-1]
         try:
             with warnings.catch_warnings(action="error"):
-                whole = np.fromstring(numbers[1:-1].replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
+                whole = np.fromstring(numbers.replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
                 values = whole.astype(float)
                 if has_points:
-                    values = np.fromstring(numbers[1:-1], sep=",").reshape(lines, 3 + sensors)
+                    values = np.fromstring(numbers, sep=",").reshape(lines, 3 + sensors)
         except (ValueError, DeprecationWarning):
             return False
         moments, readings = whole[:, :2], values[:, 3:]
         is_too_large = whole.max() == np.iinfo(np.int64).max
         if is_too_large or whole[:, :3].min() < 0 or readings.min() < -1 or (moments != values[:, :2]).any():
             return False
-        readings[readings < 0] = np.nan
+        if has_nulls:
+            readings[readings < 0] = np.nan
         self.times.frombytes(moments[:, 0].tobytes())
         self.walls.frombytes(moments[:, 1].tobytes())
         self.durations.frombytes(values[:, 2].tobytes())
@@ -362,7 +379,7 @@ def _is_event(line: dict) -> bool:
     return all(type(number) is int for number in times) and isinstance(line.get("event"), str)
 
 
-def events_of_kind(events: list[dict], kind: str) -> list[dict]:
+def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
@@ -405,7 +422,7 @@ def _whole_lines(path: Path) -> list[dict]:
     require_file(path, LARGEST_LINES_B)
     for text in path.read_text(errors="replace").splitlines():
         try:
-            line = json.loads(text, parse_constant=lambda _constant: None)
+            line = DECODER.decode(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
