@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab check bench gpu-study lock clean env train-env python needs
+.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -81,10 +81,21 @@ bench: $(TRAIN) ## what measuring costs and how fast the trainers are, as ratios
 	$(BIN)/python -m tests.bench
 
 # The machine's own Python, if it has torch; nothing is installed, nothing is fetched. DRY_RUN=1 tries it on the CPU.
+# GPU_MINUTES=32 makes the whole grid; GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
-gpu-study: ## one NVIDIA GPU, nine minutes, no network: energy by local batch size; records, and build/gpu-study.tar.gz
-	PYTHONPATH=. $(GPU_PYTHON) -m energynn.cli study run gpu --minutes 8.5 --archive build/gpu-study.tar.gz \
-	  $(if $(DRY_RUN),--dry-run --runs-dir build/gpu-dry-run)
+GPU_MINUTES ?= 9
+GPU_CALL_MINUTES ?= $(GPU_MINUTES)
+GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
+gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
+	PYTHONPATH=. $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
+	  --archive $(or $(OUT),build)/gpu-study.tar.gz $(if $(DRY_RUN),--dry-run) --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
+
+gpu-probe: ## what that GPU's sensors say and what it can do at most, two minutes, to build/ or $OUT
+	PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
+
+gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data and build/commit
+	$(BIN)/energynn manifest verify photographs photographs_large
+	$(BIN)/python -c "from energynn.measure.machine import write_commit; write_commit()"
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock

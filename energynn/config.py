@@ -154,10 +154,25 @@ class RunConfig:
         origin="McCandlish et al. 2018",
         is_later=True,
     )
+    step_period_s: float = parameter(
+        0.0,
+        "least seconds from the beginning of one step of the optimizer to that of the next, so that samples and "
+        "updates an hour vary independently; 0: as fast as it can",
+        least=0,
+        most=60,
+        is_later=True,
+    )
     threads_per_device: int = parameter(1, "CPU threads of each rank", least=1, most=1024)
     sampling_period_s: float = parameter(0.04, "seconds between two of our own power samples", least=0.01, most=60)
     idle_baseline_s: float = parameter(
         1.0, "seconds of idling before and after, to measure idle power", least=0, most=3600
+    )
+    idle_ready_s: float = parameter(
+        0.0,
+        "seconds of idling when all is set up, before the training: the idle power of a GPU with its context",
+        least=0,
+        most=3600,
+        is_later=True,
     )
     perun_sampling_period_s: float = parameter(
         0.25, "seconds between two of perun's samples; the study: 1", least=0.1, most=60
@@ -175,6 +190,11 @@ class RunConfig:
         return Epoch(getattr(self, "training_samples", 0), getattr(self, "validation_samples", 0))
 
     @property
+    def stays_on_device(self) -> bool:
+        """Whether one batch stays on the device and stands for all of the others."""
+        return False
+
+    @property
     def bytes_of_gradient(self) -> int:
         """Bytes of one weight's gradient on its way between devices."""
         return 2 if self.gradient_compression == "bfloat16" else 4
@@ -188,7 +208,11 @@ class ResNet50Config(RunConfig):
     """ResNet50 on images; recipe constants as the paper states them (section 3.2.1)."""
 
     workload: str = "resnet50"
-    dataset: str = parameter("photographs", "photographs (embedded) or imagenet", form=FOLDER_NAME)
+    dataset: str = parameter(
+        "photographs",
+        "photographs (embedded), photographs_large (as large as ImageNet's, but few) or imagenet",
+        form=FOLDER_NAME,
+    )
     image_size: int = parameter(REQUIRED, "height and width of a crop in pixels", least=32, most=4096)
     training_samples: int = parameter(
         0, "size of a nested, class-balanced part of the data set; 0: all", least=0, most=10**9
@@ -228,6 +252,10 @@ class ResNet50Config(RunConfig):
     top5_per_sample: bool = parameter(True, "top-5 error in a loop over samples; False: a batch at once", origin=CODE)
     drop_last: bool = parameter(True, "leave out what ranks cannot share; False: some count twice", origin=CODE)
 
+    @property
+    def stays_on_device(self) -> bool:
+        return self.image_loading == "device"
+
     def epoch(self) -> Epoch:
         whole = IMAGENET_IMAGES if self.dataset == "imagenet" else {"train": 0, "val": 0}
         return Epoch(
@@ -265,6 +293,13 @@ class FourCastNetConfig(RunConfig):
     hard_thresholding_fraction: float = parameter(1.0, "part of the Fourier modes that is kept", least=0, most=1)
     filter_modes: str = parameter("published", "zonal corrects which modes pass", choices=("published", "zonal"))
     activation_checkpointing: bool = parameter(False, "less memory for one more forward pass")
+    states_on_device: bool = parameter(
+        False, "one batch stays on the device for every step: a training without its loader", is_later=True
+    )
+
+    @property
+    def stays_on_device(self) -> bool:
+        return self.states_on_device
 
     def epoch(self) -> Epoch:
         full_size = self.dataset in ("era5", "synthetic")
@@ -317,6 +352,7 @@ FAST_IMAGES = dict(
     evaluate_training_set=False,
     top5_per_sample=False,
 )
+FAST_ALONE = dict(precision="bfloat16", channels_last=True, fused_optimizer=True)  # those that make steps faster
 # "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
 # no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import os
+import random
+import re
 import runpy
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from energynn import config
 from energynn.config import RunConfig
+from energynn.measure import machine
 from energynn.names import suggestion
 from energynn.reading import LARGEST_B, require_file
 
@@ -88,47 +92,116 @@ def loader() -> list[RunConfig]:
     return [make(**choice) for choice in choices]
 
 
-# The points of the study gpu: workload, local batch sizes, and what else is told of its runs. First by recipe.
-PHOTOGRAPHS = dict(dataset="photographs", validation_samples=250)
-STATES = dict(dataset="synthetic", save_weights=False)
-GPU_POINTS = {
-    "paper": [
-        ("resnet50", (128, 32, 512), PHOTOGRAPHS | dict(image_loading="device", training_samples=8192, epochs=1)),
-        ("fourcastnet", (1, 2, 4), STATES | dict(epochs=1)),
-        ("resnet50", (256, 64), PHOTOGRAPHS | dict(epochs=6)),
-    ],
-    "fast": [
-        ("resnet50", (128, 32, 512), PHOTOGRAPHS | dict(image_loading="device", training_samples=24576, epochs=1)),
-        ("fourcastnet", (1, 2, 4), STATES | dict(epochs=4)),
-        ("resnet50", (256, 64), PHOTOGRAPHS | dict(epochs=10)),
-    ],
+# What one H100 is expected to train in a second, by recipe and local batch size: it makes runs of about GPU_RUN_S.
+GPU_RUN_S = 22
+IMAGES_PER_S = {
+    "paper": {32: 1000, 64: 1150, 96: 1200, 128: 1250, 256: 1300, 512: 1300},
+    "fast": {32: 1600, 64: 2400, 96: 2700, 128: 2900, 256: 3200, 512: 3300},
 }
-# Then in small, on CPU cores, by either recipe.
-FEW_PHOTOGRAPHS = dict(dataset="photographs", image_size=32, training_samples=60, validation_samples=10)
-SMALL_STATES = dict(dataset="era5_ensemble", save_weights=False, patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-SMALL_GPU_POINTS = [
-    ("resnet50", (4,), FEW_PHOTOGRAPHS | dict(image_loading="device", epochs=1)),
-    ("fourcastnet", (4,), SMALL_STATES | dict(epochs=60)),
-    ("resnet50", (4,), FEW_PHOTOGRAPHS | dict(epochs=1)),
+STATES_PER_S = {"paper": 6.5, "fast": 20}
+STATES = 64  # in an epoch of synthetic states
+
+
+def _images(preset: str, size: int, share: float = 1.0, steps: int = 1, **fields) -> dict:
+    """ResNet50 on one batch that stays on the device, at a share of its rate; ``steps`` local batches make an update.
+
+    A repeated batch diverges at the recipe's warm-up rate of 0.1. Samples are whole batches: others would be tuned
+    within the run.
+    """
+    rate, batch = share * IMAGES_PER_S[preset][size], size * steps
+    sizes = dict(local_batch_size=size, accumulation_steps=steps, epochs=1, validation_samples=size)
+    sizes |= dict(training_samples=round(rate * GPU_RUN_S / batch) * batch)
+    pace = dict(step_period_s=round(batch / rate, 4)) if share < 1 else {}
+    about = dict(workload="resnet50", preset=preset, dataset="photographs", image_loading="device")
+    return about | sizes | pace | dict(warmup_start=1e-3, evaluate_training_set=False) | fields
+
+
+def _loaded(preset: str, workers: int, images_per_s: float) -> dict:
+    """ResNet50 on JPEG files as large as ImageNet's, at the rate that the loader is expected to give."""
+    of_files = dict(dataset="photographs_large", image_loading="pil" if preset == "paper" else "fast")
+    samples = round(images_per_s * GPU_RUN_S / 128) * 128
+    return _images(preset, 128, **of_files, loader_workers=workers, training_samples=samples)
+
+
+def _states(preset: str, size: int, share: float = 1.0, seconds: float = GPU_RUN_S) -> dict:
+    """FourCastNet at full size on one batch of random states that stays on the device, at a share of its rate."""
+    rate = share * STATES_PER_S[preset]
+    pace = dict(step_period_s=round(size / rate, 3)) if share < 1 else {}
+    about = dict(workload="fourcastnet", preset=preset, dataset="synthetic", states_on_device=True, save_weights=False)
+    return about | dict(local_batch_size=size, epochs=max(1, round(rate * seconds / STATES))) | pace
+
+
+# Repeated at the beginning, in the middle and near the end: what drifts shows in it.
+GPU_ANCHOR = _images("paper", 256)
+GPU_POINTS = [
+    _images("paper", 32),
+    *(_images("fast", size) for size in (32, 256)),
+    *(_images("paper", size, 0.3) for size in (32, 256)),
+    *(_states(preset, size) for preset in ("paper", "fast") for size in (1, 4)),
+    _loaded("paper", 4, 480),
+]
+MORE_GPU_POINTS = [
+    *(_images("paper", size) for size in (64, 128, 512)),
+    *(_images("fast", size) for size in (64, 128, 512)),
+    *(_images("paper", size, 0.6) for size in (32, 96, 256)),
+    _images("paper", 96, 0.3),
+    _images("paper", 32, steps=8),
+    _images("paper", 256, sampling_period_s=0.2),
+    *(_images("paper", 256, **{field: value}) for field, value in config.FAST_ALONE.items()),
+    _loaded("paper", 12, 1300),
+    _loaded("fast", 12, 2900),
+    *(_states(preset, size) for preset in ("paper", "fast") for size in (2, 8)),
+    *(_states("paper", size, 0.5) for size in (1, 4)),
+    _states("paper", 1, seconds=70),
 ]
 
 
 def gpu(dry_run: bool = False) -> list[RunConfig]:
-    """What one GPU needs by local batch size, with the recipe of the paper and with a fast one.
+    """What one GPU needs by local batch size, update rate, recipe and loader, in a seeded random order.
 
-    ResNet50 on images that stay on the device, and through the loader (the embedded photographs); FourCastNet at full
-    size on random states. Figures: own points of notebooks 20 and 30. Hardware: one NVIDIA GPU with 40 GB. Command:
-    `make gpu-study`. Cost: nine minutes at most, about 0.05 kWh. Expected: energy per sample falls with the local batch
-    size, and on an H200 the fast recipe makes it fall much further; the paper's loader keeps the GPU waiting.
-    ``dry_run``: the same points in small on CPU cores.
+    ResNet50 on images that stay on the device, also at a part of its rate, and through the loader; FourCastNet at full
+    size on random states. Figures: own points of notebooks 20 and 30. Hardware: one NVIDIA GPU with 80 GB. Command:
+    `make gpu-study`. Cost: nine minutes, about 0.07 kWh. Expected: energy per sample falls with the local batch size,
+    and with the fast recipe much further; the paper's loader keeps the GPU waiting. ``dry_run``: the same points in
+    small on CPU cores.
     """
-    where = dict(device="cpu", loader_workers=0) if dry_run else dict(device="gpu")
-    runs = []
-    for preset in ("paper", "fast"):
-        make = partial(config.make, preset=preset, sampling_period_s=0.02, system="gpu-study", **where)
-        for workload, local_batch_sizes, fields in SMALL_GPU_POINTS if dry_run else GPU_POINTS[preset]:
-            runs += [make(workload, local_batch_size=size, **fields) for size in local_batch_sizes]
-    return runs
+    return _on_this_gpu(GPU_POINTS, 2, dry_run)
+
+
+def gpu_grid(dry_run: bool = False) -> list[RunConfig]:
+    """The study gpu with more points: what samples and what updates add to the power, and each choice of ``fast``.
+
+    Three local batch sizes at three rates tell samples from updates, which an LBS sweep alone cannot: a step takes
+    t0 + t1 LBS, so that samples and updates an hour lie on a line. Figures: as of gpu. Hardware: one NVIDIA GPU with
+    80 GB. Command: `make gpu-study GPU_MINUTES=32`. Cost: half an hour, about 0.25 kWh. Expected: as of gpu; power
+    rises with samples an hour more than with updates an hour; the anchor's repeats differ by less than 2 %.
+    """
+    return _on_this_gpu(GPU_POINTS + MORE_GPU_POINTS, 3, dry_run)
+
+
+def _on_this_gpu(points: list[dict], anchors: int, dry_run: bool) -> list[RunConfig]:
+    """Points in a seeded random order between repeats of the anchor; their system has the name of this GPU."""
+    order = random.Random(0).sample(points, len(points))
+    repeats = [GPU_ANCHOR | dict(repeat=repeat) for repeat in range(anchors)]
+    apart = math.ceil(len(order) / (anchors - 0.5))  # the last is not the first to be left out
+    for number, anchor in enumerate(repeats):
+        order.insert(number * (apart + 1), anchor)
+    found = machine.gpus()
+    name = re.sub("[^a-z0-9]+", "-", found[0]["name"].lower().removeprefix("nvidia ")).strip("-") if found else "study"
+    shared = dict(system=f"gpu-{name}", device="gpu", sampling_period_s=0.02, idle_ready_s=5.0)
+    return [config.make(**shared | (_in_small(point) if dry_run else point)) for point in order]
+
+
+def _in_small(point: dict) -> dict:
+    """A point as CPU cores can make it in seconds."""
+    small = point | dict(device="cpu", loader_workers=point.get("loader_workers", 0) // 4, idle_ready_s=0.5)
+    if "step_period_s" in point:
+        small["step_period_s"] /= 20
+    if point["workload"] == "fourcastnet":
+        small |= dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
+        return small | dict(epochs=20 * point["epochs"])
+    size = point["local_batch_size"] // 32
+    return small | dict(local_batch_size=size, image_size=32, training_samples=16 * size, validation_samples=size)
 
 
 # Epochs of the study large-batch by global batch size: four epochs, and as many as make 60 updates of 960 images.
@@ -156,8 +229,8 @@ def large_batch() -> list[RunConfig]:
     return runs
 
 
-STUDIES = {"smoke": smoke, "one-device": one_device, "kick-the-tires": kick_the_tires, "loader": loader, "gpu": gpu}
-STUDIES |= {"large-batch": large_batch}
+STUDIES = {"smoke": smoke, "one-device": one_device, "kick-the-tires": kick_the_tires, "loader": loader}
+STUDIES |= {"gpu": gpu, "gpu-grid": gpu_grid, "large-batch": large_batch}
 
 
 # ----------------------------------------------------------------------------------------------- the paper's own series

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.train import distributed
+from energynn.train.batches import Shard
 from energynn.train.session import Session
 
 
@@ -45,7 +46,7 @@ def main(config: Config, run_dir: Path, folder: Path | None = None) -> list[floa
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation = load(config, "train"), load(config, "val")
-    sampler = distributed.Shard(training, shuffle=True, seed=config.seed, drop_last=True)
+    sampler = Shard(training, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(training, config.local_batch_size, sampler=sampler, drop_last=True)
     classes = 1 + int(training.tensors[1].max())
     network = torch.nn.Sequential(

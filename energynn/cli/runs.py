@@ -81,8 +81,9 @@ def add_study(commands) -> None:
     add_json(parser)
     add_runs_dir(parser)
     parser.add_argument("--minutes", type=number, default=float("inf"), help="begin no run that would end later")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz")
-    add_flag(parser, "--dry-run", "of gpu: the same points in small, on CPU cores")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
+    add_flag(parser, "--warm-up", "make the first run once before, and forget it")
+    add_flag(parser, "--dry-run", "of gpu and gpu-grid: the same points in small, on CPU cores")
 
 
 def study(options) -> int:
@@ -102,13 +103,11 @@ def _run_study(options) -> int:
     from energynn.cluster import local
 
     runs = [run for runs in studies.find([options.name]).values() for run in runs]
-    if options.dry_run and options.name != "gpu":
-        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu has one")
+    if options.dry_run and options.name not in ("gpu", "gpu-grid"):
+        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
     if options.dry_run:
-        runs = studies.gpu(dry_run=True)
-    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes)
-    if options.archive:
-        local.archive(runs, options.runs_dir.absolute(), options.archive)
+        runs = studies.STUDIES[options.name](dry_run=True)
+    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
     made = len(runs) - len(failed)
     print(f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n")
     return 1 if failed else 0

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -24,33 +25,70 @@ NOISE = ("[IPKernelApp]", "Passed unknown parameter")
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
-def run_study(runs: list[RunConfig], runs_dir: Path, minutes: float = float("inf")) -> list[str]:
+def run_study(
+    runs: list[RunConfig],
+    runs_dir: Path,
+    minutes: float = float("inf"),
+    archive: Path | None = None,
+    warm_up: bool = False,
+) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
-    A run that would not fit into ``minutes``, judged by the longest so far, is left out, and named in a line as well.
-    A KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy
-    if this machine cannot make them, before the first one starts.
+    A run that would not fit into ``minutes``, judged by those like it so far, is left out, and named in a line as well.
+    What is there is packed into ``archive`` after every run and whatever happens. With ``warm_up`` the first run is
+    made once before, and forgotten, where there is no record yet. A KeyboardInterrupt waits until the run that goes on
+    has written its record. Raises ValueError with the remedy if this machine cannot make them, before the first one
+    starts.
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
-    if missing:
-        start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
-    failed, begun, longest = [], time.monotonic(), 0.0
-    for index, config in enumerate(missing):
-        run_dir = _folder(config, runs_dir)
-        elapsed = time.monotonic() - begun
-        if elapsed + longest > 60 * minutes:
-            failed += [f"{configuration.run_id(run)}: left out for lack of time" for run in missing[index:]]
-            break
-        left = f", about {elapsed / index * (len(missing) - index) / 60:.0f} min left" if index else ""
-        done = f"{elapsed / 60:.1f} min so far{left}"
-        print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})", flush=True)
-        status, last_line = execute(config, runs_dir, run_dir)
-        longest = max(longest, time.monotonic() - begun - elapsed)
-        if status:
-            failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
-            print(f"energynn: {failed[-1]}", flush=True)
+    failed, begun, made = [], time.monotonic(), []
+    try:
+        if missing:
+            start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
+        if warm_up and len(missing) == len(runs):
+            made.append((runs[0], _made_and_forgotten(runs[0])))
+        for index, config in enumerate(missing):
+            elapsed_s = time.monotonic() - begun
+            if elapsed_s + _expected_s(config, made) > 60 * minutes:
+                failed.append(f"{configuration.run_id(config)}: left out for lack of time")
+                continue
+            left_s = sum(_expected_s(later, made) for later in missing[index:])
+            left = f", about {min(left_s / 60, minutes - elapsed_s / 60):.0f} min left" if made else ""
+            run_dir = _folder(config, runs_dir)
+            done = f"{elapsed_s / 60:.1f} min so far{left}"
+            print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})", flush=True)
+            status, last_line = execute(config, runs_dir, run_dir)
+            made.append((config, time.monotonic() - begun - elapsed_s))
+            if status:
+                failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
+                print(f"energynn: {failed[-1]}", flush=True)
+            if archive:
+                pack(runs, runs_dir, archive)
+    finally:
+        if archive:
+            pack(runs, runs_dir, archive)
+            print(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
     return failed
+
+
+def _expected_s(config: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
+    """How long a run will take: as the longest of those with its workload and recipe, else of all; 0 if there is none.
+
+    The first of all is cold and counts only as long as nothing else is known.
+    """
+    known = made[1:] or made
+    like = [seconds for run, seconds in known if (run.workload, run.preset) == (config.workload, config.preset)]
+    return max(like or [seconds for _, seconds in known], default=0.0)
+
+
+def _made_and_forgotten(config: RunConfig) -> float:
+    """Make a run where nobody looks for it, so that the next finds a warm machine; returns the seconds it took."""
+    begun = time.monotonic()
+    print("\n--- to warm up: the first run, which does not count", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        execute(config, Path(folder), _folder(config, Path(folder)))
+    return time.monotonic() - begun
 
 
 def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]:
@@ -87,14 +125,18 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
     return papermill.returncode, last_line
 
 
-def archive(runs: list[RunConfig], runs_dir: Path, path: Path) -> None:
+def pack(runs: list[RunConfig], runs_dir: Path, path: Path) -> None:
     """Pack the runs that were made, raw samples and all, to take them home from a machine that is given back."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w:gz") as file:
+    unfinished = path.with_name(f".{path.name}")
+    with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
         for folder in [_folder(config, runs_dir) for config in runs]:
-            if (folder / "record.json").exists():
+            if (folder / "run.json").exists():
                 file.add(folder, f"{folder.parent.name}/{folder.name}")
-    print(f"packed into {path}: {path.stat().st_size / 2**20:.1f} MiB")
+        for system in sorted({config.system for config in runs}):
+            if (runs_dir / system / "system.toml").exists():
+                file.add(runs_dir / system / "system.toml", f"{system}/system.toml")
+    unfinished.replace(path)
 
 
 def _folder(config: RunConfig, runs_dir: Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def _era5_ensemble(source: Path | None, _progress) -> Description:
     return sums, details, _file_objects(folder, sums)
 
 
-def _photographs(_source, _progress) -> Description:
-    folder = manifests.root("photographs")
+def _photographs(dataset: str, _source, _progress) -> Description:
+    folder = manifests.root(dataset)
     shutil.rmtree(folder, ignore_errors=True)
     photographs.make_crops(folder)
     sources = []
@@ -102,7 +103,8 @@ def _imagenet(source: Path | None, progress: Callable[[str], None]) -> Descripti
     return sums, details, _official_archives()
 
 
-BUILDERS = {"era5_ensemble": _era5_ensemble, "photographs": _photographs, "era5": _era5, "imagenet": _imagenet}
+BUILDERS = {"era5_ensemble": _era5_ensemble, "era5": _era5, "imagenet": _imagenet}
+BUILDERS |= {dataset: partial(_photographs, dataset) for dataset in manifests.PHOTOGRAPHS}
 
 
 def _official_archives() -> list[dict]:

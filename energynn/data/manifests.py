@@ -15,6 +15,7 @@ from energynn.reading import json_table
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
+PHOTOGRAPHS = ("photographs", photographs.LARGE)
 # The variable with the folder of data that do not ship. The folder is no part of a run: jobs copy such data elsewhere.
 VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
 RESTORE = "`git checkout data_manifests` restores it" if IS_CHECKOUT else "install energynn again"
@@ -68,12 +69,12 @@ def prepare(dataset: str, progress: Callable[[str], None] = print) -> Path:
     """
     expected = checksums(dataset)
     folder = root(dataset)
-    if dataset == "photographs" and not folder.is_dir():
+    if dataset in PHOTOGRAPHS and not folder.is_dir():
         manifest = read(dataset)
         verify_sources(dataset)
         remedy = (
             f"the manifest's crops were made with {manifest['energynn:made_with']}, here is {photographs.made_with()}: "
-            "install the versions of requirements.lock, or `energynn manifest build photographs` describes your own"
+            "install the versions of requirements.lock, or `energynn manifest build {dataset}` describes your own"
         )
         photographs.make_crops(folder, lambda fresh: _check(dataset, fresh, progress, remedy))
         progress(f"{dataset}: made {len(expected)} crops in {folder}")

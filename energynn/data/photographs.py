@@ -16,6 +16,11 @@ CROPS = {"train": 100, "val": 25}  # per class
 TRAIN_SHARE = 0.75  # training crops lie in the left three quarters of a photograph, validation crops in the rest
 SEED = 0
 JPEG_QUALITY = 90
+# A second set, as large as ImageNet's images, for a loader's speed alone: its crops overlap, also those of validation.
+LARGE = "photographs_large"
+LARGE_PIXELS = (500, 375)
+LARGE_CROPS = {"train": 20, "val": 4}  # per class
+LEAST_SHARE = 0.6  # of the largest box of this shape that fits a photograph
 # class -> (package that ships it, file inside of the package, licence)
 PHOTOGRAPHS = {
     "astronaut": ("skimage", "data/astronaut.png", "public domain (NASA)"),
@@ -53,12 +58,13 @@ def made_with() -> str:
 def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
 
-    The folder appears at once and whole, also if two processes make it at the same time; before it does, ``check``
-    is called with it and may raise.
+    The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder appears at once and
+    whole, also if two processes make it at the same time; before it does, ``check`` is called with it and may raise.
     """
     import numpy as np
     from PIL import Image
 
+    is_large = target.name == LARGE
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -70,11 +76,14 @@ def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None
             for split, (left, right) in {"train": (0, border), "val": (border, photograph.width)}.items():
                 folder = temporary / split / name
                 folder.mkdir(parents=True)
-                for crop in range(CROPS[split]):
-                    x = int(generator.integers(left, right - CROP_PIXELS + 1))
-                    y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
-                    box = (x, y, x + CROP_PIXELS, y + CROP_PIXELS)
-                    photograph.crop(box).save(folder / f"{crop:03d}.jpg", quality=JPEG_QUALITY)
+                for number in range((LARGE_CROPS if is_large else CROPS)[split]):
+                    if is_large:
+                        crop = _large_crop(photograph, generator)
+                    else:
+                        x = int(generator.integers(left, right - CROP_PIXELS + 1))
+                        y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
+                        crop = photograph.crop((x, y, x + CROP_PIXELS, y + CROP_PIXELS))
+                    crop.save(folder / f"{number:03d}.jpg", quality=JPEG_QUALITY)
         check(temporary)
         temporary.rename(target)
     except OSError:  # another process was faster; its crops are the same
@@ -82,3 +91,12 @@ def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _large_crop(photograph, generator):
+    """A box of ImageNet's usual shape from anywhere in the photograph, resized to LARGE_PIXELS."""
+    width, height = LARGE_PIXELS
+    scale = min(photograph.width / width, photograph.height / height) * generator.uniform(LEAST_SHARE, 1)
+    x = generator.uniform(0, photograph.width - scale * width)
+    y = generator.uniform(0, photograph.height - scale * height)
+    return photograph.resize(LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height))

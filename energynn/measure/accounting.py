@@ -367,7 +367,10 @@ def _added(entries: list[dict]) -> list[dict]:
 
 
 def _idle(parts: list[Segment], totals: dict) -> dict:
-    """Mean power while nothing was computed, before and after the training, and the energies without it."""
+    """Mean power while nothing was computed, before and after the training, and the energies without it.
+
+    The power that a device has when all is ready is the one to take off, where it was measured.
+    """
     result: dict = {}
     net_J: dict[str, float] = {}
     present = [component for component in COMPONENTS if f"energy_{component}_J" in totals]
@@ -377,7 +380,7 @@ def _idle(parts: list[Segment], totals: dict) -> dict:
             continue
         for when, idle_W in watts.items():
             result[f"idle_power_{component}_{when}_W"] = idle_W
-        mean_W = sum(watts.values()) / len(watts)
+        mean_W = watts.get("ready", sum(watts.values()) / len(watts))
         net_J[component] = totals[f"energy_{component}_J"] - mean_W * totals["training_time_s"]
         result[f"energy_net_{component}_J"] = net_J[component]
     if net_J and len(net_J) == len(present):
@@ -386,11 +389,11 @@ def _idle(parts: list[Segment], totals: dict) -> dict:
 
 
 def _idle_power(parts: list[Segment], component: str) -> dict[str, float]:
-    """Idle power in W of a component of all hosts, ``before`` and ``after``, of the first segment that knows it."""
+    """Idle power in W of a component of all hosts (before, ready, after), each of the first segment that knows it."""
     watts: dict[str, float] = {}
     for part in parts:
         by_host = {host.host: host.idle_W for host in part.hosts}
-        for when in ("before", "after"):
+        for when in ("before", "ready", "after"):
             hosts = [host for host, at in part.marks.idle if at == when]
             of_hosts = [by_host.get(host, {}).get((component, when), 0.0) for host in hosts]
             if of_hosts and len(of_hosts) == len(part.windows) and None not in of_hosts:
@@ -399,7 +402,7 @@ def _idle_power(parts: list[Segment], component: str) -> dict[str, float]:
 
 
 def _idle_windows(events: list[dict], where: dict[int, str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """(host, before or after) -> the time in which all ranks of the host were idle."""
+    """(host, before, ready or after) -> the time in which all ranks of the host were idle."""
     starts: dict[tuple[str, str], int] = {}
     ends: dict[tuple[str, str], int] = {}
     for event in events:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -23,6 +24,7 @@ CPU_MODEL = {
     "full_W_per_core": 8.75,
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
+COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "numpy", "xarray", "papermill", "pillow")
 
 
@@ -66,19 +68,32 @@ def gpus() -> list[dict]:
         import pynvml
 
         pynvml.nvmlInit()
-        names = [sensors.names_of_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
-        driver = sensors.text(pynvml.nvmlSystemGetDriverVersion())
-        described = []
-        for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            limit_W = None
-            with contextlib.suppress(Exception):  # laptops and virtual GPUs do not say
-                limit_W = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
-            name = sensors.text(pynvml.nvmlDeviceGetName(handle))
-            described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
-        return described
+        count = pynvml.nvmlDeviceGetCount()
     except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
         return []
+    driver, described = "", []
+    with contextlib.suppress(Exception):
+        driver = sensors.text(pynvml.nvmlSystemGetDriverVersion())
+    names = [sensors.names_of_gpu(pynvml, index) for index in range(count)]
+    for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+        with contextlib.suppress(Exception):  # one that is lost
+            notes = sensors.notes_of_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+            name, limit_W = notes.get("name", "unknown GPU"), notes.get("limit_W")
+            described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
+    return described
+
+
+def pin_to_gpu(uuid: str) -> None:
+    """Keep this process and those that it starts on the cores beside its GPU, as NVML tells them; else as it is."""
+    with contextlib.suppress(Exception):  # no NVML, or no such facts; another NUMA node is slower, no fault
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        words = pynvml.nvmlDeviceGetCpuAffinity(handle, math.ceil((os.cpu_count() or 1) / 64))
+        beside = {core for core in range(64 * len(words)) if words[core // 64] >> core % 64 & 1}
+        if usable := beside & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, usable)
 
 
 def versions() -> dict[str, str]:
@@ -102,8 +117,23 @@ def git(*words: str) -> str:
 
 
 def git_state() -> tuple[str, bool]:
-    """Commit of this checkout and whether files differ from it outside runs/ and build/; ("", False) without git."""
-    return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
+    """Commit of this checkout and whether files differ from it outside runs/ and build/.
+
+    Where git does not say it, the file that `write_commit` made where it does; ("", False) without that, too.
+    """
+    if commit := git("rev-parse", "HEAD"):
+        return commit, bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
+    if not COMMIT.is_file():
+        return "", False
+    commit, _, state = COMMIT.read_text().strip().partition(" ")
+    return commit, state == "dirty"
+
+
+def write_commit() -> None:
+    """Write down commit and state of this checkout for a machine that gets its files without git."""
+    commit, is_dirty = git_state()
+    COMMIT.parent.mkdir(parents=True, exist_ok=True)
+    COMMIT.write_text(f"{commit} {'dirty' if is_dirty else 'clean'}\n")
 
 
 def load(runs_dir: Path, system: str, described: dict) -> dict:

@@ -129,12 +129,13 @@ def _read_whole_number(path: Path) -> int:
     return int(path.read_text())
 
 
+POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW; bindings of before 2023 do not name it
 # What NVML raises where there simply is no NVIDIA GPU; anything else is a fault that a person can mend.
 NO_GPU = ("ImportError", "ModuleNotFoundError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
 
 
 def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
-    """Energy counter (Volta and newer) and power of the NVIDIA GPUs that a value of CUDA_VISIBLE_DEVICES leaves."""
+    """Energy counter (Volta and newer) and powers of the NVIDIA GPUs that a value of CUDA_VISIBLE_DEVICES leaves."""
     try:
         import pynvml
 
@@ -166,25 +167,53 @@ def _fail(error: Exception) -> float:
 
 
 def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
-    """The energy counter of one GPU and its power, what there is; raises what NVML raises if there is neither."""
+    """The energy counter of one GPU and its powers, what there is; raises what NVML raises if there is none.
+
+    What cannot be read of one field leaves the others as they are. The first counts, the others check it.
+    """
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    notes = {"uuid": text(pynvml.nvmlDeviceGetUUID(handle)), "name": text(pynvml.nvmlDeviceGetName(handle))}
-    notes["power"] = power_semantics(notes["name"])
-    with suppress(Exception):  # laptops and virtual GPUs do not say
-        notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    notes = notes_of_gpu(pynvml, handle)
     provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
-    facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3, "notes": notes}
-    read_counter = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-    read_power = partial(pynvml.nvmlDeviceGetPowerUsage, handle)
-    counter = Sensor(f"gpu_{index}_energy", kind="energy", read=read_counter, **facts)
-    power = Sensor(f"gpu_{index}_power", kind="power", read=read_power, **facts)
-    try:
-        read_counter()
-    except Exception:  # older than Volta, or some other GPU that has none
-        read_power()
-        return [power]
-    power.primary, power.checks = False, counter.id
-    return [counter, power]
+    readers = {
+        "energy": partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
+        "power_instant": partial(_instant_power_mW, pynvml, handle),
+        "power": partial(pynvml.nvmlDeviceGetPowerUsage, handle),
+    }
+    semantics = {"power": power_semantics(notes.get("name", "")), "power_instant": "instantaneous"}
+    found, faults = [], []
+    for name, read in readers.items():
+        try:
+            read()
+        except Exception as error:  # no counter before Volta, no instant power before Ampere
+            faults.append(error)
+            continue
+        kind = "energy" if name == "energy" else "power"
+        facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3}
+        facts |= {"primary": not found, "checks": found[0].id if found else None}
+        own_notes = notes | ({"power": semantics[name]} if name in semantics else {})
+        found.append(Sensor(f"gpu_{index}_{name}", kind=kind, read=read, notes=own_notes, **facts))
+    if not found:
+        raise faults[0]
+    return found
+
+
+def notes_of_gpu(pynvml, handle) -> dict:
+    """UUID, name and power limit of a GPU, as far as it says them; laptops and virtual GPUs do not say all."""
+    notes: dict = {}
+    with suppress(Exception):
+        notes["uuid"] = text(pynvml.nvmlDeviceGetUUID(handle))
+    with suppress(Exception):
+        notes["name"] = text(pynvml.nvmlDeviceGetName(handle))
+    with suppress(Exception):
+        notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    return notes
+
+
+def _instant_power_mW(pynvml, handle) -> int:
+    (answer,) = pynvml.nvmlDeviceGetFieldValues(handle, [POWER_INSTANT])
+    if answer.nvmlReturn:
+        raise pynvml.NVMLError(answer.nvmlReturn)
+    return answer.value.uiVal
 
 
 def names_of_gpu(pynvml, index: int) -> set[str]:
@@ -249,13 +278,21 @@ def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
     return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
+LONGEST_WATCH, ENOUGH_UPDATES = 6, 12
+
+
 def watch_updates(sensors: list[Sensor], seconds: float = 0.25, about_to_read=lambda sensor: None) -> dict[str, float]:
-    """How often each counter changes, in s, noted as its ``update_s`` too; none if it changed less than twice."""
+    """How often each counter changes, in s, noted as its ``update_s`` too; none if it changed less than twice.
+
+    A counter that moves, but seldom, as those of GPUs do, is watched for up to ``LONGEST_WATCH`` times as long.
+    """
     counters = [sensor for sensor in sensors if sensor.kind == "energy"]
     changed: dict[str, list[float]] = {sensor.id: [] for sensor in counters}
     last: dict[str, float] = {}
-    until = time.monotonic() + (seconds if counters else 0.0)
-    while time.monotonic() < until:
+    begun = time.monotonic()
+    while counters and (watched_s := time.monotonic() - begun) < LONGEST_WATCH * seconds:
+        if watched_s >= seconds and not any(0 < len(times) < ENOUGH_UPDATES for times in changed.values()):
+            break
         for sensor in counters:
             about_to_read(sensor)
             try:

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import enum
 import hashlib
-import itertools
 import os
 import random
 import signal
@@ -21,11 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from energynn.config import RunConfig
 from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
-from energynn.measure import clocks
+from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 from energynn.measure.samples import Events, Silence
 
@@ -72,25 +70,42 @@ def join(config: RunConfig) -> World:
     if config.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
     if config.device != "cpu" and torch.cuda.is_available():
-        if torch.cuda.device_count() == 1 and "SLURM_GPUS_PER_TASK" in os.environ:
-            local_rank = 0  # srun shows each rank its own GPU only
-        if local_rank >= torch.cuda.device_count():
+        index = 0 if torch.cuda.device_count() == 1 else local_rank  # each rank may be shown its own GPU only
+        if index >= torch.cuda.device_count():
             raise ValueError(
                 f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs; "
                 "start fewer ranks per host"
             )
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", index)
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
     backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     world = World(rank, size, local_rank, device, socket.gethostname())
+    if device.type == "cuda":
+        uuid = world.describe()["gpu_uuid"]
+        require_own_gpu(store, world, uuid)
+        machine.pin_to_gpu(uuid)  # before any worker is forked
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
         _pin(world, config)
     return world
+
+
+def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
+    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which."""
+    store.set(f"gpu-of-rank-{world.rank}", uuid)
+    rank_of: dict[str, int] = {}
+    for rank in range(world.size):
+        used = store.get(f"gpu-of-rank-{rank}").decode()
+        if used and used in rank_of:
+            raise ValueError(
+                f"devices: ranks {rank_of[used]} and {rank} use one GPU ({used}); start no more ranks on a host than "
+                "it has GPUs, or let the launcher show each rank one of its own"
+            )
+        rank_of[used] = rank
 
 
 def leave() -> None:
@@ -246,28 +261,6 @@ class StopVote:
         """Wait for the last vote, so that none is under way when the ranks part."""
         if self.pending:
             self.pending[1].wait()
-
-
-class Shard(DistributedSampler):
-    """This rank's part of a data set, from a given place within the epoch on.
-
-    With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random crop can then depend
-    on both and on nothing else, whichever process loads it and wherever the training was interrupted.
-    """
-
-    first, numbered = 0, False
-
-    def __iter__(self):
-        offset = self.epoch * len(self.dataset) if self.numbered else 0
-        return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
-
-
-def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
-    """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
-    options["num_workers"] = config.loader_workers if config.data_staging else 0
-    options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
-    options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
-    return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:

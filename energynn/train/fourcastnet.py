@@ -20,7 +20,8 @@ from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_store, manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
-from energynn.train.distributed import World, make_loader
+from energynn.train.batches import OneBatch, Shard, make_loader
+from energynn.train.distributed import World
 from energynn.train.session import Session
 
 STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (section 3.3.1)
@@ -40,7 +41,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     world = session.world
     training, validation, test = load_splits(config, world)
     # What does not fill a batch on every rank is left out, as in the published code.
-    sampler = distributed.Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
+    sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = make_loader(training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch)
     validation_loader = None
     if validation:  # each sample on one rank; the last ranks may have one less
@@ -51,6 +52,8 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
             f"local_batch_size: {len(training.sequences)} training samples are less than one batch of "
             f"{config.local_batch_size} on each of {config.devices} devices; lower it"
         )
+    if config.stays_on_device:
+        loader = OneBatch(loader, next(iter(loader)).to(world.device))
     initial_weights = None
     if config.stage == "finetune":
         initial_weights = session.run_dir.parent / config.initial_run / "weights.pt"

@@ -7,7 +7,6 @@ What is said about the recipe comes from the paper, section 3.2.1, and where it 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,11 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
-from energynn.data import manifests
+from energynn.data import manifests, photographs
 from energynn.data.imagenet import Listing, list_images, prepare, stratified_prefix
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.files import REPOSITORY
-from energynn.train import distributed
+from energynn.train import batches, distributed
+from energynn.train.batches import OneBatch, Shard
 from energynn.train.distributed import Interrupted, World
 from energynn.train.session import Session
 
@@ -127,10 +127,11 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
 def select_images(listing: Listing, count: int, crop: str, config: ResNet50Config) -> Images:
     """So many images of a listing, all of them with 0.
 
-    With ``image_loading="device"`` there are as many as asked for, in turn where there are fewer: their number makes
-    the steps of an epoch, but one batch of them is read.
+    With ``image_loading="device"``, and of photographs_large, there are as many as asked for, in turn where there are
+    fewer: their number makes the steps of an epoch, but one batch of them is read, or few images again and again.
     """
-    available = min(count, len(listing)) if config.image_loading == "device" else count
+    in_turn = config.stays_on_device or config.dataset == photographs.LARGE
+    available = min(count, len(listing)) if in_turn else count
     indices = stratified_prefix(listing.names, listing.labels, available)
     indices = np.resize(indices, count or len(indices))
     return Images(listing, indices, make_transform(config, crop), config.on_bad_image)
@@ -214,31 +215,15 @@ class SeededCrops(Dataset):
             return self.images[number % len(self.images)]
 
 
-class OneBatch:
-    """A loader's first batch, which stays on the device and stands for all of the others: steps without a loader."""
-
-    def __init__(self, loader: DataLoader, config: ResNet50Config, world: World):
-        self.loader, self.sampler = loader, loader.sampler
-        self.batch = to_device(next(iter(loader)), config, world)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self):
-        for done in range(0, len(self.sampler), self.loader.batch_size):  # the last batch of an evaluation is smaller
-            yield tuple(part[: len(self.sampler) - done] for part in self.batch)
-
-
 def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
     """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
-    sampler = distributed.Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
+    sampler = Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
-    if config.image_loading != "device":
-        return distributed.make_loader(crops, sampler, config, world, drop_last=shuffle)
-    without_workers = dataclasses.replace(config, loader_workers=0)
-    loader = distributed.make_loader(crops, sampler, without_workers, world, drop_last=shuffle)
-    return OneBatch(loader, config, world) if len(loader) else loader
+    loader = batches.make_loader(crops, sampler, config, world, drop_last=shuffle)
+    if config.stays_on_device and len(loader):
+        return OneBatch(loader, to_device(next(iter(loader)), config, world))
+    return loader
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:

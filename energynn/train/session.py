@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,11 +63,13 @@ class Session:
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
         self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
+        self.next_step = 0.0  # before which none begins
 
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
         """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
         self.gradients.require_shared()
+        self._be_idle()
         distributed.barrier(self.world)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
@@ -96,6 +99,8 @@ class Session:
         self.loader.sampler.first = done * local_batches * self.config.local_batch_size
         batches = self.phase.loading(self.loader)
         for step in range(done, self.steps_per_epoch):
+            time.sleep(max(0.0, self.next_step - time.monotonic()))
+            self.next_step = time.monotonic() + self.config.step_period_s
             yield step, _last_marked(batches, local_batches)
         next(batches, None)  # the loader comes to its end, too
 
@@ -157,6 +162,14 @@ class Session:
             "samples_evaluated": self.samples_evaluated,
             "optimizer_steps": self.optimizer_steps,
         }
+
+    def _be_idle(self) -> None:
+        """Do nothing, with all that the training needs in place, so that the idle power of this state is known."""
+        if self.config.idle_ready_s > 0:
+            distributed.barrier(self.world)  # a GPU has nothing left to do
+            self.events.mark("idle_start", when="ready")
+            time.sleep(self.config.idle_ready_s)
+            self.events.mark("idle_end", when="ready")
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):

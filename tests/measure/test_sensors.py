@@ -96,6 +96,52 @@ def test_gpus_counter_first_and_only_those_of_the_job(monkeypatch):
     assert [(s.id, s.primary) for s in sensors.nvml_sensors("1")[0]] == [("gpu_1_power", True)]
 
 
+def test_what_a_gpu_does_not_say_leaves_the_rest(monkeypatch):
+    """Name, UUID, limit and power are NVML's to refuse; the counter stays, and with it the GPU."""
+    nvml = fake_nvml()
+    for name in ("UUID", "Name", "PowerUsage"):
+        monkeypatch.setattr(nvml, f"nvmlDeviceGet{name}", lambda handle: 1 / 0)
+    nvml.nvmlSystemGetDriverVersion = lambda: 1 / 0
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, problems = sensors.nvml_sensors("1")
+    assert [(sensor.id, sensor.primary) for sensor in found] == [("gpu_1_energy", True)] and problems == []
+    assert [gpu["index"] for gpu in machine.gpus()] == [0, 1]
+
+
+def test_the_instant_power_stands_beside_the_averaged_one_or_before_it(monkeypatch):
+    nvml = fake_nvml()
+    answer = types.SimpleNamespace(nvmlReturn=0, value=types.SimpleNamespace(uiVal=300_000))
+    nvml.nvmlDeviceGetFieldValues = lambda handle, fields: [answer] if fields == [186] else 1 / 0
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    found, _ = sensors.nvml_sensors("0")
+    assert [(sensor.id, sensor.primary, sensor.checks) for sensor in found] == [
+        ("gpu_0_energy", True, None),
+        ("gpu_0_power_instant", False, "gpu_0_energy"),
+        ("gpu_0_power", False, "gpu_0_energy"),
+    ]
+    assert found[1].read() * found[1].to_SI == 300.0
+    assert [sensor.notes.get("power") for sensor in found] == [None, "instantaneous", "an average over 1 s"]
+    monkeypatch.setattr(nvml, "nvmlDeviceGetTotalEnergyConsumption", lambda handle: 1 / 0)
+    assert [sensor.primary for sensor in sensors.nvml_sensors("0")[0]] == [True, False], "no counter"
+    answer.nvmlReturn = 3  # NVML_ERROR_NOT_SUPPORTED
+    assert [sensor.id for sensor in sensors.nvml_sensors("0")[0]] == ["gpu_0_power"]
+
+
+def test_a_counter_that_moves_seldom_is_watched_for_longer():
+    begun = time.monotonic()
+
+    def every(period_s):
+        return sensors.Sensor(
+            f"{period_s}", "gpu", "0", "energy", "measured", lambda: (time.monotonic() - begun) // period_s
+        )
+
+    for period_s in (0.02, 0.1):
+        assert sensors.watch_updates([every(period_s)])[f"{period_s}"] == pytest.approx(period_s, rel=0.1)
+    still = sensors.Sensor("still", "gpu", "0", "energy", "measured", lambda: 7.0)
+    before = time.monotonic()
+    assert sensors.watch_updates([still]) == {} and time.monotonic() - before < 1.0
+
+
 GPUS = [{"gpu-aa11", "mig-gpu-aa11"}, {"gpu-ab22", "mig-gpu-ab22", "mig-77"}, {"gpu-cc33", "mig-gpu-cc33"}]
 
 

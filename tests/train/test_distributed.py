@@ -1,5 +1,8 @@
 import copy
+import os
 import random
+import sys
+import types
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +10,7 @@ import torch
 from torch import nn
 
 from energynn import launchers
+from energynn.measure import machine
 from energynn.train import distributed
 
 VARIABLES = (
@@ -97,3 +101,30 @@ def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
     config = SimpleNamespace(threads_per_device=1, loader_workers=1)
     distributed._pin(SimpleNamespace(rank=3, size=4, local_rank=1, host="b"), config)
     assert pinned == [[2, 3]]
+
+
+def test_ranks_that_share_a_gpu_are_named():
+    store = torch.distributed.HashStore()
+    worlds = [distributed.World(rank, 3, rank, torch.device("cuda", 0), "a") for rank in range(3)]
+    for rank, uuid in enumerate(("aa", "bb", "aa")):
+        store.set(f"gpu-of-rank-{rank}", uuid)
+    with pytest.raises(ValueError, match="ranks 0 and 2 use one GPU .aa.; start no more"):
+        distributed.require_own_gpu(store, worlds[1], "bb")
+    store.set("gpu-of-rank-2", "cc")
+    distributed.require_own_gpu(store, worlds[1], "bb")
+
+
+def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
+    nvml, cores = types.ModuleType("pynvml"), os.sched_getaffinity(0)
+    mask = 1 << min(cores)
+    nvml.nvmlInit = lambda: None
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: {"GPU-aa": 0}[uuid]
+    nvml.nvmlDeviceGetCpuAffinity = lambda handle, words: [mask % 2**64, *[mask >> 64] * (words - 1)]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    try:
+        machine.pin_to_gpu("bb")
+        assert os.sched_getaffinity(0) == cores, "an unknown GPU changes nothing"
+        machine.pin_to_gpu("aa")
+        assert os.sched_getaffinity(0) == {min(cores)}
+    finally:
+        os.sched_setaffinity(0, cores)

@@ -1,8 +1,9 @@
 """An NVML whose true energy is known: power is a closed form of the monotonic clock, counters are its integral.
 
 FAKE_GPUS is a JSON list, one entry per GPU: shape (constant, sine, square), low_W, high_W, rhythm_s, update_s of the
-counter (null: no counter), noise_W, and faults: fails_from_s and fails_to_s after FAKE_T0 (monotonic seconds), fault
-(error, nan, negative, gone, hang). FAKE_INIT_ERROR makes nvmlInit fail.
+counter (null: no counter), noise_W, averaged (power is a mean over 1 s, and the instant one a field), and faults:
+fails_from_s and fails_to_s after FAKE_T0 (monotonic seconds), fault (error, nan, negative, gone, hang). FAKE_INIT_ERROR
+makes nvmlInit fail.
 """
 
 import json
@@ -88,14 +89,25 @@ def nvmlDeviceGetUUID(handle):
 
 
 def nvmlDeviceGetName(handle):
-    return "a fake A100"  # whose power is instantaneous
+    return "a fake H100" if handle[1].get("averaged") else "a fake A100"  # whose power is instantaneous
 
 
 def nvmlDeviceGetPowerUsage(handle):
-    t = time.monotonic()
-    watts = power_W(handle[1], t) + random.gauss(0, handle[1].get("noise_W", 0.0))
-    watts = _fault(handle[1], t, watts)
+    gpu, t = handle[1], time.monotonic()
+    watts = energy_J(gpu, t) - energy_J(gpu, t - 1) if gpu.get("averaged") else power_W(gpu, t)
+    watts = _fault(gpu, t, watts + random.gauss(0, gpu.get("noise_W", 0.0)))
     return watts if math.isnan(watts) else int(watts * 1e3)
+
+
+class _Field:
+    def __init__(self, fault, milliwatts):
+        self.nvmlReturn, self.value = fault, self
+        self.uiVal = milliwatts
+
+
+def nvmlDeviceGetFieldValues(handle, fields):
+    assert fields == [186]
+    return [_Field(0 if handle[1].get("averaged") else 3, int(power_W(handle[1], time.monotonic()) * 1e3))]
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):

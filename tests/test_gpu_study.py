@@ -1,0 +1,181 @@
+"""The study for one GPU, before there is one: what its points can tell, what it brings home, and when it ends."""
+
+import subprocess
+import tarfile
+from functools import partial
+
+import numpy as np
+import pytest
+
+from energynn import config, studies
+from energynn.cluster import local
+from energynn.files import REPOSITORY
+from energynn.launch import start
+from energynn.measure import machine
+
+GRID = studies.gpu_grid()
+ANCHOR = config.to_dict(GRID[0])
+# Of the anchor's recipe on the device: they differ in sizes and pace only.
+RECIPE = {
+    name: ANCHOR[name]
+    for name in ("workload", "preset", "image_loading", "precision", "channels_last", "fused_optimizer")
+}
+ON_DEVICE = [run for run in GRID if RECIPE.items() <= config.to_dict(run).items()]
+
+
+def rates_per_s(runs, t0_s=0.008, t1_s=0.0007):
+    """Samples and updates a second of an imagined GPU, whose step takes t0 + t1 LBS, or as long as the pace says."""
+    passes_s = np.array([run.accumulation_steps * (t0_s + t1_s * run.local_batch_size) for run in runs])
+    steps_s = np.maximum(passes_s, [run.step_period_s for run in runs])
+    return np.array([run.global_batch_size for run in runs]) / steps_s, 1 / steps_s
+
+
+def fits(runs, random, b_J=0.1, c_J=2.0, a_W=120.0, noise=0.01):
+    """What a fit of power = a + b samples/s + c updates/s + drift gives for b and c, and half their 95 % intervals."""
+    samples, updates = rates_per_s(runs)
+    place = np.linspace(0, 1, len(runs))
+    truth_W = a_W + b_J * samples + c_J * updates + 10 * place
+    power_W = truth_W * (1 + random.normal(0, noise, len(runs)))
+    columns = np.column_stack([np.ones(len(runs)), samples, updates, place])
+    inverse = np.linalg.pinv(columns.T @ columns)
+    found = inverse @ columns.T @ power_W
+    sd_W = np.sqrt(((power_W - columns @ found) ** 2).sum() / (len(runs) - 4))
+    return found[1:3], 2.2 * sd_W * np.sqrt(np.diag(inverse))[1:3]  # t of 11 degrees of freedom
+
+
+def test_the_grid_tells_samples_from_updates():
+    assert len(ON_DEVICE) == 15
+    random, hits = np.random.default_rng(0), np.zeros(2)
+    for truth in ((0.1, 2.0), (0.1, 0.0), (0.0, 2.0), (0.0, 0.0)):
+        for _ in range(100):
+            found, half = fits(ON_DEVICE, random, *truth)
+            hits += np.abs(found - truth) <= half
+            samples, updates = rates_per_s(ON_DEVICE)
+            assert (half * [np.ptp(samples), np.ptp(updates)]).max() < 12, "W, over the range of the grid"
+    assert (hits >= 360).all(), hits
+
+
+def test_an_lbs_sweep_alone_cannot_tell_them():
+    sweep = [run for run in ON_DEVICE if not run.step_period_s and run.accumulation_steps == 1]
+    samples, updates = rates_per_s(sweep)
+    assert np.corrcoef(samples, updates)[0, 1] < -0.999999
+    samples, updates = rates_per_s(ON_DEVICE)
+    assert abs(np.corrcoef(samples, updates)[0, 1]) < 0.7
+
+
+def test_points_are_as_a_gpu_needs_them():
+    for runs in (studies.gpu(), GRID):
+        names = [config.run_id(run) for run in runs]
+        assert len(set(names)) == len(names)
+        anchors = [
+            place
+            for place, run in enumerate(runs)
+            if {**config.to_dict(runs[0]), "repeat": 0} == {**config.to_dict(run), "repeat": 0}
+        ]
+        assert (
+            anchors[0] == 0
+            and len(anchors) >= 2
+            and [runs[place].repeat for place in anchors] == list(range(len(anchors)))
+        )
+        assert [run.preset for run in runs] != sorted(run.preset for run in runs), "interleaved"
+        for run in runs:
+            assert run.idle_ready_s >= 5
+            if run.workload == "fourcastnet":
+                assert run.stays_on_device
+            else:
+                assert run.warmup_start <= 1e-3, "one batch again and again diverges at 0.1"
+                assert (
+                    run.training_samples % run.global_batch_size == run.validation_samples % run.local_batch_size == 0
+                )
+    assert len({run.local_batch_size for run in ON_DEVICE if not run.step_period_s}) >= 5
+    assert {run.sampling_period_s for run in ON_DEVICE} == {0.02, 0.2}, "what sampling costs"
+
+
+@pytest.mark.parametrize("study", [studies.gpu, studies.gpu_grid])
+def test_a_dry_run_has_as_many_points(study):
+    small = study(dry_run=True)
+    assert len({config.run_id(run) for run in small}) == len(study()) and {run.device for run in small} == {"cpu"}
+
+
+def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):
+    names = set()
+    for gpu in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+        monkeypatch.setattr(machine, "gpus", lambda name=gpu: [{"name": name}])
+        names |= {run.system for run in studies.gpu()}
+        start._refuse_a_slip(REPOSITORY / "build" / studies.gpu()[0].system)
+    assert names == {"gpu-h100-80gb-hbm3", "gpu-h200"}
+
+
+def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "COMMIT", tmp_path / "build" / "commit")
+    state = machine.git_state()
+    machine.write_commit()
+    monkeypatch.setattr(machine, "git", lambda *words: "")
+    assert machine.git_state() == state and len(state[0]) == 40
+    machine.COMMIT.unlink()
+    assert machine.git_state() == ("", False)
+
+
+def pretend(monkeypatch, seconds):
+    """Runs of which only the time is true; returns the list of those made."""
+    clock, made = [0.0], []
+
+    def execute(run, runs_dir, run_dir):
+        made.append(run)
+        clock[0] += seconds(run, len(made))
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "run.json").write_text("{}")
+        return 0, ""
+
+    monkeypatch.setattr(local, "execute", execute)
+    monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(start, "preflight", lambda *more: [])
+    return made
+
+
+def test_a_cold_first_run_and_a_slow_recipe_leave_out_no_others(tmp_path, monkeypatch):
+    made = pretend(monkeypatch, lambda run, number: 200 if number == 1 else 60 if run.workload == "fourcastnet" else 20)
+    run = partial(config.make, device="cpu")
+    runs = [
+        run("resnet50"),
+        run("resnet50", seed=1),
+        run("fourcastnet"),
+        run("resnet50", seed=2),
+        run("fourcastnet", seed=1),
+    ]
+    failed = local.run_study(
+        runs + [run("resnet50", seed=3)], tmp_path, minutes=(200 + 4 * 20 + 60 + 10) / 60, warm_up=True
+    )
+    assert [(run.workload, run.seed) for run in made] == [
+        *(("resnet50", 0), ("resnet50", 0), ("resnet50", 1), ("fourcastnet", 0), ("resnet50", 2), ("resnet50", 3))
+    ]
+    assert failed == [f"{config.run_id(runs[-1])}: left out for lack of time"]
+
+
+def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):
+    archive, runs = tmp_path / "out" / "all.tar.gz", [config.make(seed=seed) for seed in range(3)]
+    study = partial(local.run_study, runs, tmp_path / "runs", archive=archive)
+    monkeypatch.setattr(start, "intend", lambda *more: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        study()
+    assert tarfile.open(archive).getnames() == []
+    monkeypatch.setattr(start, "intend", lambda *more: None)
+    made, packed = pretend(monkeypatch, lambda run, number: 1.0 if number < 3 else 1 / 0), []
+    keep = local.pack
+    monkeypatch.setattr(local, "pack", lambda *more: [keep(*more), packed.append(tarfile.open(archive).getnames())])
+    with pytest.raises(ZeroDivisionError):
+        study()
+    folders = [name for name in packed[-1] if name.endswith("run.json")]
+    assert len(made) == 3 and len(folders) == 2 and len(packed) == 3, "after each run, and at the end"
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([], "study run gpu --minutes 9 --warm-up --archive build/"),
+        (["GPU_MINUTES=32", "GPU_CALL_MINUTES=9", "OUT=/x"], "study run gpu-grid --minutes 9 --warm-up --archive /x/"),
+    ],
+)
+def test_the_makefile_knows_both_lengths(words, expected):
+    done = subprocess.run(["make", "-n", "gpu-study", *words], cwd=REPOSITORY, capture_output=True, text=True)
+    assert expected in " ".join(done.stdout.replace("\\", "").split()), done.stdout + done.stderr
