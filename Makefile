@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
+.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 # The environment is kept while these two files are unchanged, whatever their dates.
 LOCK := $(shell cat pyproject.toml requirements.lock | cksum | tr -d ' ')
 BASE := $(VENV)/base-$(LOCK)
+DOCS := $(VENV)/docs-$(LOCK)
 TRAIN := $(VENV)/train-$(LOCK)
 # `make SITE=1 ...` uses the torch and the MPI that this machine already has.
 EXTRAS := $(if $(SITE),train-site,train),lab,dev
@@ -39,13 +40,20 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (20 min)
-	$(BIN)/energynn manifest verify
-	$(BIN)/energynn study run smoke
-	$(BIN)/energynn study run one-device
-	$(BIN)/energynn check runs
-	$(MAKE) --no-print-directory paper
-	-$(BIN)/energynn forecast held-out --runs-dir runs --system local
-	$(BIN)/energynn reference
+	@echo "=== 1 of 7: verify the data that ship"
+	@$(BIN)/energynn manifest verify
+	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, twelve runs"
+	@$(BIN)/energynn study run smoke
+	@echo "=== 3 of 7: two runs more on one device, which the forecast is fitted to"
+	@$(BIN)/energynn study run one-device
+	@echo "=== 4 of 7: derive every number of every record again"
+	@$(BIN)/energynn check runs
+	@echo "=== 5 of 7: execute the notebooks, compile the paper and the report"
+	@$(MAKE) --no-print-directory paper
+	@echo "=== 6 of 7: forecast two devices from one"
+	-@$(BIN)/energynn forecast held-out --runs-dir runs --system local
+	@echo "=== 7 of 7: compare with the committed reference"
+	@$(BIN)/energynn reference
 
 kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)
 	$(BIN)/energynn manifest verify
@@ -74,6 +82,9 @@ lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
+docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interface as a site: build/site/index.html
+	@PYTHONPATH=. $(BIN)/python docs/make_site.py
+
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
@@ -99,7 +110,7 @@ gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does 
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install --upgrade ".[train,lab,dev]"
+	build/lock/bin/pip install --upgrade ".[train,lab,docs,dev]"
 	{ echo "# Exact versions of every package (make lock). pip reads it as constraints: each part installs what it needs."; \
 	  build/lock/bin/pip freeze --exclude energynn; } > requirements.lock
 
@@ -126,20 +137,29 @@ needs: python
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
+# pip's words go to a log, which is named, and shown where something fails.
+pip = echo "=== install $(1) into $(VENV); what pip says is in $(VENV)/pip.log"; \
+  $(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
+  || { tail -n 15 $(VENV)/pip.log; echo "energynn: pip failed; all that it said is in $(VENV)/pip.log"; exit 1; }
+
 $(BASE): | python
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
-	@rm -f $(VENV)/base-* $(VENV)/train-*
-	$(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock) -e .
+	@rm -f $(VENV)/base-* $(VENV)/train-* $(VENV)/docs-*
+	@$(call pip,the analysis, -e .)
+	@touch $@
+
+$(DOCS): | $(BASE)
+	@$(call pip,what writes the site, -e ".[docs]")
 	@touch $@
 
 $(TRAIN): | $(BASE)
-	$(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock) -e ".[$(EXTRAS)]"
+	@$(call pip,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------- the paper
 
 # The analysis is made again if a record was added, changed or removed; the name of the stamp carries their list.
-RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name '*.csv' -o -name '*.toml' \) \
+RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name ignored.txt -o -name '*.csv' -o -name '*.toml' \) \
 	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
 COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
 NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))

@@ -20,6 +20,8 @@ from energynn.names import suggestion
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
+RESNET50_OPERATIONS = 4.1e9  # multiply-adds of an image of 224 x 224 pixels
+SYNTHETIC_STATES = 64
 STATES_OF_A_YEAR = 1460  # of ERA5, every six hours, as FourCastNet's public files have them
 ERA5_STATE = (20, 720, 1440)  # channels, latitudes, longitudes
 REQUIRED = dataclasses.MISSING
@@ -83,7 +85,7 @@ class Epoch:
 
     training_samples, validation_samples: 0 where only the data tell how many there are. evaluates_training_set: whether
     the training data are loaded a second time. gradient_bytes: what one update shares; 0 where nobody has said it.
-    forward_steps: of one sample.
+    forward_steps: of one sample. operations: multiply-adds of one forward step of one sample; 0 where nobody said it.
     """
 
     training_samples: int = 0
@@ -91,6 +93,7 @@ class Epoch:
     evaluates_training_set: bool = False
     gradient_bytes: int = 0
     forward_steps: int = 1
+    operations: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +266,7 @@ class ResNet50Config(RunConfig):
             validation_samples=self.validation_samples or whole["val"],
             evaluates_training_set=self.evaluate_training_set,
             gradient_bytes=self.bytes_of_gradient * RESNET50_WEIGHTS,
+            operations=RESNET50_OPERATIONS * (self.image_size / 224) ** 2,
         )
 
 
@@ -305,11 +309,15 @@ class FourCastNetConfig(RunConfig):
         full_size = self.dataset in ("era5", "synthetic")
         training, validation = (number_of_years(text) for text in (self.training_years, self.validation_years))
         states = STATES_OF_A_YEAR if self.dataset == "era5" else 0
+        channels, latitudes, longitudes = ERA5_STATE[0], *GRIDS.get(self.dataset, ERA5_STATE[1:])
+        patches = latitudes * longitudes // self.patch_size**2
+        weights_of_a_patch = self.weights(channels, latitudes, longitudes) - patches * self.embed_dim
         return Epoch(
-            training_samples=training * states,
+            training_samples=SYNTHETIC_STATES if self.dataset == "synthetic" else training * states,
             validation_samples=validation * states,
             gradient_bytes=self.bytes_of_gradient * self.weights(*ERA5_STATE) if full_size else 0,
             forward_steps=2 if self.stage == "finetune" else 1,
+            operations=patches * weights_of_a_patch,
         )
 
     def weights(self, channels: int, latitudes: int, longitudes: int) -> int:

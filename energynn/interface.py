@@ -38,9 +38,8 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     table = observations.distinct(observations.wide(long, "std"))
     others, excluded = _without_training(Path(runs_dir))
     table = pd.concat([table, others], ignore_index=True)
+    table[list(TEXTS)] = table.reindex(columns=TEXTS).fillna("").astype(object)  # before: a text that no run has stays
     table = table.dropna(axis="columns", how="all").set_index("run")
-    for name in TEXTS:
-        table[name] = table[name].fillna("").astype(object)
     runs = xr.Dataset.from_dataframe(table.drop(columns=["repeats"], errors="ignore"))
     for name in runs.data_vars:
         unit = UNITS.get(name.removesuffix("_std").rsplit("_", 1)[-1])
@@ -79,9 +78,11 @@ def _without_training(runs_dir: Path) -> tuple[pd.DataFrame, list[str]]:
                 record = records.read(run_dir)
                 if record is None or record["workload"] not in records.NO_TRAINING:
                     continue
+                if why := records.why_ignored(run_dir):
+                    raise ValueError(f"ignored: {why}")
                 if not record["valid"]:
                     raise ValueError("; ".join(record["invalid_reasons"]))
-                rows.append(_row(record, run_dir))
+                rows.append(_row(records.told_apart(record, run_dir), run_dir))
         except ValueError as reason:
             excluded.append(str(reason))
     return pd.DataFrame(rows), excluded
@@ -146,6 +147,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         record = records.read(Path(run))
         if record is None:
             raise ValueError(f"compare: {run} has no record; `energynn check --recover` writes that of a dead run")
+        record = records.told_apart(record, Path(run).absolute())
         found[record["run_id"]] = record
     if len(found) < len(runs):
         raise ValueError("compare: one run is given twice")

@@ -1,12 +1,27 @@
-"""Lines for a person who waits for something long: how much is done, how fast, how long still."""
+"""Lines for a person: how far something long is, what has become of a run, how much energy that is."""
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
 from collections.abc import Callable
 
 PERIOD_S = 2.0  # between two lines
+INDENT = " " * 11
+
+
+def entry(state: str, name: str, words: str) -> str:
+    """What has become of a run, on lines of 80 columns: what is to be said of it stands below its name."""
+    facts = dict(initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+    return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
+
+
+def energy_words(energy_Wh: float) -> str:
+    """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
+    unit, size = ("kWh", 1000.0) if abs(energy_Wh) >= 999.5 else ("Wh", 1.0)
+    value = energy_Wh / size
+    return f"{value:,.0f} {unit}" if abs(value) >= 999.5 else f"{float(f'{value:.3g}'):.12g} {unit}"
 
 
 def meter(label: str, total: float, unit: str, progress: Callable[[str], None] = print) -> Callable[[float], None]:

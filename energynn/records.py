@@ -41,7 +41,8 @@ FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent
 # Neither in run.json nor derived from the raw files.
 GIVEN_AT_THE_END = ("schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256")
 NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
-NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
+IGNORED = "ignored.txt"  # why somebody leaves the run out of figures and fits
+NO_RAW_FILES = ("record.json", "notebook.ipynb", IGNORED)  # the notebook is a view of the run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -227,6 +228,26 @@ def read(run_dir: Path) -> dict | None:
     return record if all(name in record for name in ALWAYS) else None
 
 
+def read_all(runs_dir: Path) -> list[dict]:
+    """The records below a folder that can be read, ``told_apart``, but for those that somebody ignores."""
+    found = [(folder, read(folder)) for folder in run_dirs(Path(runs_dir)) if not why_ignored(folder)]
+    return [told_apart(record, folder) for folder, record in found if record]
+
+
+def told_apart(record: dict, run_dir: Path) -> dict:
+    """The record as tables name it: of another machine (`energynn merge`), its names end in @MACHINE."""
+    _, at, machine = Path(run_dir).parent.name.partition("@")
+    return record | {name: f"{record[name]}@{machine}" for name in ("run_id", "system")} if at else record
+
+
+def why_ignored(run_dir: Path) -> str:
+    """Why somebody leaves a run out of figures and fits (`energynn ignore`); empty for all others."""
+    try:
+        return (Path(run_dir) / IGNORED).read_text(errors="replace").strip()[:500] or "no reason is given"
+    except FileNotFoundError:
+        return ""
+
+
 def read_record(run_dir: Path) -> dict:
     """The record of a run, whole or not. Raises ValueError where a field is of another kind than it should be."""
     record = json_table(run_dir / "record.json")
@@ -392,6 +413,7 @@ def _check_name(record: dict, run_dir: Path) -> list[str]:
     name, system = folder.name, folder.parent.name
     if system == "superseded":
         name, system = name.rpartition(".")[0], folder.parent.parent.name
+    system = system.partition("@")[0]  # then the machine, of a run that came by `energynn merge`
     if record["run_id"] != name:
         faults.append(f"run_id: is {record['run_id']}, but the folder is {name}; was it copied or renamed?")
     if workload == "perun import" and record["config"].get("source_sha256") not in _digests_of_perun(record):

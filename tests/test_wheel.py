@@ -94,6 +94,15 @@ def test_a_command_works_in_an_empty_folder(installed, measured, words, expected
     assert expected.format(folder=installed.folder) in done.stdout
 
 
+def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(installed):
+    program = "import sys, energynn; runs = energynn.load(); print(runs.sizes['run'], 'torch' in sys.modules)"
+    done = installed("-c", program)
+    assert done.stdout.split()[1:] == ["False"] and int(done.stdout.split()[0]) > 20, done.stdout + done.stderr
+    plan = "forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3 --devices 64"
+    done = installed("-m", "energynn.cli", *plan.split())
+    assert done.returncode == 0 and "kWh" in done.stdout, done.stdout + done.stderr
+
+
 def test_doctor_works_in_an_empty_folder(installed):
     done = installed("-m", "energynn.cli", "doctor", "--json")
     assert done.returncode in (0, 1) and json.loads(done.stdout), done.stderr

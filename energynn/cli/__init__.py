@@ -8,7 +8,7 @@ import signal
 import sys
 from importlib.metadata import version
 
-from energynn.cli import analysis, cluster, data, forecast, records, runs
+from energynn.cli import analysis, cluster, completion, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
 
 ENDED_BY_PIPE = 128 + signal.SIGPIPE  # as a shell says it of any other command
@@ -27,8 +27,11 @@ COMMANDS = (
     analysis.add_compare,
     analysis.add_export,
     records.add_check,
+    records.add_merge,
+    records.add_ignore,
     runs.add_measure,
     records.add_recompute,
+    records.add_footprint,
     records.add_import_perun,
     runs.add_watch,
     data.add_manifest,
@@ -39,6 +42,7 @@ COMMANDS = (
     analysis.add_number,
     analysis.add_paper,
     analysis.add_reference,
+    completion.add_completion,
 )
 
 
@@ -51,7 +55,10 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
-    parser = _Parser(prog="energynn", description=__doc__)
+    words = "what does it cost, in energy, time and accuracy, to train on more GPUs?"
+    example = "examples:\n  energynn doctor\n  energynn measure -- python my_trainer.py\n  energynn COMMAND --help"
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog="energynn", description=words, epilog=example, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"energynn {version('energynn')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for add in COMMANDS:

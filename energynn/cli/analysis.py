@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn.cli.options import add_build_dir, add_command, add_json, add_runs_dir, find_run, require_folder
-
-RUN_HELP = "RUN is a run's folder, its name, or the beginning of its name below --runs-dir."
+from energynn.cli.options import add_build_dir, add_command, add_json, add_run, add_runs_dir, find_run, require_folder
 
 
 def add_claims(commands) -> None:
-    parser = add_command(commands, claims, "judge the study's statements on published values and on own runs")
+    text = "judge the study's statements on published values and on own runs"
+    parser = add_command(commands, claims, text, "energynn claims | less")
     parser.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
     add_json(parser)
 
@@ -27,7 +26,8 @@ def claims(options) -> int:
 
 
 def add_paper(commands) -> None:
-    parser = add_command(commands, paper, "merge the numbers of the notebooks, compile paper and report")
+    text = "merge the numbers of the notebooks, compile paper and report; `make paper` executes the notebooks first"
+    parser = add_command(commands, paper, text, "energynn paper")
     add_build_dir(parser)
 
 
@@ -45,7 +45,7 @@ def paper(options) -> int:
 
 def add_reference(commands) -> None:
     text = "check the default study against the committed reference: PASS or FAIL for each band"
-    parser = add_command(commands, reference, text)
+    parser = add_command(commands, reference, text, "energynn reference")
     add_runs_dir(parser)
     add_build_dir(parser)
 
@@ -62,8 +62,9 @@ def reference(options) -> int:
 
 
 def add_show(commands) -> None:
-    parser = add_command(commands, show, "one run: energy, time, metrics, and whether they are valid", epilog=RUN_HELP)
-    parser.add_argument("run", metavar="RUN")
+    text = "one run: energy, time, metrics, and whether they are valid"
+    parser = add_command(commands, show, text, "energynn show resnet50-photographs-n2")
+    add_run(parser, dest="run")
     add_json(parser)
     add_runs_dir(parser)
 
@@ -82,14 +83,16 @@ def show(options) -> int:
     print(command.report(record))
     for name, value in record.get("metrics", {}).items():
         print(f"  {name}: {value:.6g}")
+    if why := records.why_ignored(run_dir):
+        print(f"  left out of figures and fits: {why}")
     print(f"  {run_dir}")
     return 0
 
 
 def add_compare(commands) -> None:
     text = "two or more runs side by side: times, energies, metrics, and what of their configurations differs"
-    parser = add_command(commands, compare, text, epilog=RUN_HELP)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser = add_command(commands, compare, text, "energynn compare resnet50-photographs-n1 resnet50-photographs-n2")
+    add_run(parser, dest="runs", nargs="+")
     add_json(parser)
     add_runs_dir(parser)
 
@@ -109,7 +112,7 @@ def compare(options) -> int:
     print(f"{'':28}" + "".join(f"{'ABCDEFGHIJ'[i % 10]:>14}" for i in range(len(runs))) + "  last / A")
     for quantity, row in table.iterrows():
         print(f"{quantity:28}" + "".join(f"{_short(row[run]):>14}" for run in runs) + _ratio_text(row))
-    print("in brackets: statistical, 95 %; errors that the runs' sensors or models share are not in them")
+    print("in brackets: 95 %, statistical; errors that sensors or models share are not in it")
     return 0
 
 
@@ -127,10 +130,11 @@ def _ratio_text(row) -> str:
 
 
 def add_export(commands) -> None:
-    parser = add_command(commands, export, "all runs, own and published, as one table for other programs")
+    text = "all runs, own and published, as one table for other programs"
+    parser = add_command(commands, export, text, "energynn export --csv build/runs.csv")
     formats = parser.add_mutually_exclusive_group(required=True)
     for name in ("csv", "netcdf", "parquet"):
-        formats.add_argument(f"--{name}", type=Path, metavar="FILE")
+        formats.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"the table as {name}")
     add_runs_dir(parser)
 
 
@@ -144,7 +148,8 @@ def export(options) -> int:
 
 
 def add_number(commands) -> None:
-    parser = add_command(commands, number, "where a number of the paper comes from: value, source, notebook")
+    text = "where a number of the paper comes from: value, source, notebook"
+    parser = add_command(commands, number, text, "energynn number slope_ResNet50")
     parser.add_argument("name", metavar="NAME", help="as in build/numbers.json, or a part of it to list such names")
     add_build_dir(parser)
 

@@ -16,7 +16,8 @@ def _add_minutes(parser: ArgumentParser) -> None:
 
 
 def add_submit(commands) -> None:
-    parser = add_command(commands, submit, "make every missing run of studies by batch jobs, and see them through")
+    text = "make every missing run of studies by batch jobs, and see them through"
+    parser = add_command(commands, submit, text, "energynn submit paper-a100 --system horeka-a100 --dry-run")
     parser.add_argument("studies", nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own")
     parser.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
     add_flag(parser, "--dry-run", "print the scripts and the expected cost, submit nothing")
@@ -35,8 +36,9 @@ def submit(options) -> int:
 
 
 def add_resubmit(commands) -> None:
-    parser = add_command(commands, resubmit, "submit runs that failed or stopped again; they go on where they can")
-    parser.add_argument("--failed", action="store_true", required=True)
+    text = "submit runs that failed or stopped again; they go on where they can"
+    parser = add_command(commands, resubmit, text, "energynn resubmit --failed R1")
+    parser.add_argument("--failed", action="store_true", required=True, help="those that failed or stopped")
     _add_minutes(parser)
     _add_studies_or_runs(parser)
     add_runs_dir(parser)
@@ -50,7 +52,8 @@ def resubmit(options) -> int:
 
 
 def add_status(commands) -> None:
-    parser = add_command(commands, status, "what has become of every run, queued, running or ended")
+    text = "what has become of every run, queued, running or ended"
+    parser = add_command(commands, status, text, "energynn status --watch")
     parser.add_argument("--watch", type=number, nargs="?", const=10.0, metavar="S", help="again and again")
     add_json(parser)
     _add_studies_or_runs(parser)
@@ -65,7 +68,7 @@ def status(options) -> int:
 
 
 def add_cancel(commands) -> None:
-    parser = add_command(commands, cancel, "cancel jobs of runs that are queued or go on")
+    parser = add_command(commands, cancel, "cancel jobs of runs that are queued or go on", "energynn cancel R1")
     add_flag(parser, "--all", "of every study")
     _add_studies_or_runs(parser)
     add_runs_dir(parser)
@@ -83,9 +86,10 @@ def cancel(options) -> int:
 
 
 def add_system(commands) -> None:
-    parser = add_command(commands, system, "the clusters that are known; check: prove one by a job of a minute")
-    parser.add_argument("action", choices=["list", "check"])
-    parser.add_argument("name", nargs="?", default="local")
+    text = "the clusters that are known; check: prove one by a job of a minute"
+    parser = add_command(commands, system, text, "energynn system check horeka-a100")
+    parser.add_argument("action", choices=["list", "check"], help="list all, or check one")
+    parser.add_argument("name", nargs="?", default="local", help="of `list`, or a file of your own (.toml)")
 
 
 def system(options) -> int:

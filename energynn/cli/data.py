@@ -10,9 +10,10 @@ from energynn.cli.options import add_command, count
 
 
 def add_manifest(commands) -> None:
-    parser = add_command(commands, manifest, "verify the data sets, or describe one anew")
-    parser.add_argument("action", choices=["verify", "build"])
-    parser.add_argument("dataset", nargs="*")
+    text = "verify the data sets, or describe one anew"
+    parser = add_command(commands, manifest, text, "energynn manifest verify photographs")
+    parser.add_argument("action", choices=["verify", "build"], help="compare with the checksums, or write them")
+    parser.add_argument("dataset", nargs="*", help="default: those that come with the project")
     parser.add_argument("--source", type=Path, help="build era5_ensemble: the NetCDF file it is packed from")
     parser.add_argument("--root", type=Path, help="where imagenet (tree, archives or store) or era5 (store) lies")
 
@@ -34,9 +35,10 @@ def manifest(options) -> int:
 
 
 def add_imagenet(commands) -> None:
-    parser = add_command(commands, imagenet, "write ImageNet as uint8 pixels, so that training decodes no JPEG")
-    parser.add_argument("action", choices=["prepare"])
-    parser.add_argument("--out", type=Path, required=True)
+    text = "write ImageNet as uint8 pixels, so that training decodes no JPEG"
+    parser = add_command(commands, imagenet, text, "energynn imagenet prepare --root imagenet --out store")
+    parser.add_argument("action", choices=["prepare"], help="the only one")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the store")
     parser.add_argument("--root", type=Path, required=True, help="ImageNet's folder tree or the official archives")
     parser.add_argument(
         "--shorter-side", type=_pixels, default=256, help="pixels; 0 keeps the original size (default 256)"
@@ -84,9 +86,10 @@ def _sampled(folder: Path) -> Iterator[None]:
 
 
 def add_era5(commands) -> None:
-    parser = add_command(commands, era5, "write the store that FourCastNet trains on at full size; resumable")
-    parser.add_argument("action", choices=["prepare"])
-    parser.add_argument("--out", type=Path, required=True)
+    text = "write the store that FourCastNet trains on at full size; resumable"
+    parser = add_command(commands, era5, text, "energynn era5 prepare --source fourcastnet_hdf5 --out store")
+    parser.add_argument("action", choices=["prepare"], help="the only one")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the store")
     parser.add_argument("--source", required=True, help="FourCastNet's HDF5 folder, or a Zarr store or NetCDF files")
     parser.add_argument("--years", default="1979-2017,2019", help="default: those of the paper, %(default)s")
     parser.add_argument("--workers", type=count, default=4, help="states that are read at the same time")

@@ -13,8 +13,9 @@ from energynn.cli.runs import parameters_of
 
 def add_forecast(commands) -> None:
     text = "time and energy of a training before it is made: fit, predict, plan, probe, advise, simulate, and more"
-    parser = commands.add_parser("forecast", help=text)
-    actions = parser.add_subparsers(dest="action", required=True)
+    example = "energynn forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3"
+    parser = add_command(commands, forecast, text, example)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for add in (
         _add_fit,
         _add_predict,
@@ -28,11 +29,12 @@ def add_forecast(commands) -> None:
         add(actions)
 
 
+def forecast(options) -> int:
+    raise AssertionError("an action of it is required")
+
+
 def _add(actions, function, text: str, example: str) -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = add_command(
-        actions, function, text, description=text, epilog=f"example:\n  {example}", formatter_class=raw
-    )
+    parser = add_command(actions, function, text, example)
     add_json(parser)
     return parser
 

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import math
-from argparse import ArgumentParser, ArgumentTypeError
+import textwrap
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable
 from pathlib import Path
 
 
-def add_command(commands, function: Callable, text: str, **facts) -> ArgumentParser:
-    """A parser for the command that has the function's name; ``function(options)`` returns its exit status."""
-    parser = commands.add_parser(function.__name__.replace("_", "-"), help=text, **facts)
+def add_command(commands, function: Callable, text: str, example: str, **facts) -> ArgumentParser:
+    """A parser for the command that has the function's name; ``function(options)`` returns its exit status.
+
+    ``text`` and ``example``, a line to type, are shown by its --help.
+    """
+    facts = {"formatter_class": RawDescriptionHelpFormatter, "epilog": f"example:\n  {example}"} | facts
+    name = function.__name__.replace("_", "-")
+    parser = commands.add_parser(name, help=text, description=textwrap.fill(text, 79), **facts)
     parser.set_defaults(function=function)
     return parser
 
 
-def add_flag(parser: ArgumentParser, name: str, text: str | None = None) -> None:
+def add_flag(parser: ArgumentParser, name: str, text: str) -> None:
     parser.add_argument(name, action="store_true", help=text)
 
 
 def add_json(parser: ArgumentParser) -> None:
-    add_flag(parser, "--json")
+    add_flag(parser, "--json", "for a program: JSON on standard output")
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    text = "folder of the records; default: runs"
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help=text)
 
 
 def add_build_dir(parser: ArgumentParser) -> None:
-    parser.add_argument("--build-dir", type=Path, default=Path("build"))
+    text = "folder of what is generated; default: build"
+    parser.add_argument("--build-dir", type=Path, default=Path("build"), metavar="DIR", help=text)
 
 
 def add_run_dir(parser: ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
+
+
+def add_run(parser: ArgumentParser, **facts) -> None:
+    """For ``find_run``."""
+    text = "a run's folder, its name, or the beginning of its name below --runs-dir"
+    parser.add_argument(metavar="RUN", help=text, **facts)
 
 
 def number(text: str) -> float:

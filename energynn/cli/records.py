@@ -1,4 +1,4 @@
-"""Commands on records: check, recompute, import-perun."""
+"""Commands on records: check, recompute, footprint, import-perun, merge, ignore."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from energynn.cli.options import (
     add_command,
     add_flag,
     add_json,
+    add_run,
     add_run_dir,
     add_runs_dir,
+    find_run,
     number,
     require_folder,
 )
 
 
 def add_check(commands) -> None:
-    parser = add_command(commands, check, "derive every number of the records again and compare")
-    parser.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"))
+    text = "derive every number of the records again and compare"
+    parser = add_command(commands, check, text, "energynn check runs")
+    parser.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"), metavar="DIR", help="default: runs")
     add_flag(parser, "--recover", "first write records for runs whose launcher died")
     text = "write the SHA-256 of every file of every run, to sign or publish, instead of checking"
     parser.add_argument("--write-anchor", type=Path, metavar="FILE", help=text)
@@ -44,20 +47,97 @@ def check(options) -> int:
     there = [record for record in map(records.read, records.run_dirs(options.runs_dir)) if record]
     simulated = sum(record.get("launcher") == "simulated" for record in there)  # by `energynn forecast simulate`
     valid = sum(record["valid"] and record.get("launcher") != "simulated" for record in there)
+    ignored = sum(bool(records.why_ignored(folder)) for folder in records.run_dirs(options.runs_dir))
     words = f"{valid} of them valid as evidence" + (f", {simulated} simulated" if simulated else "")
+    words += f", {ignored} ignored" if ignored else ""
     print(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
     return 1 if faults else 0
 
 
 def add_recompute(commands) -> None:
-    parser = add_command(commands, recompute, "derive every energy anew from the raw samples; compare with perun")
+    text = "derive every energy anew from the raw samples; compare with perun"
+    parser = add_command(commands, recompute, text, "energynn recompute runs/measured/20260801-120000-17-python")
     add_run_dir(parser)
     add_json(parser)
+    _add_factors(parser)
+
+
+def _add_factors(parser) -> None:
+    """No factor has a default: they differ by grid, contract and year."""
     needed = "with --source and --date: "
-    parser.add_argument("--carbon", type=number, metavar="G_PER_KWH", help=f"{needed}CO2 equivalents")
-    parser.add_argument("--price", type=number, metavar="PER_KWH", help=f"{needed}what it costs")
+    names, text = ("--gCO2-per-kWh", "--carbon"), f"{needed}g of CO2 equivalents"
+    parser.add_argument(*names, type=number, metavar="G", dest="carbon", help=text)
+    names, text = ("--cost-per-kWh", "--price"), f"{needed}what it costs"
+    parser.add_argument(*names, type=number, metavar="X", dest="price", help=text)
     parser.add_argument("--source", help="where the factor comes from")
     parser.add_argument("--date", help="of the factor, YYYY-MM-DD")
+
+
+def _factors(options) -> tuple:
+    return options.carbon, options.price, options.source, options.date
+
+
+def add_footprint(commands) -> None:
+    text = "energy, CO2 equivalents and cost of any runs, by factors that you give with source and date"
+    example = "energynn footprint smoke --cost-per-kWh 0.3 --source 'our contract' --date 2026-01-01"
+    parser = add_command(commands, footprint, text, example)
+    text = "a study, a run's folder or name, or the beginning of its name; default: all"
+    parser.add_argument("chosen", nargs="*", metavar="STUDY_OR_RUN", help=text)
+    _add_factors(parser)
+    add_json(parser)
+    add_runs_dir(parser)
+
+
+def footprint(options) -> int:
+    """Sums by provenance: what was measured and what was estimated are not one number."""
+    import json
+
+    from energynn import records
+    from energynn.measure import comparison
+    from energynn.progress import energy_words
+
+    require_folder(options.runs_dir)
+    sums: dict[str, dict] = {}
+    left_out = []
+    for folder in _chosen(options.chosen, options.runs_dir):
+        record, why = records.read(folder), records.why_ignored(folder)
+        if why or record is None or "energy_total_J" not in record:
+            reason = f"ignored: {why}" if why else "no energy is recorded"
+            left_out.append({"run": folder.name, "reason": reason})
+            continue
+        provenance = record["energy_total_provenance"]
+        of = sums.setdefault(provenance, {"provenance": provenance, "runs": 0, "energy_J": 0.0})
+        of["runs"] += 1
+        of["energy_J"] += record["energy_total_J"]
+    rows = [row | comparison.footprint(row["energy_J"], *_factors(options)) for row in sums.values()]
+    if options.json:
+        print(json.dumps({"sums": rows, "left_out": left_out}, indent=1))
+        return 0
+    for row in rows:
+        words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / 3600)]
+        words += [f"{row['carbon_g']:.4g} g CO2eq"] if "carbon_g" in row else []
+        words += [f"cost {row['price']:.4g}"] if "price" in row else []
+        print(", ".join(words))
+    for row in left_out:
+        print(f"left out: {row['run']}: {row['reason']}")
+    if options.source and rows:
+        print(f"factors: {options.source}, {options.date}")
+    print("of GPUs, CPUs and RAM, while the runs went on; nothing else is counted")
+    return 0
+
+
+def _chosen(names: list[str], runs_dir: Path) -> list[Path]:
+    """Folders of the runs of studies, or of runs that are named; without names of all but earlier attempts."""
+    from energynn import records, studies
+    from energynn.cluster import status
+
+    if not names:
+        return [folder for folder in records.run_dirs(runs_dir) if folder.parent.name != "superseded"]
+    found = []
+    for name in names:
+        is_study = name in studies.STUDIES or name in studies.GROUPS or name.endswith(".py")
+        found += status.folders(runs_dir.absolute(), [name]) if is_study else [find_run(name, runs_dir)]
+    return list(dict.fromkeys(found))
 
 
 RECOMPUTED = ("energy_", "mean_power_", "idle_power_", "coverage")  # how the names of these fields begin
@@ -81,8 +161,7 @@ def recompute(options) -> int:
         by_perun = comparison.against_perun(options.run)
     names = [name for name in records.FIELDS if name.startswith(RECOMPUTED) and (name in old or name in new)]
     identical = {name: old.get(name) == new.get(name) for name in names}
-    factors = options.carbon, options.price, options.source, options.date
-    costs = comparison.footprint(new.get("energy_total_J", 0.0), *factors)
+    costs = comparison.footprint(new.get("energy_total_J", 0.0), *_factors(options))
     if options.json:
         recomputed = {name: new.get(name) for name in names}
         answer = {"recomputed": recomputed, "identical": identical, "perun": by_perun, **costs}
@@ -123,8 +202,9 @@ def _difference(entry: dict) -> str:
 
 
 def add_import_perun(commands) -> None:
-    parser = add_command(commands, import_perun, "read a perun HDF5 file (0.8 to 1.0) into our records")
-    parser.add_argument("file", type=Path, metavar="FILE")
+    text = "read a perun HDF5 file (0.8 to 1.0) into our records"
+    parser = add_command(commands, import_perun, text, "energynn import-perun perun_results/train.hdf5")
+    parser.add_argument("file", type=Path, metavar="FILE", help="perun's .hdf5")
     add_runs_dir(parser)
     add_json(parser)
 
@@ -142,4 +222,58 @@ def import_perun(options) -> int:
         return 0
     for folder, record in zip(folders, imported, strict=True):
         print(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+    return 0
+
+
+def add_merge(commands) -> None:
+    text = "take in records of others: checked on the way in, no machine taken for another, nothing overwritten"
+    parser = add_command(commands, merge, text, "energynn merge ~/from-anna/runs --machine anna")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with run folders, at any depth")
+    text = "what their machine is to be called; default: the host that the records name"
+    parser.add_argument("--machine", default="", metavar="NAME", help=text)
+    add_json(parser)
+    add_runs_dir(parser)
+
+
+def merge(options) -> int:
+    import json
+    from collections import Counter
+
+    from energynn.launch import merge
+    from energynn.progress import entry
+
+    require_folder(options.folder)
+    arrivals = merge.merge(options.folder, options.runs_dir, options.machine)
+    counts = Counter(arrival.state for arrival in arrivals)
+    if options.json:
+        print(json.dumps({"runs": [vars(arrival) for arrival in arrivals]}, indent=1))
+    else:
+        for arrival in arrivals:
+            print(entry(arrival.state, arrival.run, arrival.words))
+        print(f"{counts['came']} came, {counts['here']} were here already, {counts['refused']} refused")
+    return 1 if counts["refused"] else 0
+
+
+def add_ignore(commands) -> None:
+    text = "leave a run out of figures, tables and fits, where its name stands with the reason; nothing is deleted"
+    parser = add_command(commands, ignore, text, 'energynn ignore resnet50-photographs-n2 --why "a backup ran, too"')
+    add_run(parser, dest="run")
+    reason = parser.add_mutually_exclusive_group(required=True)
+    reason.add_argument("--why", metavar="TEXT", help="the reason, for all who read")
+    add_flag(reason, "--undo", "use the run again")
+    add_runs_dir(parser)
+
+
+def ignore(options) -> int:
+    from energynn import records
+
+    run_dir = find_run(options.run, options.runs_dir)
+    if options.undo:
+        (run_dir / records.IGNORED).unlink(missing_ok=True)
+        print(f"{run_dir.name}: counts again")
+        return 0
+    if not options.why.strip():
+        raise ValueError("why: give the reason in words, for all who read")
+    (run_dir / records.IGNORED).write_text(f"{options.why.strip()}\n")
+    print(f"{run_dir.name}: ignored; {run_dir / records.IGNORED} holds the reason, and --undo takes it back")
     return 0

@@ -16,15 +16,14 @@ class _HelpWithParameters(argparse.Action):
     def __call__(self, parser, namespace, values, option_string=None):
         from energynn import config
 
-        parser.epilog = config.help_text()
+        parser.epilog += f"\n\n{config.help_text()}"
         parser.print_help()
         parser.exit()
 
 
 def add_run(commands) -> None:
-    raw = argparse.RawDescriptionHelpFormatter
     text = "make one run, as notebooks/run_training.ipynb does"
-    parser = add_command(commands, run, text, add_help=False, formatter_class=raw)
+    parser = add_command(commands, run, text, "energynn run workload=resnet50 devices=2", add_help=False)
     text = "show this help message and every parameter"
     parser.add_argument("-h", "--help", nargs=0, action=_HelpWithParameters, help=text)
     parser.add_argument("assigned", nargs="*", type=_assignment, metavar="NAME=VALUE", help="a parameter: devices=2")
@@ -75,12 +74,15 @@ def _literal(text: str):
 
 
 def add_study(commands) -> None:
-    parser = add_command(commands, study, "run a study on this machine; list all of them; show one and its cost")
-    parser.add_argument("action", choices=["run", "list", "show"])
+    text = "run a study on this machine; list all of them; show one and its cost"
+    parser = add_command(commands, study, text, "energynn study show smoke")
+    parser.add_argument("action", choices=["run", "list", "show"], help="what to do")
     parser.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
     add_json(parser)
     add_runs_dir(parser)
-    parser.add_argument("--minutes", type=number, default=float("inf"), help="begin no run that would end later")
+    parser.add_argument(
+        "--minutes", type=number, default=float("inf"), metavar="M", help="begin no run that would end later"
+    )
     parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
     add_flag(parser, "--warm-up", "make the first run once before, and forget it")
     add_flag(parser, "--dry-run", "of gpu and gpu-grid: the same points in small, on CPU cores")
@@ -114,11 +116,13 @@ def _run_study(options) -> int:
 
 
 def add_measure(commands) -> None:
-    parser = add_command(commands, measure, "measure any command as our own trainers are: measure -- COMMAND")
+    text = "measure any command as our own trainers are"
+    parser = add_command(commands, measure, text, "energynn measure -- python my_trainer.py")
     parser.add_argument("--period", type=number, default=0.04, metavar="S", help="seconds between two samples")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
     add_flag(parser, "--json", "print the record; the command's output goes to stderr")
-    parser.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    add_flag(parser, "--perun", "under perun, whose number then stands beside ours; takes some seconds more")
+    parser.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
 
 
 def measure(options) -> int:
@@ -127,7 +131,7 @@ def measure(options) -> int:
     from energynn.launch import command
 
     words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
-    record, status = command.measure(words, options.out, options.period, quiet=options.json)
+    record, status = command.measure(words, options.out, options.period, quiet=options.json, perun=options.perun)
     if record and options.json:
         print(json.dumps(record, indent=1))
     elif record:
@@ -137,7 +141,8 @@ def measure(options) -> int:
 
 
 def add_watch(commands) -> None:
-    parser = add_command(commands, watch, "power, energy and time left of a run that goes on, from any shell")
+    text = "power, energy and time left of a run that goes on, from any shell"
+    parser = add_command(commands, watch, text, "energynn watch runs/local/resnet50-photographs-n2")
     add_run_dir(parser)
     parser.add_argument("--every", type=number, default=2.0, metavar="S", help="seconds between two looks")
     add_flag(parser, "--once", "look once; also where standard output is no terminal")
@@ -151,7 +156,8 @@ def watch(options) -> int:
 
 
 def add_doctor(commands) -> None:
-    parser = add_command(commands, doctor, "what a run on this machine would measure, how well, and what to mend")
+    text = "what a run on this machine would measure, how well, and what to mend"
+    parser = add_command(commands, doctor, text, "energynn doctor")
     parser.add_argument("--devices", type=count, default=2, help="ranks of the MPI world to try")
     add_json(parser)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 import time
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 
 from energynn import records
 from energynn.cluster import background, slurm
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
+from energynn.progress import energy_words, entry
 from energynn.reading import json_table, one_fault
 
 EXECUTORS = {"slurm": slurm, "local": background}
@@ -45,6 +48,7 @@ def main(options) -> int:
     """`energynn status`."""
     while True:
         runs, notes = rows(folders(options.runs_dir.absolute(), options.studies))
+        runs = newest_first(runs)
         shown = json.dumps({"runs": runs, "notes": notes}, indent=1) if options.json else text(runs, notes)
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
@@ -52,6 +56,14 @@ def main(options) -> int:
         if not options.watch or all(row["state"] not in ("queued", "running") for row in runs):
             return 0
         time.sleep(options.watch)
+
+
+def newest_first(rows: list[dict]) -> list[dict]:
+    """The systems in the order of their newest run, so that one's own stand before what came with the project."""
+    newest: dict[str, str] = {}
+    for row in rows:
+        newest[row["system"]] = max(newest.get(row["system"], ""), str(row.get("since", "")))
+    return sorted(rows, key=lambda row: newest[row["system"]], reverse=True)
 
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
@@ -90,15 +102,22 @@ def _row_or_fault(folder: Path, submission: dict, queue: dict | None) -> dict:
 def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     """The entry of one run; ``queue`` is None where the scheduler does not answer."""
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
+    if why := records.why_ignored(folder):
+        row["ignored"] = why
     if submission:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    began = record or _read(folder / "run.json")
+    row["since"] = began.get("started_at") or submission.get("submitted_at", "")
+    if record.get("workload") in records.NO_TRAINING:
+        row["what"] = f"{record['workload']}: {record['config'].get('command') or record['config'].get('source', '')}"
     if record and not record["valid"] and _is_done(record):
         row["reason"] = _why(record)
     if record and (record["valid"] or _is_done(record)):
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
+        row["provenance"] = record.get("energy_total_provenance", "")
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
     live = _read(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
@@ -179,29 +198,33 @@ def _read(path: Path) -> dict:
 
 
 def text(rows: list[dict], notes: list[str]) -> str:
-    """The table for a person."""
-    lines = [f"{'run':64} {'state':13} {'epoch':>8} {'rate/s':>8} {'W':>8} {'kWh':>9} {'left':>8}  job and reason"]
-    for row in rows:
-        epoch = f"{row['epoch']}/{row['epochs']}" if "epoch" in row else ""
-        rate, watts = _number(row, "samples_per_s", ".1f"), _number(row, "power_W", ".0f")
-        kWh = _number(row, "energy_kWh", ".4g")
-        left = ""
-        if row["state"] == "running" and "time_left_s" in row:
-            left = duration(row["time_left_s"])
-        elif row["state"] == "finished" and row["time_s"]:
-            left = f"in {duration(row['time_s'])}"
-        words = "; ".join(str(row[name]) for name in ("job", "reason", "log") if row.get(name))
-        line = f"{row['run_id']:64} {row['state']:13} {epoch:>8} {rate:>8} {watts:>8} {kWh:>9} {left:>8}  {words}"
-        lines.append(line.rstrip())
+    """What a person reads, on 80 columns: runs by system, each with what is known of it below."""
+    lines = []
+    for system, of_system in groupby(rows, key=lambda row: row["system"]):
+        lines += [f"{system}:", *(entry(row["state"], row["run_id"], _words(row)) for row in of_system)]
     counts = Counter(row["state"] for row in rows)
-    total = sum(row.get("energy_kWh") or 0.0 for row in rows)
+    total = energy_words(1000 * sum(row.get("energy_kWh") or 0.0 for row in rows))
     states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-    lines.append(f"{len(rows)} runs: {states}; {total:.4g} kWh")
-    return "\n".join(lines + [f"energynn: {note}" for note in notes])
+    lines.append(f"{len(rows)} runs: {states}; {total}")
+    return "\n".join(lines + [textwrap.fill(f"energynn: {note}", 79) for note in notes])
 
 
-def _number(row: dict, name: str, form: str) -> str:
-    return "" if row.get(name) is None else format(row[name], form)
+def _words(row: dict) -> str:
+    parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
+    parts += [row["what"]] if "what" in row else []
+    live = [f"epoch {row['epoch']}/{row['epochs']}"] if "epoch" in row else []
+    live += [f"{row['samples_per_s']:.1f} samples/s"] if row.get("samples_per_s") is not None else []
+    live += [f"{row['power_W']:.0f} W"] if row.get("power_W") is not None else []
+    if row.get("energy_kWh") is not None:
+        live.append(" ".join([energy_words(1000 * row["energy_kWh"]), row.get("provenance", "")]).strip())
+    if row["state"] == "running" and "time_left_s" in row:
+        live.append(f"{duration(row['time_left_s'])} left")
+    elif row["state"] == "finished" and row["time_s"]:
+        live.append(f"in {duration(row['time_s'])}")
+    parts += [", ".join(live)] if live else []
+    parts += [f"job {row['job']}"] if row.get("job") else []
+    parts += [str(row[name]) for name in ("reason", "log") if row.get(name)]
+    return "; ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from energynn.config import IMAGENET_IMAGES
+from energynn.config import FOLDER_NAME, IMAGENET_IMAGES
 from energynn.data import era5, era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
 from energynn.files import sha256, shipped
+from energynn.names import suggestion
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what ``build`` says of each in words
 ENCODINGS = {
@@ -30,17 +32,16 @@ def build(dataset: str, source: Path | None = None, progress: Callable[[str], No
     """Make a data set's files anew and write the manifest that describes them.
 
     ``source`` is the file that era5_ensemble is packed from, or the folder of what does not ship, which is described as
-    it is. Raises ValueError for an unknown data set, or where ``source`` is needed and missing.
+    it is. Any other name is that of data of one's own, all files of build/data/<dataset>. Raises ValueError where
+    these are missing, or ``source`` is where it is needed.
     """
-    describe = BUILDERS.get(dataset)
-    if describe is None:
-        raise ValueError(f"dataset: {dataset!r} is not known; choose {', '.join(BUILDERS)}")
+    describe = BUILDERS.get(dataset, partial(_own, dataset))
     sums, details, distribution = describe(source, progress)
     folder = manifests.DATA_MANIFESTS / dataset
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     texts = json.loads(DESCRIPTIONS.read_text())
-    manifest = {**texts["all"], "name": dataset, **texts[dataset], **details}
+    manifest = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
     manifest |= {"energynn:files": len(sums), "distribution": distribution}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     print(f"{dataset}: wrote {folder / 'manifest.json'} and SHA256SUMS for {len(sums)} files", file=sys.stderr)
@@ -83,6 +84,15 @@ def _photographs(dataset: str, _source, _progress) -> Description:
     return sums, details, _file_objects(folder, sums)
 
 
+def _own(dataset: str, _source, _progress) -> Description:
+    folder = manifests.root(dataset)
+    if not re.fullmatch(FOLDER_NAME.pattern, dataset) or not folder.is_dir():
+        near = suggestion(dataset, BUILDERS)
+        raise ValueError(f"{dataset}: {folder} is no folder; put its files into it, or link it there{near}")
+    sums = _sums(folder, "")
+    return sums, {}, _file_objects(folder, sums)
+
+
 def _era5(source: Path | None, _progress) -> Description:
     folder = source or manifests.root("era5")
     sums, details = era5_store.describe(folder)
@@ -122,7 +132,7 @@ def _official_archives() -> list[dict]:
 
 def _sums(folder: Path, suffix: str) -> dict[str, str]:
     """Name -> SHA-256 of the files below a folder that end so."""
-    paths = sorted(path for path in folder.rglob("*") if path.suffix == suffix)
+    paths = sorted(path for path in folder.rglob("*") if path.name.endswith(suffix) and path.is_file())
     return {str(path.relative_to(folder)): sha256(path) for path in paths}
 
 
@@ -132,5 +142,5 @@ def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
     for name, digest in sums.items():
         entry = {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name}
         entry |= {"contentSize": f"{(folder / name).stat().st_size} B", "sha256": digest}
-        entries.append(entry | {"encodingFormat": ENCODINGS[Path(name).suffix]})
+        entries.append(entry | {"encodingFormat": ENCODINGS.get(Path(name).suffix, "application/octet-stream")})
     return entries

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.config import SYNTHETIC_STATES
+
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
 CHANNELS = ("t850", "z850", "z500", "t500")  # those of FourCastNet's twenty that the embedded file has, in its order
 Z500 = CHANNELS.index("z500")
@@ -78,7 +80,7 @@ def synthetic(steps: int) -> tuple[Split, Split]:
     weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
     mean, std, climatology = np.zeros(20, np.float32), np.ones(20, np.float32), np.zeros(shape[1:], np.float32)
     facts = (mean, std, weights, climatology, 6, 14, (steps,))
-    return Split(np.broadcast_to(sequence, (64, *shape)), *facts), Split(sequence[None], *facts)
+    return Split(np.broadcast_to(sequence, (SYNTHETIC_STATES, *shape)), *facts), Split(sequence[None], *facts)
 
 
 def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -181,8 +181,8 @@ def of_runs(runs_dir: Path, workload: str, metric: str, error: float) -> dict:
 
     Raises ValueError with the remedy where there are none, or where they are of several recipes.
     """
-    found = [records.read(folder) for folder in records.run_dirs(Path(runs_dir))]
-    chosen = [record for record in found if record and record["workload"] == workload and record.get("history")]
+    found = records.read_all(runs_dir)
+    chosen = [record for record in found if record["workload"] == workload and record.get("history")]
     chosen = [record for record in chosen if record["status"] == "finished"]
     if not chosen:
         raise ValueError(f"{runs_dir}: no finished run of {workload} with a history; make some of two batch sizes")

@@ -36,8 +36,8 @@ def rows(runs_dir: Path, site: Site, workload: str | None = None, most: int = 1)
 def _recipes(runs_dir: Path, site: Site, workload: str | None) -> dict[str, dict]:
     """The runs' names by what a forecast does not account for: workload, stage, data, precision and the like."""
     found: dict[str, dict] = defaultdict(lambda: {"run_ids": set()})
-    for record in map(records.read, records.run_dirs(Path(runs_dir))):
-        if not record or not record["valid"] or record["system"] != site.name or "training_time_s" not in record:
+    for record in records.read_all(runs_dir):
+        if not record["valid"] or record["system"] != site.name or "training_time_s" not in record:
             continue
         if record["config"] and workload in (None, record["workload"]):
             kept = {name: value for name, value in record["config"].items() if name not in calibration.ACCOUNTED}

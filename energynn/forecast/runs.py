@@ -168,8 +168,7 @@ def own(
 
     Raises ValueError with the remedy where there are none, or where they do not belong together.
     """
-    found = [records.read(folder) for folder in records.run_dirs(Path(runs_dir))]
-    found = [record for record in found if record and "training_time_s" in record and record["valid"]]
+    found = [record for record in records.read_all(runs_dir) if "training_time_s" in record and record["valid"]]
     chosen = [record for record in found if (record["workload"], record["system"]) == (workload, site.name)]
     chosen = [record for record in chosen if record["devices"] <= max_devices]
     chosen = [record for record in chosen if run_ids is None or record["run_id"] in run_ids]

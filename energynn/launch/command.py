@@ -1,8 +1,8 @@
 """`energynn measure -- COMMAND`: any command, measured as our own trainers are, alone or as one rank of many.
 
-Alone, the command runs under perun, with our sampler in perun's sampler process. Under mpirun, srun or torchrun every
-rank starts its own `energynn measure`, and MPI belongs to the command: there the first rank of each host starts a
-sampler process of our own, and rank 0 writes the record.
+A sampler process of our own reads the sensors. Under mpirun, srun or torchrun every rank starts its own `energynn
+measure`, the first rank of each host starts the sampler there, and rank 0 writes the record. Alone, the command may run
+under perun instead, with our sampler in perun's sampler process: perun's number then stands beside ours.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from functools import partial
@@ -35,11 +36,14 @@ PERUN_PERIOD_S = 1.0  # as in the paper
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) -> tuple[dict | None, int]:
+def measure(
+    command: list[str], out: Path | None, period_s: float, quiet: bool, perun: bool = False
+) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the exit status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up. ``quiet``: what the
-    command prints goes to standard error. Raises ValueError with the remedy before the command is started.
+    command prints goes to standard error. ``perun``: under perun, which takes some seconds more; where MPI's ranks
+    belong to the command it cannot. Raises ValueError with the remedy before the command is started.
     """
     launched = rank_and_size()
     rank, size = launched or (0, 1)
@@ -48,7 +52,14 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
     _pass_signals_on(children, stopped)
     run_dir, folder, _held = _prepare(command, out, period_s, rank, size)
     stdout = sys.stderr if quiet else None
-    with_perun = not launched and all(importlib.util.find_spec(name) for name in ("perun", "mpi4py"))
+    with_perun = perun and not launched
+    if with_perun and not all(importlib.util.find_spec(name) for name in ("perun", "mpi4py")):
+        raise ValueError(
+            "perun: it is not installed, or mpi4py is missing: pip install perun mpi4py, or measure without"
+        )
+    if rank == 0:
+        print(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}", file=sys.stderr)
+        print(f"  meanwhile, in another shell: energynn watch {_short(run_dir)}", file=sys.stderr, flush=True)
     if with_perun:
         gpus = [gpu["index"] for gpu in machine.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)
@@ -61,8 +72,7 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
         _wait(children[0], folder)
-        if not (run_dir / "run.json").exists():  # perun makes the folder anew
-            raise ValueError(f"out: {run_dir} was deleted while the command ran; its energy and exit status are lost")
+        _require_folder(run_dir)
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
             with_perun = False
@@ -70,12 +80,23 @@ def measure(command: list[str], out: Path | None, period_s: float, quiet: bool) 
         stop_sampler = start_sampler(folder, size, stopped)
         _run(command, folder, rank, children, stopped, stdout)
         stop_sampler()
+    _require_folder(run_dir)
     status, reason, exit_status = _outcome(folder, rank, stopped)
     if rank > 0:
         return None, exit_status
     if size > 1:
         status, reason = _outcome_of_all(folder, size, stopped, (status, reason))
     return records.build(run_dir, status, reason), exit_status
+
+
+def _short(path: Path) -> str:
+    """As a person in this folder would type it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _require_folder(run_dir: Path) -> None:
+    if not (run_dir / "run.json").exists():  # perun makes the folder anew
+        raise ValueError(f"out: {run_dir} was deleted while the command ran; its energy and exit status are lost")
 
 
 def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
@@ -192,6 +213,8 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         status = 126
     mark("training_end", exit_status=status)
+    if rank == 0:
+        print(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record", file=sys.stderr, flush=True)
     mark("idle_start", when="after")
     time.sleep(IDLE_S)
     mark("idle_end", when="after")
@@ -307,36 +330,36 @@ def _first_bad_end(folder: Path, size: int, patience_s: float) -> tuple[str, str
 def report(record: dict) -> str:
     """The energies of a record, one line per component, with provenance and uncertainty."""
     status = f"{record['status']}, {record['status_reason']}" if record["status_reason"] else record["status"]
-    lines = [
-        f"energynn: {record['config'].get('command', record['run_id'])}: {status}, "
-        f"{record.get('training_time_s', 0.0):.2f} s, {record.get('samples_in_training', 0)} samples"
-    ]
+    what = f"energynn: {record['config'].get('command', record['run_id'])}: {status}"
+    lines = [textwrap.fill(what, 79, subsequent_indent="  ")]
+    lines.append(f"  {record.get('training_time_s', 0.0):.2f} s, {record.get('samples_in_training', 0)} samples")
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
-            lines.append(_energy_line(record, component))
-        elif component != "total":
-            lines.append(f"  {component.upper():6}{'absent: no sensor':>12}")
+            lines += _energy_lines(record, component)
+    absent = [part.upper() for part in energy.COMPONENTS if record.get(f"energy_{part}_J") is None]
+    lines += [f"  {', '.join(absent)} absent: no sensor"] if absent else []
     if "energy_perun_total_J" in record:
         lines.append(f"  perun's method: {record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s")
     if len(record["segments"]) > 1:
         lines += [_segment_line(number, segment) for number, segment in enumerate(record["segments"], start=1)]
-    lines += [f"  flag: {flag}" for flag in record["flags"]]
+    words = [f"flag: {flag}" for flag in record["flags"]]
     if not record["valid"]:
-        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+        words.append(f"NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    lines += [textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="    ") for text in words]
     return "\n".join(lines)
 
 
-def _energy_line(record: dict, component: str) -> str:
+def _energy_lines(record: dict, component: str) -> list[str]:
     joules, watts = record[f"energy_{component}_J"], record[f"mean_power_{component}_W"]
     provenance = record[f"energy_{component}_provenance"]
     statistical_J, systematic_J = (record[f"energy_{component}_{kind}_J"] for kind in ("statistical", "systematic"))
     net_J = record.get(f"energy_net_{component}_J")
     is_seen = net_J is not None and abs(net_J) > statistical_J  # a short command hides in the noise of the idle power
-    net = f", without idle power {net_J:.2f} J" if is_seen else ""
-    return (
-        f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {statistical_J:.2f} J "
-        f"(statistical, 95 %) +- {systematic_J:.2f} J (sensor), {watts:.1f} W{net}"
-    )
+    lines = [
+        f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {statistical_J:.2f} J (95 %) "
+        f"+- {systematic_J:.2f} J (sensor), {watts:.1f} W"
+    ]
+    return [*lines, f"  {'':6}{net_J:12.2f} J  without idle power"] if is_seen else lines
 
 
 def _segment_line(number: int, segment: dict) -> str:

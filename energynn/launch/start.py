@@ -7,10 +7,14 @@ starts mpirun, relays its lines and writes the record; and mpirun with the ranks
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -24,11 +28,15 @@ from energynn.launch import watch
 from energynn.launch.supervise import APART, DELETED, host_lock
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
+from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import segments
 from energynn.names import meant
+from energynn.progress import energy_words
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
+POWER_S = 10.0  # between two lines of power and energy
+CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 in float32 on a core of an AMD EPYC, runs/large-batch
 
 
 def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
@@ -48,7 +56,7 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
         return run_dir
     intent = intend(config, run_dir)
     for warning in preflight(intent):
-        print(f"energynn: warning: {warning}", flush=True)
+        print(textwrap.fill(f"energynn: warning: {warning}", 79, subsequent_indent="  "), flush=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     held = lock(run_dir / START_LOCK)  # before anything is moved: the same run may be started twice in an instant
     if held is None:
@@ -79,7 +87,7 @@ def _supervised(intent: Intent, held: TextIO) -> None:
     command = [sys.executable, "-m", "energynn.launch.supervise", *words]
     supervisor = subprocess.Popen(command, pass_fds=[held.fileno()], **APART)
     try:
-        for line in supervisor.stdout:
+        for line in _with_power(supervisor.stdout, intent.run_dir, max(POWER_S, intent.config.devices / 4)):
             print(line, end="", flush=True)
             if terminal:
                 terminal.write(line)
@@ -92,6 +100,25 @@ def _supervised(intent: Intent, held: TextIO) -> None:
         supervisor.wait()
         if view_ended:
             view_ended.set()
+
+
+def _with_power(lines: Iterable[str], run_dir: Path, every_s: float) -> Iterator[str]:
+    """The lines; below one that tells of progress, now and then, what the run draws and has used so far."""
+    looking, told = None, -math.inf
+    for line in lines:
+        yield line
+        if " samples/s, " not in line or time.monotonic() - told < every_s:
+            continue
+        told = time.monotonic()
+        try:
+            looking = looking or watch.Watch(run_dir)
+            state = looking.look()
+        except Exception:  # a view that fails must not stop the run that it shows
+            continue
+        if state["devices"]:
+            used = energy_words((state["energy_J"] + state["energy_before_J"]) / SECOND_PER_HOUR)
+            known = ", ".join(sorted({device["provenance"] for device in state["devices"]}))
+            yield f"  {state['power_W']:.0f} W, {used} so far ({known})\n"
 
 
 @dataclass(frozen=True)
@@ -159,6 +186,9 @@ def preflight(intent: Intent) -> list[str]:
         )
     if not on_gpu and config.devices * config.threads_per_device > cores:
         warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
+    if not on_gpu and (hours := _hours_on_cores(config)) >= 1:
+        less = "the preset smoke with its own data takes minutes; Ctrl-C stops with a checkpoint"
+        warnings.append(f"this will take about {hours:,.0f} hours on CPU cores, by the size of the network; {less}")
     initial_run = getattr(config, "initial_run", "")
     if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
         raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
@@ -167,6 +197,15 @@ def preflight(intent: Intent) -> list[str]:
         raise ValueError(f"{system_dir}: another measured run goes on; one at a time, or both are wrong")
     held.close()
     return warnings
+
+
+def _hours_on_cores(config: RunConfig) -> float:
+    """How long the computing alone will take, a step back as long as two forward; 0 where nobody has said its size."""
+    epoch = config.epoch()
+    a_pass = 4 if epoch.evaluates_training_set else 3
+    steps = config.epochs * (a_pass * epoch.training_samples + epoch.validation_samples) * epoch.forward_steps
+    cores = config.devices * config.threads_per_device
+    return steps * epoch.operations / (CORE_OPERATIONS_PER_S * cores * SECOND_PER_HOUR)
 
 
 def _refuse_a_slip(system_dir: Path) -> None:

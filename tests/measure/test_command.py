@@ -38,7 +38,8 @@ def environment(gpus=(), **more):
 
 
 def start(folder, *command, options=(), env=None, before=(), **more):
-    words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder), *options, "--", *command]
+    words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--perun", "--out", str(folder)]
+    words += [*options, "--", *command]
     return subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env or environment(), **more
     )
@@ -150,6 +151,7 @@ def test_the_commands_output_and_exit_status_are_passed_on(tmp_path, way):
         "-m",
         "energynn.cli",
         "measure",
+        "--perun",
         "--out",
         str(tmp_path / "run"),
         "--",
@@ -159,7 +161,9 @@ def test_the_commands_output_and_exit_status_are_passed_on(tmp_path, way):
     done = subprocess.run([*words, program], input="what it was given", capture_output=True, text=True, env=env)
     assert done.returncode == 3, done.stderr
     assert done.stdout.startswith("its line\nwhat it was given\n") and "estimated" in done.stdout
-    assert "failed, the command ended with status 3" in done.stdout and re.search(r"GPU +absent", done.stdout)
+    said = " ".join(done.stdout.split())
+    assert "failed, the command ended with status 3" in said and re.search(r"GPU.* absent", said)
+    assert done.stderr.startswith("energynn measures 1 s of idle power, then: ")
     record = records.read(tmp_path / "run")
     assert record["exit_status"] == 3 and record["status"] == "failed" and records.check(tmp_path) == []
     assert bool(list((tmp_path / "run").glob("perun/*.hdf5"))) == (way == "perun")

@@ -1,0 +1,117 @@
+"""`make docs`: README, guides, executed notebooks, commands and Python interface as a static site, without network.
+
+What the site is made of is copied to build/site-source under the same names, so that the links of the documents hold.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import nbformat
+from nbconvert import HTMLExporter
+from sphinx.cmd.build import build_main
+
+import energynn
+from energynn import cli
+from energynn.files import REPOSITORY
+
+SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
+COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
+COPIED += ("data_manifests/*/README.md", "paper/*.png")
+GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper")
+CHAPTERS = {
+    "Guides": [f"docs/{name}" for name in GUIDES],
+    "Reference": ["commands", "interface", "docs/parameters", "runs/README"],
+    "How far to believe it": ["docs/ledger", "docs/truth", "docs/attacked"],
+    "Work on it": ["CONTRIBUTING", "docs/architecture", "CHANGELOG"],
+}
+CONFIGURATION = f"""
+project, release, author = "energynn", "{energynn.__version__}", "the energynn developers"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 3
+highlight_language = "none"
+html_theme = "alabaster"
+html_theme_options = {{"description": "energy of data-parallel training", "page_width": "1100px"}}
+html_extra_path = ["extra"]
+html_show_sourcelink = False
+"""
+INTERFACE = """
+# Python interface
+
+```{eval-rst}
+.. automodule:: energynn.interface
+   :members: load, trace, compare
+
+.. autofunction:: energynn.window
+
+.. autoclass:: energynn.interface.Window
+   :members: time_s, energies, energy_J
+```
+"""
+
+
+def main() -> int:
+    shutil.rmtree(SOURCE, ignore_errors=True)
+    for pattern in COPIED:
+        for path in REPOSITORY.glob(pattern):
+            target = SOURCE / path.relative_to(REPOSITORY)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    notebooks = executed_notebooks(SOURCE / "extra" / "notebooks")
+    (SOURCE / "README.md").rename(SOURCE / "index.md")
+    with (SOURCE / "index.md").open("a") as index:
+        index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
+    (SOURCE / "commands.md").write_text(commands())
+    (SOURCE / "interface.md").write_text(INTERFACE)
+    (SOURCE / "conf.py").write_text(CONFIGURATION)
+    failed = build_main(["-q", "-W", "--keep-going", str(SOURCE), str(SITE)])
+    print(
+        f"open {SITE.relative_to(REPOSITORY)}/index.html" if not failed else "energynn: the site has faults, see above"
+    )
+    return failed
+
+
+def contents(chapter: str) -> str:
+    pages = "\n".join(CHAPTERS[chapter])
+    return f"```{{toctree}}\n:hidden:\n:caption: {chapter}\n\n{pages}\n```\n"
+
+
+def executed_notebooks(folder: Path) -> str:
+    """Write those of `make paper` as pages, and return a list of links to them; a sentence where there are none."""
+    folder.mkdir(parents=True)
+    links = []
+    for path in sorted((REPOSITORY / "build" / "notebooks").glob("*.ipynb")):
+        page, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(nbformat.read(path, 4))
+        (folder / f"{path.stem}.html").write_text(page)
+        links.append(f'<li><a href="notebooks/{path.stem}.html">{path.stem}</a></li>')
+    if not links:
+        return "\n## Notebooks\n\nThey become pages here once `make paper` has executed them.\n"
+    return "\n## Notebooks, executed\n\n<ul>\n" + "\n".join(links) + "\n</ul>\n"
+
+
+def commands() -> str:
+    """The --help of every command, on one page."""
+    with mock.patch.object(argparse.ArgumentParser, "parse_args", side_effect=Found, autospec=True) as parse:
+        try:
+            cli.main(["status"])
+        except Found:
+            whole = parse.call_args.args[0]
+    return "# Commands\n\n" + "\n".join(sections(whole))
+
+
+class Found(Exception):
+    pass
+
+
+def sections(parser: argparse.ArgumentParser) -> list[str]:
+    found = [f"## {parser.prog}\n\n```text\n{parser.format_help()}```\n"]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                found += sections(child)
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,89 @@
+"""Records of others, copied into one's own runs folder: checked on the way in, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from energynn import records
+from energynn.reading import one_fault
+
+NOT_COPIED = shutil.ignore_patterns(".*", "checkpoint", records.IGNORED)  # locks and views; what they ignore
+PLAIN = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What became of one run of others: ``state`` is came, here or refused; ``words`` say where it lies, or why not."""
+
+    run: str
+    state: str
+    words: str
+
+
+def merge(source: Path, runs_dir: Path, machine: str = "") -> list[Arrival]:
+    """Copy every run below ``source`` that has no fault to runs_dir/SYSTEM/RUN, or beside that to SYSTEM@MACHINE/RUN.
+
+    The latter is for the system "local", which is another machine for everybody, and where another record has the
+    place. ``machine`` is by default the host that the record names. Raises ValueError where there are no runs.
+    """
+    folders = [folder for folder in records.run_dirs(source) if folder.parent.name != "superseded"]
+    if not folders:
+        raise ValueError(f"merge: no run lies below {source}; give the folder runs/ of the others, or one run's")
+    if machine and not PLAIN.fullmatch(machine):
+        raise ValueError(f"machine: must be letters, digits, '_', '-' and '.', got {machine!r}")
+    known = {record.get("record_sha256"): folder for folder, record in _records(runs_dir)}
+    arrivals = []
+    for folder in folders:
+        try:
+            with one_fault(folder.name):
+                arrival = _bring(folder, runs_dir, machine, known)
+        except ValueError as error:
+            arrival = Arrival(folder.name, "refused", str(error).removeprefix(f"{folder.name}: "))
+        arrivals.append(arrival)
+    return arrivals
+
+
+def _records(runs_dir: Path) -> list[tuple[Path, dict]]:
+    found = [(folder, records.read(folder)) for folder in records.run_dirs(runs_dir)]
+    return [(folder, record) for folder, record in found if record]
+
+
+def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -> Arrival:
+    """Copy one run, unless its record is among the known; raises ValueError with the reason to refuse it."""
+    if faults := records.check(folder):
+        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+        raise ValueError(faults[0] + more)
+    record = records.read_record(folder)
+    if record["record_sha256"] in known:
+        return Arrival(folder.name, "here", f"as {known[record['record_sha256']]}")
+    target = _place(record, runs_dir, machine)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        shutil.copytree(folder, unfinished, ignore=NOT_COPIED)
+        if records.hash_files(unfinished) != record["files"]:
+            raise ValueError("its files changed while they were copied; try again")
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    known[record["record_sha256"]] = target
+    doubt = "" if record["valid"] else f"; not valid as evidence: {'; '.join(record['invalid_reasons'])}"
+    return Arrival(folder.name, "came", f"to {target.parent}{doubt}")
+
+
+def _place(record: dict, runs_dir: Path, machine: str) -> Path:
+    """A folder that does not exist. Raises ValueError where another record has it, or where a name is none."""
+    system, run_id = record["system"], record["run_id"]
+    if not (PLAIN.fullmatch(system) and PLAIN.fullmatch(run_id)):
+        raise ValueError(f"{system}/{run_id} is no name of a folder")
+    place = runs_dir / system / run_id
+    if system == "local" or place.exists():
+        host = machine or re.sub("[^A-Za-z0-9_.-]", "-", str(record["machine"].get("hostname") or "unknown"))
+        place = runs_dir / f"{system}@{host}" / run_id
+    if place.exists():
+        raise ValueError(f"{place} is another record; --machine NAME gives their machine a name of its own")
+    return place

@@ -1,0 +1,136 @@
+"""Records of other machines come in and are told apart; a run that is ignored is left out, and named."""
+
+import json
+import shutil
+
+import pytest
+
+import energynn
+from energynn import cli, files, records
+from energynn.analysis import results
+from tests.conftest import POWER_W, TRAINING_S, write_run_dir
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A folder runs/ with one valid run of this machine."""
+    records.build(write_run_dir(tmp_path / "runs"), "finished", "")
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """The same run of another machine, which took place a day later."""
+    folder = write_run_dir(tmp_path / "theirs" / "runs")
+    intent = json.loads((folder / "run.json").read_text())
+    intent |= {"started_at": "2026-01-02T00:00:00Z", "machine": {"sockets": 1, "hostname": "anna's laptop"}}
+    files.write_json(folder / "run.json", intent)
+    records.build(folder, "finished", "")
+    return folder
+
+
+def merge(capsys, folder, runs_dir, *more):
+    status = cli.main(["merge", str(folder), "--runs-dir", str(runs_dir), *more])
+    return status, capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_comes_and_is_told_apart(own, theirs, capsys):
+    status, out = merge(capsys, theirs.parent.parent, own)
+    assert status == 0 and "1 came, 0 were here already, 0 refused" in out
+    assert max(map(len, out.splitlines())) <= 80
+    (came,) = own.glob("local@anna-s-laptop/*/record.json")
+    assert came.parent.name == theirs.name and not list(own.glob("*/.*"))
+    assert records.check(own) == []
+    runs = results.load(own)
+    assert sorted(runs.run_id.values) == [theirs.name, f"{theirs.name}@anna-s-laptop"] and not runs.attrs["excluded"]
+    assert set(runs.system.values) == {"local", "local@anna-s-laptop"}
+    table = energynn.compare(own / "local" / theirs.name, came.parent)
+    assert f"{theirs.name}@anna-s-laptop" in table
+    assert {record["system"] for record in records.read_all(own)} == {"local", "local@anna-s-laptop"}
+
+
+def test_nothing_comes_twice_and_nothing_is_overwritten(own, theirs, capsys):
+    merge(capsys, theirs, own)
+    assert merge(capsys, theirs, own)[1].splitlines()[-1] == "0 came, 1 were here already, 0 refused"
+    intent = json.loads((theirs / "run.json").read_text())
+    files.write_json(theirs / "run.json", intent | {"started_at": "2026-01-03T00:00:00Z"})
+    records.build(theirs, "finished", "")
+    before = records.read_all(own)
+    status, out = merge(capsys, theirs, own)
+    assert status == 1 and "is another record; --machine NAME" in " ".join(out.split())
+    assert records.read_all(own) == before
+    assert merge(capsys, theirs, own, "--machine", "berta")[0] == 0 and records.check(own) == []
+
+
+def test_what_check_finds_fault_with_stays_outside(own, theirs, capsys):
+    samples = theirs / "samples-host.jsonl"
+    samples.write_text(samples.read_text().replace("1000000000", "1000000001", 1))
+    status, out = merge(capsys, theirs.parent.parent, own)
+    assert status == 1 and "differs from its SHA-256" in " ".join(out.split()) and not list(own.glob("local@*"))
+    (theirs / "record.json").unlink()
+    assert "no record.json" in merge(capsys, theirs, own)[1]
+    assert cli.main(["merge", str(samples)]) == 2 and cli.main(["merge", str(own.parent / "theirs")]) == 1
+
+
+def test_names_that_lead_elsewhere_are_refused(own, theirs, capsys):
+    intent = json.loads((theirs / "run.json").read_text())
+    del intent["config_digest"], intent["data_digest"]
+    intent |= {"workload": "command", "system": "../../x", "config": {"command": "sleep 1"}}
+    files.write_json(theirs / "run.json", intent)
+    for path in theirs.glob("events-*"):  # as those of a command
+        path.write_text(path.read_text().replace('"training_end"', '"training_end", "exit_status": 0'))
+    records.build(theirs, "finished", "")
+    assert "is no name of a folder" in merge(capsys, theirs, own)[1] and not (own.parent / "x").exists()
+
+
+def test_an_ignored_run_is_left_out_and_named_with_the_reason(own, capsys):
+    (folder,) = own.glob("local/*")
+    words = ["ignore", folder.name[:12], "--runs-dir", str(own)]
+    assert cli.main([*words, "--why", "a backup ran, too"]) == 0
+    assert records.check(own) == [], "the record is as it was"
+    runs = results.load(own)
+    assert runs.sizes["run"] == 0 and runs.attrs["excluded"] == [f"{folder}: ignored: a backup ran, too"]
+    assert records.read_all(own) == []
+    assert cli.main(["show", folder.name, "--runs-dir", str(own)]) == 0
+    assert cli.main(["status", "--runs-dir", str(own)]) == 0
+    assert capsys.readouterr().out.count("a backup ran, too") == 2
+    assert cli.main([*words, "--undo"]) == 0 and results.load(own).sizes["run"] == 1
+    assert cli.main([*words, "--why", " "]) == 2
+
+
+def test_a_measured_command_is_ignored_too(own):
+    (folder,) = own.glob("local/*")
+    record = json.loads((folder / "record.json").read_text())
+    made = own / "measured" / "sleep-1"
+    made.mkdir(parents=True)
+    files.write_json(made / "run.json", {"workload": "command"})
+    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}}
+    files.write_json(made / "record.json", record)
+    assert "sleep-1" in energynn.load(own).run
+    (made / records.IGNORED).write_text("a test\n")
+    shutil.rmtree(folder)
+    runs = energynn.load(own)
+    assert "sleep-1" not in runs.run and runs.attrs["excluded"] == [f"{made}: ignored: a test"]
+
+
+def test_the_footprint_of_any_runs_by_a_factor_with_source_and_date(own, theirs, capsys):
+    merge(capsys, theirs, own)
+    words = ["footprint", "--runs-dir", str(own)]
+    factors = ["--gCO2-per-kWh", "360", "--cost-per-kWh", "36", "--source", "a table", "--date", "2026-01-01"]
+    assert cli.main([*words, *factors[:4]]) == 2 and "where the factor comes from" in capsys.readouterr().err
+    assert cli.main([*words, *factors, "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["sums"]
+    joules = 2 * POWER_W * TRAINING_S
+    assert row["runs"] == 2 and row["provenance"] == "simulated"
+    assert row["energy_J"] == pytest.approx(joules, rel=1e-3) and row["carbon_g"] == pytest.approx(
+        joules / 1e4, rel=1e-3
+    )
+    assert row["price"] == pytest.approx(joules / 1e5, rel=1e-3)
+    (theirs_here,) = own.glob("local@*/*")
+    assert cli.main(["ignore", str(theirs_here), "--why", "a test"]) == 0
+    assert cli.main([*words, *factors]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "simulated: 1 runs, 0.667 Wh" in said and "ignored: a test" in said and "factors: a table, 2026-01-01" in said
+    )
+    assert cli.main([*words, str(theirs_here)]) == 0 and "left out" in capsys.readouterr().out
