@@ -175,4 +175,6 @@ build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 	  2> $@.log || { cat $@.log; exit 1; }
 
 build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)
+	@cmp -s build/figures/energy_against_gpu_hours.png paper/example.png || \
+	  cp build/figures/energy_against_gpu_hours.png paper/example.png  # the README's picture
 	$(BIN)/energynn paper

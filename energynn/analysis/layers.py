@@ -18,9 +18,9 @@ def with_error_bars(
     ``clip``: whether bars end at the panel's edge.
     """
     base = chart.encode(x, color=color)
-    line = base.mark_line(strokeDash=[2, 2], strokeWidth=0.7).encode(y, detail="origin:N")
+    line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(y, detail="origin:N")
     clipped = {} if clip is None else {"clip": clip}
-    bars = base.mark_rule(strokeWidth=1, **clipped).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    bars = base.mark_rule(strokeWidth=1.6, **clipped).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
@@ -30,19 +30,19 @@ def fitted_lines(fits: list[Fit], x: alt.X, color: alt.Color) -> list[alt.Chart]
     for fit in fits:
         observed = fit.data[fit.regressor]
         line = fit.line(np.geomspace(observed.min(), observed.max(), 20)).assign(name=fit.data["name"].iloc[0])
-        lines.append(alt.Chart(line).mark_line(strokeWidth=0.9).encode(x, alt.Y("mean:Q"), color=color))
+        lines.append(alt.Chart(line).mark_line(strokeWidth=1.4).encode(x, alt.Y("mean:Q"), color=color))
     return lines
 
 
 def ideal(ends: list[float], x: alt.X, y: alt.Y) -> alt.Chart:
     """The line on which the speed-up is the ratio of the numbers of devices."""
     line = alt.Chart(pd.DataFrame({"ratio": ends, "speed_up": ends}))
-    return line.mark_line(color=theme.GREY, strokeWidth=0.8).encode(x, y)
+    return line.mark_line(color=theme.GREY, strokeWidth=1.3).encode(x, y)
 
 
 def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
     """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is never drawn as a point."""
-    bar = alt.Chart(rows).mark_rule(strokeWidth=3, color=theme.GREY, opacity=0.6)
+    bar = alt.Chart(rows).mark_rule(strokeWidth=5, color=theme.GREY, opacity=0.6)
     return bar.encode(alt.X(f"{x}:Q"), alt.Y("low:Q"), alt.Y2("high:Q"))
 
 
@@ -57,7 +57,7 @@ def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> li
     if rows.empty:
         return []
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
-    scale = alt.Scale(domain=[MODEL], range=[[7, 2, 1.5, 2]])
-    dashes = alt.StrokeDash("curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=300, labelLimit=300))
+    scale = alt.Scale(domain=[MODEL], range=[[11, 3, 2.4, 3]])
+    dashes = alt.StrokeDash("curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=770, labelLimit=480))
     band = base.mark_area(opacity=0.16).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N"))
-    return [band, base.mark_line(strokeWidth=0.9).encode(y, strokeDash=dashes)]
+    return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]

@@ -34,6 +34,9 @@ TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provena
 # What of the configuration can be selected by; the rest stands in the record and enters ``recipe``.
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
 LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe", "run_dir")
+# What may vary within a recipe.
+VARIED = ("devices", "local_batch_size", "global_batch_size", "accumulation_steps", "repeat", "initial_run")
+VARIED += ("training_samples", "validation_samples")
 REQUIRED = ("run_id", "workload", "system", "devices", "training_time_s", "device_hours_training", "config", "valid")
 CPU_MODEL = ("idle_W_per_core", "full_W_per_core", "cores")
 
@@ -138,9 +141,7 @@ def _check_files(record: dict, run_dir: Path) -> None:
 
 def _recipe(record: dict) -> str:
     """Short digest of what is equal in a scaling series: not devices, batch and data set size, and repeat."""
-    varied = ("devices", "local_batch_size", "global_batch_size", "accumulation_steps", "repeat", "initial_run")
-    varied += ("training_samples", "validation_samples")
-    kept = {name: value for name, value in record["config"].items() if name not in varied}
+    kept = {name: value for name, value in record["config"].items() if name not in VARIED}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
 
 
@@ -225,12 +226,17 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
 
 def _told_apart(rows: pd.DataFrame) -> pd.Series:
     """Labels of runs whose series have one label: what differs between them is added until each is of one series."""
-    labels = rows["series"]
-    for field in ("system", "device_name", "dataset", "seed", "epochs", "recipe"):
+    labels, recipe = rows["series"], rows["recipe"]
+    known = rows[["system", "device_name", "dataset", "seed", "epochs"]]
+    if recipe.nunique() > 1:
+        configs = [json_table(Path(run_dir) / "record.json")["config"] for run_dir in rows["run_dir"]]
+        settings = pd.DataFrame(configs, rows.index).drop(columns=[*known, *VARIED], errors="ignore")
+        known = known.join(settings).join(recipe)  # data may differ where no setting does
+    for field, values in known.astype(str).items():
         if (rows.groupby(labels)[["recipe", "system"]].nunique() == 1).all(axis=None):
             break
-        if rows[field].nunique() > 1:
-            labels = labels + f", {field} " + rows[field].astype(str)
+        if values.nunique() > 1:
+            labels = labels + f", {field.replace('_', ' ')} " + values
     return labels
 
 

@@ -1,4 +1,4 @@
-"""Look of all figures: sizes for print, colours that colour-blind readers tell apart, provenance by shape and fill."""
+"""Look of all figures: for screen and print, in colours that colour-blind readers tell apart, provenance by shape."""
 
 from __future__ import annotations
 
@@ -9,65 +9,55 @@ import warnings
 from pathlib import Path
 
 import altair as alt
+import numpy as np
 import pandas as pd
 import vl_convert
 
-# Widths of a column and of a page of the ACM format in px; 1 px becomes 1 pt in the PDF.
-COLUMN_px = 240
-PAGE_px = 504
+# Figures have the size of a screen; in print 1 px becomes 0.625 pt. Widths of a column and of a page of the ACM format.
+PRINT_pt_per_px = 0.625
+COLUMN_px = 384
+PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
+IN_JUPYTERLAB = "5"  # the Vega-Lite that JupyterLab carries, for figures with tooltips without network
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
 GREY = "#6b6b6b"
-# The study's series have fixed colours in all figures; all other series get OTHERS, in order.
-SERIES = dict(zip(("R1", "R2", "R3", "R4", "R5", "R6"), COLOURS, strict=False))
-FOURCASTNET = ["#332288", "#882255", "#44AA99", "#AA4499", "#999933", "#88CCEE"]  # from Paul Tol's "muted"
-SERIES |= dict(zip(("F1", "F2", "F3", "F4", "F5", "T1"), FOURCASTNET, strict=True))
-OTHERS = ["#000000", "#7f7f7f", "#117733", "#661100", "#6699CC", "#DDCC77"]
+# The study's series have fixed colours in all figures. Those of one workload share panels: each is lighter than the one
+# before by at least 10 of 100 steps, so that they differ in grey, and with any kind of colour blindness.
+RESNET50 = {"R1": "#03336D", "R4": "#9E046E", "R2": "#CC4216", "R3": "#09A570", "R5": "#EB9E14", "R6": "#82D7FD"}
+FOURCASTNET = {"F1": "#19247E", "F2": "#970246", "F4": "#9F40A7", "F3": "#10998D", "F5": "#B7AF16", "T1": "#84DAFC"}
+SERIES = RESNET50 | FOURCASTNET
+RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#c8e020"]  # "viridis": any number of colours, darkest first
+# verdict of the ledger -> colour
+VERDICTS = {"supported": "#00407A", "contradicted": "#C8501E", "inconclusive": "#E8B93A", "no data": "#F0F0F0"}
+VERDICTS |= {"by construction": "#969696"}
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
 # Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.
 PROVENANCE = {
     "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0ZM0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
+    "published, FourCastNet": "M-0.9,-0.9H0.9V0.9H-0.9ZM-0.6,-0.6V0.6H0.6V-0.6Z",  # where ResNet50 is there, too
     "measured": "circle",
     "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
     "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
 
-SCREEN = 1.6  # how much larger than in print, where a figure is made to be used on a screen
-OPACITIES = ("opacity", "symbolOpacity")
-
-
-def _scaled(value, by: float):
-    """A configuration with all its sizes, however deep, times a factor; colours, names, flags and opacities stay."""
-    if isinstance(value, dict):
-        return {key: part if key in OPACITIES else _scaled(part, by) for key, part in value.items()}
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    return value * by
-
-
-@alt.theme.register("energynn-screen", enable=False)
-def _screen() -> alt.theme.ThemeConfig:
-    print_theme = _theme()
-    return print_theme | {"config": _scaled(print_theme["config"], SCREEN)}
-
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 7, "titleFontSize": 7.5, "titleFontWeight": "normal"}
-    axis = {"gridColor": "#e6e6e6", "gridWidth": 0.5, "domainColor": "#333333", "domainWidth": 0.7}
-    axis |= {"tickColor": "#333333", "tickWidth": 0.7, "tickSize": 3, "labelPadding": 2, "titlePadding": 4}
-    axis |= {"labelLimit": 200, "titleLimit": 400, "labelSeparation": 4}
-    legend = {"symbolSize": 40, "symbolOpacity": 1, "rowPadding": 2, "columnPadding": 8, "labelLimit": 400}
-    legend |= {"titleLimit": 400, "titlePadding": 3, "offset": 8, "orient": "bottom"}
-    legend |= {"layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 16}}}
-    title = {"font": FONT, "fontSize": 8, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 6}
+    text = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
+    axis = {"gridColor": "#e6e6e6", "gridWidth": 0.8, "domainColor": "#333333", "domainWidth": 1.1}
+    axis |= {"tickColor": "#333333", "tickWidth": 1.1, "tickSize": 5, "labelPadding": 3, "titlePadding": 6}
+    axis |= {"labelLimit": 320, "titleLimit": 640, "labelSeparation": 6}
+    legend = {"symbolSize": 100, "symbolOpacity": 1, "symbolStrokeWidth": 2, "rowPadding": 3, "columnPadding": 13}
+    legend |= {"labelLimit": 640, "titleLimit": 640, "titlePadding": 5, "offset": 13, "orient": "bottom"}
+    legend |= {"layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}}}
+    title = {"font": FONT, "fontSize": 13, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 10}
     config = {
         "font": FONT,
-        "view": {"continuousWidth": 180, "continuousHeight": 130, "stroke": None},
+        "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
         "axis": text | axis,
         # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
         "axisY": {"labelFlush": True},
@@ -76,19 +66,30 @@ def _theme() -> alt.theme.ThemeConfig:
         "title": title,
         "header": text,
         "range": {"category": COLOURS},
-        "point": {"size": 40, "opacity": 1, "strokeWidth": 0},
-        "line": {"strokeWidth": 1.2},
-        "rule": {"strokeWidth": 0.8},
-        "text": {"font": FONT, "fontSize": 7},
-        "concat": {"spacing": 8},
+        "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
+        "line": {"strokeWidth": 1.9},
+        "rule": {"strokeWidth": 1.3},
+        "text": {"font": FONT, "fontSize": 11},
+        "concat": {"spacing": 13},
+        "mark": {"tooltip": {"content": "encoding"}},
     }
     return {"background": "white", "config": config}
 
 
+def _in_notebook(spec: dict, **_) -> dict:
+    """What a notebook shows: in JupyterLab a figure with tooltips, elsewhere a picture; neither needs network."""
+    of_lab = f"https://vega.github.io/schema/vega-lite/v{IN_JUPYTERLAB}.json"
+    shown = {f"application/vnd.vegalite.v{IN_JUPYTERLAB}+json": spec | {"$schema": of_lab}}
+    return shown | {"image/svg+xml": vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)}
+
+
+alt.renderers.register("energynn", _in_notebook)
+
+
 def enable() -> None:
-    """Use this look for all charts, and show them in notebooks as SVG, which needs no network and no plug-in."""
+    """Use this look for all charts, and show them in notebooks without network."""
     alt.theme.enable("energynn")
-    alt.renderers.enable("svg")
+    alt.renderers.enable("energynn")
     alt.data_transformers.disable_max_rows()
 
 
@@ -105,14 +106,28 @@ def provenance(
     return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1))
 
 
+def colours(number: int) -> list[str]:
+    """So many colours, from dark to light: they differ in grey, too.
+
+    >>> colours(2)
+    ['#440154', '#c8e020']
+    """
+    anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in RAMP]
+    steps = np.linspace(0, len(RAMP) - 1, number)
+    parts = [np.interp(steps, range(len(RAMP)), part).round().astype(int) for part in zip(*anchors, strict=True)]
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in zip(*parts, strict=True)]
+
+
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
-    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the colour of R4."""
+    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the colour of R4.
+
+    No two names of one figure have the same colour.
+    """
     ours = sorted(label for label in set(table["name"]) if label.split(":")[0] in SERIES)
     others = sorted(set(table["name"]) - set(ours))
-    colours = [SERIES[label.split(":")[0]] for label in ours]
-    colours += [OTHERS[i % len(OTHERS)] for i in range(len(others))]
-    legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 28)
-    return alt.Color("name", type="nominal", scale=alt.Scale(domain=[*ours, *others], range=colours), legend=legend)
+    range_ = [SERIES[label.split(":")[0]] for label in ours] + colours(len(others))
+    legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 45)
+    return alt.Color("name", type="nominal", scale=alt.Scale(domain=[*ours, *others], range=range_), legend=legend)
 
 
 def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> alt.Title:
@@ -120,12 +135,12 @@ def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> 
 
     ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
     """
-    words = textwrap.wrap(said, int(width / 3.1))  # a character of 6.5 px is 3.1 px wide on average
+    words = textwrap.wrap(said, int(width / 5))  # a character of 10.5 px is 5 px wide on average
     words += [""] * (lines - len(words))
-    return alt.Title(title, subtitle=words, subtitleColor=GREY, subtitleFontSize=6.5, subtitlePadding=2)
+    return alt.Title(title, subtitle=words, subtitleColor=GREY, subtitleFontSize=10.5, subtitlePadding=3)
 
 
-def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 10) -> alt.X | alt.Y:
+def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 16) -> alt.X | alt.Y:
     """The channel with a logarithmic axis and round ticks, or a linear one from zero where values span no decade."""
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
@@ -138,15 +153,15 @@ def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 
     return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(values=ticks, format="~g")
 
 
-def placeholder(message: str, width: int = COLUMN_px, height: int = 60) -> alt.Chart:
+def placeholder(message: str, width: int = COLUMN_px, height: int = 96) -> alt.Chart:
     """A figure that says why there is nothing to see; no invented point."""
     words = pd.DataFrame({"message": [message]})
-    text = alt.Chart(words, width=width, height=height).mark_text(fontSize=8, color=GREY, lineBreak="\n")
+    text = alt.Chart(words, width=width, height=height).mark_text(fontSize=13, color=GREY, lineBreak="\n")
     return text.encode(alt.Text("message:N"))
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart as SVG, PNG (4 pixels per px) and PDF to ``build_dir``/figures, and return the SVG's path.
+    """Write the chart as SVG, PNG (4 pixels per pt) and PDF in print size to ``build_dir``/figures; returns the path.
 
     The same data give the same SVG, byte for byte. A figure can become wider than a page by long names of own series:
     it then warns, and the paper shows it smaller.
@@ -154,20 +169,21 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
         spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
-    drawn = vl_convert.vegalite_to_vega(spec, vl_version=VEGA_LITE)
-    path.write_text(vl_convert.vega_to_svg(drawn))
-    path.with_suffix(".png").write_bytes(vl_convert.vega_to_png(drawn, scale=4, ppi=72))
-    path.with_suffix(".pdf").write_bytes(vl_convert.vega_to_pdf(drawn))
-    width = float(re.search(r'width="([\d.]+)"', path.read_text()).group(1))
+    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    width, height = (float(number) for number in re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups())
+    small = f'width="{width * PRINT_pt_per_px:g}" height="{height * PRINT_pt_per_px:g}"'
+    svg = re.sub(r'width="[\d.]+" height="[\d.]+"', small, svg, count=1)
+    path.write_text(svg)
+    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
+    path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
     if width > PAGE_px:
         warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
     return path
 
 
 def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
-    """Write a chart's Vega-Lite specification for the interactive report, where marks have tooltips."""
-    tooltips = {"mark": {"tooltip": {"content": "encoding"}}}
+    """Write a chart's Vega-Lite specification for the interactive report."""
     path = Path(build_dir) / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(spec | {"config": spec["config"] | tooltips}, sort_keys=True) + "\n")
+    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
     return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+from types import SimpleNamespace
 
 import altair as alt
 
@@ -18,7 +19,7 @@ def execute(name: str, **parameters) -> dict:
     Raises ValueError for a parameter that the notebook does not have.
     """
     cells = json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text())["cells"]
-    namespace = {"__name__": "__main__", "display": repr}
+    namespace = {"__name__": "__main__", "display": _display}
     where = os.getcwd()
     theme = alt.theme.active
     os.chdir(REPOSITORY)
@@ -35,6 +36,11 @@ def execute(name: str, **parameters) -> dict:
         os.chdir(where)
         alt.theme.enable(theme)
     return namespace
+
+
+def _display(shown, display_id: str = "") -> SimpleNamespace:
+    repr(shown)
+    return SimpleNamespace(update=repr)
 
 
 def _execute_cell(source: str, place: str, namespace: dict) -> None:

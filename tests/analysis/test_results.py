@@ -139,3 +139,12 @@ def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_p
         synthetic.write_run(tmp_path, made)
     table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
     assert set(results.scaling_series(table)["devices"]) == {1, 2}
+
+
+def test_recipes_are_told_apart_by_what_differs(synthetic, synthetic_runs):
+    for devices in (1, 2):
+        other = config.make("resnet50", devices=devices, local_batch_size=16, weight_decay=0.125)
+        synthetic.write_run(synthetic_runs, other)
+    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
+    assert "constant LBS = 16, weight decay 0.125" in names and not any("recipe" in name for name in names)
