@@ -245,6 +245,11 @@ def test_the_site_is_made_without_a_warning_and_needs_no_network():
     assert "One Dataset" in (words := (site / "interface.html").read_text()) or "one Dataset" in words
 
 
+def test_contributors_see_the_picture_of_the_architecture():
+    picture = re.search(r"```\nnotebooks/.*?```", (REPOSITORY / "docs/architecture.md").read_text(), flags=re.DOTALL)[0]
+    assert picture in (REPOSITORY / "CONTRIBUTING.md").read_text()
+
+
 def test_docker_and_apptainer_have_the_same_files():
     apptainer = re.findall(
         r"^    (\S+) /opt/energynn/", (REPOSITORY / "systems/energynn.def").read_text(), re.MULTILINE
