@@ -444,7 +444,9 @@ def _with_types(workload: str, config_class: type[RunConfig], given: dict) -> di
         if known[name].form is YEARS and type(value) is int:  # one year, as papermill or the command line reads it
             value = str(value)
         if type(value) is not kind or (kind is float and not math.isfinite(value)):
-            raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {_shown(value)}")
+            # A number for a field of words is often meant for a field of a similar name, as device and devices.
+            near = suggestion(name, kinds.keys() - {name}) if kind is str and known[name].choices else ""
+            raise ValueError(f"{name}: must be {KIND_NAMES[kind]}, got {_shown(value)}{near}")
         result[name] = value
     return result
 
@@ -520,7 +522,8 @@ def _class(workload: str) -> type[RunConfig]:
         return found
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"workload: {_shown(workload)} is not known ({error}); choose one of {', '.join(CONFIGS)}, or a module on "
+            f"workload: {_shown(workload)} is not known ({error}){suggestion(workload, CONFIGS)}; "
+            f"choose one of {', '.join(CONFIGS)}, or a module on "
             "PYTHONPATH with a Config, a dataclass made from RunConfig, and a main"
         ) from error
 
@@ -557,8 +560,9 @@ def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
     if not path.is_file():
         known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
         raise ValueError(
-            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}; "
-            "`git checkout data_manifests` restores them, `energynn manifest build` describes data of your own"
+            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}"
+            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn manifest build "
+            f"{dataset}` describes data of your own"
         )
     return path
 

@@ -36,7 +36,11 @@ def test_the_version_and_the_list_of_commands(capsys):
     "words, meant",
     [
         (["statsu"], "did you mean status?"),
-        (["run", "device=2"], "device: must be a text"),
+        (["run", "device=2"], "device: must be a text, got 2; did you mean devices?"),
+        (["run", "workload=resnet5"], "did you mean resnet50?"),
+        (["run", "dataset=photograph"], "did you mean photographs?"),
+        (["forecast", "plam"], "did you mean plan?"),
+        (["completion", "bahs"], "did you mean bash?"),
         (["run", "learning_rte=2"], "did you mean learning_rate?"),
         (["run", "-p", "system", "horeka"], "did you mean horeka-"),
         (["run", "devices"], "write NAME=VALUE"),

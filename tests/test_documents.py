@@ -2,8 +2,12 @@
 
 import argparse
 import ast
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
@@ -218,3 +222,45 @@ def test_the_architecture_has_a_line_for_each_file():
             sentence = " ".join(docstring.split("\n\n")[0].split())
             line = f"- `{path.relative_to(REPOSITORY)}`: {sentence}"
             assert line in text.splitlines(), f"docs/architecture.md lacks this line: {line}"
+
+
+def test_the_site_has_every_document_in_a_chapter():
+    program = (REPOSITORY / "docs" / "make_site.py").read_text()
+    for path in DOCS:
+        assert f'"{path.stem}"' in program or f'"docs/{path.stem}"' in program, f"make_site.py lacks {path.stem}"
+
+
+@pytest.mark.slow
+def test_the_site_is_made_without_a_warning_and_needs_no_network():
+    """Where `make docs` has installed what it needs."""
+    pytest.importorskip("myst_parser")
+    program = [sys.executable, REPOSITORY / "docs" / "make_site.py"]
+    done = subprocess.run(program, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": "."}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = REPOSITORY / "build" / "site"
+    for page in ("index", "commands", "interface", "docs/run", "docs/own", "CONTRIBUTING"):
+        text = (site / f"{page}.html").read_text()
+        assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', text), page
+    assert "energynn merge" in (site / "commands.html").read_text()
+    assert "One Dataset" in (words := (site / "interface.html").read_text()) or "one Dataset" in words
+
+
+def test_contributors_see_the_picture_of_the_architecture():
+    picture = re.search(r"```\nnotebooks/.*?```", (REPOSITORY / "docs/architecture.md").read_text(), flags=re.DOTALL)[0]
+    assert picture in (REPOSITORY / "CONTRIBUTING.md").read_text()
+
+
+def test_docker_and_apptainer_have_the_same_files():
+    apptainer = re.findall(
+        r"^    (\S+) /opt/energynn/", (REPOSITORY / "systems/energynn.def").read_text(), re.MULTILINE
+    )
+    docker = []
+    for line in (REPOSITORY / "systems/Dockerfile").read_text().splitlines():
+        if line.startswith("COPY "):
+            docker += line.split()[1:-1]
+    assert docker == apptainer and all((REPOSITORY / name).exists() for name in docker)
+
+
+def test_the_devcontainer_makes_the_environment_without_torch():
+    words = json.loads((REPOSITORY / ".devcontainer/devcontainer.json").read_text())["postCreateCommand"].split()
+    assert words[:2] == ["make", "env"] and "-e '.[lab]'" in " ".join(words)

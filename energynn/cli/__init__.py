@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from importlib.metadata import version
@@ -50,6 +51,10 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong with an argument in one line, too."""
 
     def error(self, message: str):
+        if slip := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            from energynn.names import suggestion
+
+            message += suggestion(slip[1], re.findall(r"[\w-]+", slip[2]))
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` says more\n")
 
 

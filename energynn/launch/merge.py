@@ -53,23 +53,27 @@ def _records(runs_dir: Path) -> list[tuple[Path, dict]]:
 
 
 def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -> Arrival:
-    """Copy one run, unless its record is among the known; raises ValueError with the reason to refuse it."""
-    if faults := records.check(folder):
-        more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-        raise ValueError(faults[0] + more)
+    """Copy one run, unless its record is among the known; raises ValueError with the reason to refuse it.
+
+    A copy is checked, under the names that its record tells: whoever sent it may have renamed folders.
+    """
+    if not (folder / "record.json").is_file():
+        raise ValueError("no record.json; `energynn check --recover` writes one, where it was made")
     record = records.read_record(folder)
-    if record["record_sha256"] in known:
+    if record.get("record_sha256") in known:
         return Arrival(folder.name, "here", f"as {known[record['record_sha256']]}")
     target = _place(record, runs_dir, machine)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    staged = runs_dir / f".merge-{os.getpid()}"
+    copy = staged / record["system"] / target.name
     try:
-        shutil.copytree(folder, unfinished, ignore=NOT_COPIED)
-        if records.hash_files(unfinished) != record["files"]:
-            raise ValueError("its files changed while they were copied; try again")
-        unfinished.rename(target)
+        shutil.copytree(folder, copy, ignore=NOT_COPIED)
+        if faults := records.check(copy):
+            more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+            raise ValueError(faults[0].removeprefix(f"{copy.name}: ") + more)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy.rename(target)
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(staged, ignore_errors=True)
     known[record["record_sha256"]] = target
     doubt = "" if record["valid"] else f"; not valid as evidence: {'; '.join(record['invalid_reasons'])}"
     return Arrival(folder.name, "came", f"to {target.parent}{doubt}")
@@ -77,12 +81,12 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
 
 def _place(record: dict, runs_dir: Path, machine: str) -> Path:
     """A folder that does not exist. Raises ValueError where another record has it, or where a name is none."""
-    system, run_id = record["system"], record["run_id"]
+    system, run_id = str(record.get("system")), str(record.get("run_id"))
     if not (PLAIN.fullmatch(system) and PLAIN.fullmatch(run_id)):
         raise ValueError(f"{system}/{run_id} is no name of a folder")
     place = runs_dir / system / run_id
     if system == "local" or place.exists():
-        host = machine or re.sub("[^A-Za-z0-9_.-]", "-", str(record["machine"].get("hostname") or "unknown"))
+        host = machine or re.sub("[^A-Za-z0-9_.-]", "-", str(record.get("machine", {}).get("hostname") or "unknown"))
         place = runs_dir / f"{system}@{host}" / run_id
     if place.exists():
         raise ValueError(f"{place} is another record; --machine NAME gives their machine a name of its own")

@@ -151,8 +151,8 @@ def text(state: dict) -> str:
     if "samples_trained" in state:
         lines.append(
             f"  {state['samples_trained']} of {state['samples_to_train']} samples, "
-            f"{state['samples_per_s']:.1f} samples/s, {state['energy_per_sample_J']:.4g} J per sample, "
-            f"{state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left"
+            f"{state['samples_per_s']:.1f} samples/s, {state['energy_per_sample_J']:.4g} J per sample,\n"
+            f"  {state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left"
         )
     return "\n".join(lines)
 
