@@ -6,8 +6,8 @@ import argparse
 import os
 import signal
 import sys
-from importlib.metadata import version
 
+from energynn import __version__
 from energynn.cli import analysis, cluster, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
 
@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
     parser = _Parser(prog="energynn", description=__doc__)
-    parser.add_argument("--version", action="version", version=f"energynn {version('energynn')}")
+    parser.add_argument("--version", action="version", version=f"energynn {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
