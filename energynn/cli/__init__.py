@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 
-from energynn import __version__
 from energynn.cli import analysis, cluster, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
 
@@ -51,6 +50,8 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
+    from energynn import __version__
+
     parser = _Parser(prog="energynn", description=__doc__)
     parser.add_argument("--version", action="version", version=f"energynn {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
