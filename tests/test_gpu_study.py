@@ -1,5 +1,6 @@
 """The study for one GPU, before there is one: what its points can tell, what it brings home, and when it ends."""
 
+import importlib.metadata
 import subprocess
 import tarfile
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from energynn import config, studies
+from energynn import cli, config, studies
 from energynn.cluster import local
 from energynn.files import REPOSITORY
 from energynn.launch import start
@@ -114,6 +115,12 @@ def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
     assert machine.git_state() == state and len(state[0]) == 40
     machine.COMMIT.unlink()
     assert machine.git_state() == ("", False)
+
+
+def test_commands_work_where_the_package_is_not_installed(monkeypatch, capsys):
+    """As with PYTHONPATH=. on a machine that is lent: no package has metadata."""
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: 1 / 0)
+    assert cli.main(["study", "list"]) == 0 and "gpu-grid" in capsys.readouterr().out
 
 
 def pretend(monkeypatch, seconds):

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from importlib.metadata import version
 
 from energynn.cli import analysis, cluster, completion, data, forecast, records, runs
 from energynn.cli.runs import _literal as _literal
@@ -60,11 +59,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
+    from energynn import __version__
+
     words = "what does it cost, in energy, time and accuracy, to train on more GPUs?"
     example = "examples:\n  energynn doctor\n  energynn measure -- python my_trainer.py\n  energynn COMMAND --help"
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="energynn", description=words, epilog=example, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"energynn {version('energynn')}")
+    parser.add_argument("--version", action="version", version=f"energynn {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for add in COMMANDS:
         add(commands)

@@ -47,7 +47,7 @@ def run_study(
         if missing:
             start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
         if warm_up and len(missing) == len(runs):
-            made.append((runs[0], _made_and_forgotten(runs[0])))
+            _make_and_forget(runs[0])
         for index, config in enumerate(missing):
             elapsed_s = time.monotonic() - begun
             if elapsed_s + _expected_s(config, made) > 60 * minutes:
@@ -75,20 +75,18 @@ def run_study(
 def _expected_s(config: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
     """How long a run will take: as the longest of those with its workload and recipe, else of all; 0 if there is none.
 
-    The first of all is cold and counts only as long as nothing else is known.
+    The first of all may be cold, and counts only as long as nothing else is known.
     """
     known = made[1:] or made
     like = [seconds for run, seconds in known if (run.workload, run.preset) == (config.workload, config.preset)]
     return max(like or [seconds for _, seconds in known], default=0.0)
 
 
-def _made_and_forgotten(config: RunConfig) -> float:
-    """Make a run where nobody looks for it, so that the next finds a warm machine; returns the seconds it took."""
-    begun = time.monotonic()
+def _make_and_forget(config: RunConfig) -> None:
+    """Make a run where nobody looks for it, so that the next finds a warm machine."""
     print("\n--- to warm up: the first run, which does not count", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         execute(config, Path(folder), _folder(config, Path(folder)))
-    return time.monotonic() - begun
 
 
 def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]:

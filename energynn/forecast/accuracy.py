@@ -25,7 +25,7 @@ MAY_DIFFER = {"devices", "local_batch_size", "global_batch_size", "accumulation_
 MAY_DIFFER |= {"learning_rate", "system", "device", "initial_run", "save_weights", "checkpoint_period_s"}
 MAY_DIFFER |= {"sampling_period_s", "perun_sampling_period_s", "idle_baseline_s", "collective_timeout_s"}
 MAY_DIFFER |= {"loader_workers", "data_staging", "persistent_workers", "pinned_memory", "synchronous_phases"}
-MAY_DIFFER |= {"threads_per_device", "gradient_noise_steps"}
+MAY_DIFFER |= {"threads_per_device", "gradient_noise_steps", "idle_ready_s", "step_period_s"}
 
 # ------------------------------------------------------------------------------------------------------ the threshold
 

@@ -24,8 +24,8 @@ SCHEMA = "energynn-forecast/1"
 ACCOUNTED = {"workload", "preset", "system", "devices", "local_batch_size", "global_batch_size", "accumulation_steps"}
 ACCOUNTED |= {"epochs", "seed", "repeat", "initial_run", "learning_rate", "loader_workers", "training_samples"}
 ACCOUNTED |= {"validation_samples", "evaluate_training_set", "training_years", "validation_years", "test_years"}
-ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "perun_sampling_period_s", "collective_timeout_s"}
-ACCOUNTED |= {"gradient_compression", "gradient_noise_steps", "persistent_workers"}
+ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "idle_ready_s", "perun_sampling_period_s"}
+ACCOUNTED |= {"collective_timeout_s", "gradient_compression", "gradient_noise_steps", "persistent_workers"}
 ACCOUNTED |= {"save_weights", "checkpoint_period_s", "warmup_epochs", "plateau_patience", "on_bad_image"}
 
 

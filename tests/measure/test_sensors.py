@@ -286,7 +286,7 @@ def test_an_nvml_that_does_not_start_is_said_and_its_absence_is_not(monkeypatch)
 
 def test_a_gpu_that_is_lost_and_a_counter_that_may_not_be_read_are_said(tmp_path, monkeypatch):
     nvml = fake_nvml()
-    nvml.nvmlDeviceGetUUID = lambda handle: "GPU-0" if handle == 0 else 1 / 0
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: index if index == 0 else 1 / 0
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     counter = powercap_tree(tmp_path) / "intel-rapl:0" / "energy_uj"
     counter.unlink()
