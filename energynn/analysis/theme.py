@@ -112,7 +112,7 @@ def colours(number: int) -> list[str]:
     >>> colours(2)
     ['#440154', '#c8e020']
     """
-    anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in RAMP]
+    anchors = [bytes.fromhex(colour.removeprefix("#")) for colour in RAMP]
     steps = np.linspace(0, len(RAMP) - 1, number)
     parts = [np.interp(steps, range(len(RAMP)), part).round().astype(int) for part in zip(*anchors, strict=True)]
     return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in zip(*parts, strict=True)]
