@@ -78,9 +78,15 @@ def _theme() -> alt.theme.ThemeConfig:
 
 def _in_notebook(spec: dict, **_) -> dict:
     """What a notebook shows: in JupyterLab a figure with tooltips, elsewhere a picture; neither needs network."""
+    spec = _strict(spec)
     of_lab = f"https://vega.github.io/schema/vega-lite/v{IN_JUPYTERLAB}.json"
     shown = {f"application/vnd.vegalite.v{IN_JUPYTERLAB}+json": spec | {"$schema": of_lab}}
     return shown | {"image/svg+xml": vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)}
+
+
+def _strict(spec: dict) -> dict:
+    """A specification without NaN, which JSON does not know: a browser would refuse the whole notebook."""
+    return json.loads(json.dumps(spec), parse_constant=lambda _: None)
 
 
 alt.renderers.register("energynn", _in_notebook)
@@ -185,5 +191,5 @@ def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
     """Write a chart's Vega-Lite specification for the interactive report."""
     path = Path(build_dir) / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
+    path.write_text(json.dumps(_strict(spec), sort_keys=True) + "\n")
     return path

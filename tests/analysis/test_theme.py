@@ -1,6 +1,7 @@
 """Figures are reproducible, fit a page, and keep provenances apart."""
 
 import itertools
+import json
 
 import altair as alt
 import numpy as np
@@ -73,8 +74,10 @@ def test_colours_of_own_series_do_not_repeat():
 
 def test_a_notebook_shows_figures_without_network():
     theme.enable()
-    shown = chart()._repr_mimebundle_()
+    table = pd.DataFrame({"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")})
+    shown = alt.Chart(table).mark_point().encode(x="x:Q")._repr_mimebundle_()
     assert set(shown) == {"application/vnd.vegalite.v5+json", "image/svg+xml"}
     spec = shown["application/vnd.vegalite.v5+json"]
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
+    json.dumps(spec, allow_nan=False)  # JupyterLab refuses a notebook with NaN in it
     assert "url" not in str(spec["datasets"]) and shown["image/svg+xml"].startswith("<svg")
