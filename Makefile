@@ -102,7 +102,7 @@ gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: reco
 	  --archive $(or $(OUT),build)/gpu-study.tar.gz $(if $(DRY_RUN),--dry-run) --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
 
 gpu-probe: ## what that GPU's sensors say and what it can do at most, two minutes, to build/ or $OUT
-	PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
+	-PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
 
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data and build/commit
 	$(BIN)/energynn manifest verify photographs photographs_large

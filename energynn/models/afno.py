@@ -189,7 +189,7 @@ class FourierFilter(nn.Module):
         total = h // 2 + 1
         kept = int(total * share)
         first, end = max(0, total - kept), min(h, total + kept)
-        return first, end - first, max(kept, 1)
+        return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 
 @functools.lru_cache(maxsize=8)
