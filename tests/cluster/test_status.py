@@ -269,7 +269,7 @@ def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, caps
     record |= {"invalid_reasons": ["3 power samples in the training, 60 needed"], "training_time_s": 0.1}
     write_json(folder / "record.json", record)
     assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "1 runs: 1 finished" in shown and "60 needed" in shown
 
 
