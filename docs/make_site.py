@@ -19,7 +19,7 @@ from energynn.files import REPOSITORY
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
 COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
 COPIED += ("data_manifests/*/README.md", "paper/*.png")
-GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper")
+GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper", "asked")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
     "Reference": ["commands", "interface", "docs/parameters", "runs/README"],

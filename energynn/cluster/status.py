@@ -111,7 +111,8 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     began = record or _read(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
     if record.get("workload") in records.NO_TRAINING:
-        row["what"] = f"{record['workload']}: {record['config'].get('command') or record['config'].get('source', '')}"
+        config = record.get("config", {})
+        row["what"] = f"{record['workload']}: {config.get('command') or config.get('source', '')}"
     if record and not record["valid"] and _is_done(record):
         row["reason"] = _why(record)
     if record and (record["valid"] or _is_done(record)):

@@ -211,7 +211,7 @@ def test_the_analysis_notebooks_read_the_study_back(study, cluster, tmp_path):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller and re.search(
-        rf"running +\d+/{EPOCHS}", study.without_controller
+        rf"running +\S+\s+epoch \d+/{EPOCHS}", study.without_controller
     )
 
 

@@ -84,6 +84,20 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
 
 
+def test_own_runs_stand_first_on_80_columns_and_say_what_they_are():
+    name = "fourcastnet-finetune-era5_ensemble-n256-lbs1-gbs256-s0-r0-46b6d292"
+    old = {"run_id": "a", "system": "large-batch", "state": "finished", "since": "2026-01-01", "time_s": 60.0}
+    live = dict(epoch=3, epochs=80, samples_per_s=9.5, power_W=1200.0, energy_kWh=8.462e-05, time_left_s=7200.0)
+    own = {"run_id": name, "system": "local", "state": "running", "since": "2026-02-01", **live, "job": "5_0"}
+    command = {"run_id": "b", "system": "measured", "state": "finished", "since": "2026-03-01", "time_s": 3.0}
+    command |= {"what": "command: sleep 3", "energy_kWh": 0.01, "provenance": "estimated"}
+    told = status.text(status.newest_first([old, own, command]), []).splitlines()
+    assert [line for line in told if line.endswith(":")] == ["measured:", "local:", "large-batch:"]
+    assert max(map(len, told)) <= 80
+    assert told[2].strip() == "command: sleep 3; 10 Wh estimated, in 3 s"
+    assert "epoch 3/80, 9.5 samples/s, 1200 W, 0.0846 Wh, 2:00:00 left" in " ".join(told[5:7])
+
+
 def test_a_job_that_left_the_queue_without_a_word_is_looked_up(tmp_path, queue, monkeypatch):
     lost = submitted(tmp_path, "a", "6_2")
     array = "JobId=8 ArrayJobId=6 ArrayTaskId=2 JobName=x UserId=me JobState=NODE_FAIL Reason=None\n"
@@ -255,7 +269,7 @@ def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, caps
     record |= {"invalid_reasons": ["3 power samples in the training, 60 needed"], "training_time_s": 0.1}
     write_json(folder / "record.json", record)
     assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert "1 runs: 1 finished" in shown and "60 needed" in shown
 
 
