@@ -315,23 +315,25 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     spacing_s = float(np.median(np.diff(knots_s)))
     # The counter shows what was true some time ago, at most one spacing. Where the power varies, the difference between
     # the two follows it, and tells the lag. Where the power is constant, the lag has no effect.
-    both = np.stack([apart_J, knot_W])
-    rough_J, rough_W = both - _local_line(knots_s, both, block_of)
+    smooth_J, smooth_W = _local_line(knots_s, np.stack([apart_J, knot_W]), block_of)
+    rough_J, rough_W = apart_J - smooth_J, knot_W - smooth_W
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
     lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / (np.dot(rough_W, rough_W) + prior)
     if not -LAG_TOLERANCE * spacing_s <= lag_s <= (1 + LAG_TOLERANCE) * spacing_s:
         return None
-    apart_J = apart_J + lag_s * knot_W
-    smooth_J = _local_line(knots_s, apart_J, block_of)
-    left_J = float(np.std(apart_J - smooth_J))
+    left_J = float(np.std(rough_J + lag_s * rough_W))
     if left_J > MOST_UNEXPLAINED * noise_J:
         return None
     lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
     reach_s = SMOOTHING * spacing_s
     missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
     edges = ShapedEdges(t_ns, seconds, watts, new, left_J, missed_J2, reach_s)
-    return {"energy_J": integral_J + np.interp(seconds, knots_s, smooth_J), "edges": edges, "lag_s": lag_sd_s}
+    return {
+        "energy_J": integral_J + np.interp(seconds, knots_s, smooth_J + lag_s * smooth_W),
+        "edges": edges,
+        "lag_s": lag_sd_s,
+    }
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
