@@ -124,7 +124,7 @@ def test_manifests_say_what_is_needed():
 def test_build_needs_its_source():
     with pytest.raises(ValueError, match="era5-levels-members.nc"):
         describe.build("era5_ensemble")
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="cats is no folder; put its files into it"):
         describe.build("cats")
 
 
