@@ -18,7 +18,7 @@ from energynn.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
 COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
-COPIED += ("data_manifests/*/README.md", "paper/*.png")
+COPIED += ("data_manifests/*/README.md", "paper/*.png", "systems/*")
 GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper", "asked")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
@@ -30,6 +30,7 @@ CONFIGURATION = f"""
 project, release, author = "energynn", "{energynn.__version__}", "the energynn developers"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
+suppress_warnings = ["toc.not_included"]
 highlight_language = "none"
 html_theme = "alabaster"
 html_theme_options = {{"description": "energy of data-parallel training", "page_width": "1100px"}}
