@@ -2,6 +2,7 @@
 
 import importlib.util
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,18 @@ def held(kind, period_s, window, windows=1000) -> float:
         (entry,) = [entry for entry in entries if entry["primary"]]
         hits.append(abs(entry["energy_J"] - true_J) <= entry["statistical_J"])
     return float(np.mean(hits))
+
+
+@pytest.mark.parametrize("kind", worlds.KINDS)
+def test_an_edge_is_known_as_well_where_the_sensor_was_silent_before_and_after(kind):
+    samples, start_s, end_s, _ = worlds.world(kind, 0.04, "aligned", np.random.default_rng(4))
+    seconds, window = samples.t_ns / 1e9, (int(start_s * 1e9), int(end_s * 1e9))
+    read = (seconds > start_s - 0.2) & (seconds < end_s + 0.2)
+    silent = replace(samples, readings=np.where(read[:, None], samples.readings, np.nan))
+    rows = {name: getattr(samples, name)[read] for name in ("t_ns", "wall_ns", "readings", "duration_us")}
+    for ours, alone in zip(energy.curves(silent), energy.curves(replace(samples, **rows)), strict=True):
+        assert ours.added != alone.added
+        assert ours.between(*window) == pytest.approx(alone.between(*window), rel=1e-9)
 
 
 PERIODS_S = (0.001, 0.01, 0.04, 0.1)
