@@ -124,7 +124,12 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_what_happened(tmp_p
     time.sleep(1.5)
     killed_at = time.time_ns()
     victim(runs_dir, who, started).send_signal(number)
-    wait_until(lambda: not processes_of(runs_dir), timeout_s=5, what=f"for {processes_of(runs_dir)} to end")
+    # Who is asked to end writes a checkpoint and the record before.
+    wait_until(
+        lambda: not processes_of(runs_dir),
+        timeout_s=5 if number == signal.SIGKILL else 60,
+        what=f"for {processes_of(runs_dir)} to end",
+    )
     started.communicate(timeout=20)
     assert started.returncode != 0
     run_dir = only_run(runs_dir)
