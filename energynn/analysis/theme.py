@@ -169,7 +169,7 @@ def placeholder(message: str, width: int = COLUMN_px, height: int = 96) -> alt.C
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
     """Write the chart as SVG, PNG (4 pixels per pt) and PDF in print size to ``build_dir``/figures; returns the path.
 
-    The same data give the same SVG, byte for byte. A figure can become wider than a page by long names of own series:
+    The same data give the same files, byte for byte. A figure can become wider than a page by long names of own series:
     it then warns, and the paper shows it smaller.
     """
     with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
@@ -181,10 +181,21 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     svg = re.sub(r'width="[\d.]+" height="[\d.]+"', small, svg, count=1)
     path.write_text(svg)
     path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
-    path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
+    path.with_suffix(".pdf").write_bytes(print_pdf(svg))
     if width > PAGE_px:
         warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
     return path
+
+
+def print_pdf(svg: str) -> bytes:
+    """An SVG as PDF, the same bytes each time, although the converter numbers fonts and lists resources by chance."""
+    for _ in range(100):  # two fonts come in order every other time; a conversion takes 20 ms
+        pdf = vl_convert.svg_to_pdf(svg)
+        fonts = re.findall(rb"/BaseFont /\w+\+(\S+)", pdf)
+        if fonts == sorted(fonts):
+            break
+    listed = rb"(?<=<<\n)(?: +/\w+ \d+ 0 R\n)+"
+    return re.sub(listed, lambda found: b"".join(sorted(found[0].splitlines(keepends=True))), pdf)
 
 
 def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
