@@ -119,6 +119,7 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     assert results._recipe(base) == results._recipe(same) != results._recipe(other)
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_load_in_twenty_seconds(synthetic, tmp_path):
     record = json.loads(
         (synthetic.write_run(tmp_path, config.make("resnet50"), samples=False) / "record.json").read_text()

@@ -13,7 +13,7 @@ from tests.ranks import start_ranks
 from tests.train.conftest import phase_times
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=40, validation_samples=10)
+RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=24, validation_samples=10)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def runs(tmp_path_factory, train):
 
 
 # (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
-COUNTS = {"resnet50": (80, 100, 10, 40), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
+COUNTS = {"resnet50": (48, 68, 6, 24), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
 SCORES = (
     "z500_rmse_{}_m",
     "z500_rmse_{}_m2_s2",
