@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.train import distributed
+from energynn.train.batches import Shard
 from energynn.train.session import Session
 
 
@@ -28,7 +29,7 @@ def main(config, run_dir, folder=None):
     path = manifests.root(config.dataset) / "points.csv"
     points = torch.from_numpy(np.loadtxt(path, np.float32, delimiter=",")).to(session.world.device)
     data = TensorDataset(points[:, :1], points[:, 1:])
-    sampler = distributed.Shard(data, shuffle=True, seed=config.seed, drop_last=True)
+    sampler = Shard(data, shuffle=True, seed=config.seed, drop_last=True)
     loader = DataLoader(data, config.local_batch_size, sampler=sampler, drop_last=True)
     line = torch.nn.Linear(1, 1).to(session.world.device)
     model = distributed.data_parallel(line, config, session.world)

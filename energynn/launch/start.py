@@ -35,7 +35,7 @@ from energynn.progress import energy_words
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
-POWER_S = 10.0  # between two lines of power and energy
+POWER_S = 30.0  # between two lines of power and energy: each reads the new samples from the storage
 CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 in float32 on a core of an AMD EPYC, runs/large-batch
 
 

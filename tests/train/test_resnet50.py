@@ -131,15 +131,16 @@ def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_pa
     ids=["fast", "device"],
 )
 def test_a_training_with_other_choices_counts_what_it_does(tmp_path, train, fields):
-    run = train(tmp_path / "run", "resnet50", epochs=2, **SIZES, **fields)
+    sizes = SIZES | dict(training_samples=12, validation_samples=6)
+    run = train(tmp_path / "run", "resnet50", epochs=2, **sizes, **fields)
     assert run.status == 0, run.output
     (end,) = [event for event in run.events() if event["event"] == "training_end"]
     both = fields.get("preset") != "fast"  # the fast preset evaluates the validation set only
-    assert (end["samples_trained"], end["samples_evaluated"]) == (40, 2 * (10 + 20 * both))
-    assert ("top1_error_training" in end["metrics"]) == both and len(run.losses) == 10
+    assert (end["samples_trained"], end["samples_evaluated"]) == (24, 2 * (6 + 12 * both))
+    assert ("top1_error_training" in end["metrics"]) == both and len(run.losses) == 6
     if fields.get("image_loading") == "device":
         assert run.losses[-1] < run.losses[0], "the one batch is learned by heart"
-        added = train(tmp_path / "added", "resnet50", epochs=1, accumulation_steps=2, **SIZES, **fields)
+        added = train(tmp_path / "added", "resnet50", epochs=1, accumulation_steps=2, **sizes, **fields)
         assert added.losses[0] == pytest.approx(run.losses[0]), "two passes over that batch have the mean of its loss"
 
 
@@ -163,7 +164,8 @@ def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
 def test_weight_decay_spares_vectors_where_it_is_told_to(tmp_path, train):
     for on_all in (True, False):
         folder = tmp_path / str(on_all)
-        fields = SIZES | dict(training_samples=4, weight_decay=100.0, weight_decay_on_all=on_all)
+        sizes = SIZES | dict(training_samples=4, validation_samples=2, evaluate_training_set=False)
+        fields = sizes | dict(weight_decay=100.0, weight_decay_on_all=on_all)
         run = train(folder, "resnet50", epochs=1, save_weights=True, warmup_epochs=1, **fields)
         assert run.status == 0, run.output
         state = torch.load(folder / "weights.pt", weights_only=True)["state_dict"]
