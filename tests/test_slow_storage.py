@@ -56,7 +56,7 @@ def slow_disk(tmp_path):
 def test_a_run_on_a_client_that_caches_writes_asks_little_and_survives_a_stall(tmp_path, slow_disk):
     """Appended lines reach the storage after 30 s, if nobody forces them; then it answers nothing for a minute."""
     runs_dir = slow_disk.folder / "runs"
-    started = python_run(runs_dir, TINY | {"devices": 2, "epochs": 70})
+    started = python_run(runs_dir, TINY | {"devices": 2, "epochs": 70, "step_period_s": 0.12})  # for 84 s
     while "epoch" not in (line := started.stdout.readline()):  # its events are not to be seen yet
         assert line, "it ended before it trained"
     time.sleep(2)
