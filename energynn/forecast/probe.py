@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,8 @@ from energynn import config, records
 from energynn.cluster import local, submit
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
-from energynn.files import REPOSITORY
+from energynn.data import manifests
+from energynn.files import DATA_MANIFESTS, REPOSITORY
 from energynn.forecast import calibrate, calibration, fitting, predict, priors, runs
 from energynn.forecast.calibrate import Fit
 from energynn.forecast.calibration import Calibration
@@ -49,11 +51,20 @@ def candidates(run: RunConfig, site: Site) -> list[RunConfig]:
             for batches in BATCHES:
                 changed = plain | {"devices": devices, "local_batch_size": size}
                 if "training_samples" in plain:
-                    changed |= {"training_samples": batches * size * devices, "validation_samples": size * devices}
+                    samples = min(batches, most_samples(run) // (size * devices)) * size * devices
+                    changed |= {"training_samples": samples, "validation_samples": size * devices}
                 else:  # its data cannot be cut: it runs longer instead
                     changed |= {"epochs": max(1, batches // BATCHES[0])}
                 found.append(config.make(**changed))
     return list(dict.fromkeys(found))
+
+
+def most_samples(run: RunConfig) -> int:
+    """How many training samples there are, by the workload or its data's manifest; UNKNOWN_SAMPLES if neither says it."""
+    of_workload = dataclasses.replace(run, training_samples=0).epoch().training_samples
+    if of_workload or not manifests.checksum_file(run.dataset, DATA_MANIFESTS).is_file():
+        return of_workload or UNKNOWN_SAMPLES
+    return sum(name.startswith("train/") for name in manifests.checksums(run.dataset)) or UNKNOWN_SAMPLES
 
 
 def before(run: RunConfig, site: Site, samples: tuple[int, int], known: Calibration | None) -> Fit:

@@ -74,3 +74,12 @@ def test_remedies_are_ranges_over_both_readings(fitted):
     rows = {row["remedy"]: row for row in advise.rows(fitted, many)}
     assert "workers that persist" not in rows
     assert 0 < rows["compressed gradients"]["time_saving"]["high"] < 0.02  # half of what the all-reduce takes
+
+
+def test_no_probe_asks_for_more_samples_than_there_are():
+    run = config.make("resnet50", preset="smoke", devices=2)
+    asked = [short.training_samples for short in probe.candidates(run, systems.site("local"))]
+    assert 900 < max(asked) <= 1000 and min(asked) > 0
+    run = config.make("resnet50", preset="paper", system="horeka-a100")
+    asked = [short.training_samples for short in probe.candidates(run, systems.site("horeka-a100"))]
+    assert max(asked) == max(probe.BATCHES) * run.local_batch_size, "ImageNet has enough for all"
