@@ -60,7 +60,7 @@ def candidates(run: RunConfig, site: Site) -> list[RunConfig]:
 
 
 def most_samples(run: RunConfig) -> int:
-    """How many training samples there are, by the workload or its data's manifest; UNKNOWN_SAMPLES if neither says it."""
+    """How many training samples there are, by the workload or its data's manifest, else UNKNOWN_SAMPLES."""
     of_workload = dataclasses.replace(run, training_samples=0).epoch().training_samples
     if of_workload or not manifests.checksum_file(run.dataset, DATA_MANIFESTS).is_file():
         return of_workload or UNKNOWN_SAMPLES
