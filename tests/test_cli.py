@@ -204,7 +204,7 @@ def test_make_says_one_line_of_an_installation_and_names_pips_log_where_it_fails
         shutil.copy(REPOSITORY / name, tmp_path)
     (tmp_path / "python").write_text(FAKE_PYTHON)
     (tmp_path / "python").chmod(0o755)
-    make = ["make", "env", f"PYTHON={tmp_path / 'python'}"]
+    make = ["make", "--no-print-directory", "env", f"PYTHON={tmp_path / 'python'}"]
     (tmp_path / "fails").touch()
     failed = subprocess.run(make, cwd=tmp_path, capture_output=True, text=True)
     assert failed.returncode and "ERROR: no such package" in failed.stdout

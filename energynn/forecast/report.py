@@ -49,12 +49,12 @@ def predictions(rows: list[dict]) -> str:
     return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
 
 
-_HEAD = f"{'':14}{'devices':>8}{'LBS':>6}{'GBS':>7}{'hours':>26}{'GPU hours':>26}{'kWh':>26}"
+_HEAD = f"{'':14}{'devices':>8}{'LBS':>6}{'GBS':>7}{'hours':>33}{'GPU hours':>33}{'kWh':>33}"
 
 
 def _line(row: dict, name: str = "") -> str:
     sizes = f"{row['devices']:8}{row['local_batch_size']:6}{row['global_batch_size']:7}"
-    spans = f"{_span(row['time_h']):>26}{_span(row['gpu_hours']):>26}{_span(row['energy_kWh']):>26}"
+    spans = f"{_span(row['time_h']):>33}{_span(row['gpu_hours']):>33}{_span(row['energy_kWh']):>33}"
     return f"{name:14}{sizes}{spans}{' *' if row['outside'] else '  '}"
 
 
