@@ -42,13 +42,13 @@ help: ## this list
 reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (20 min)
 	@echo "=== 1 of 7: verify the data that ship"
 	@$(BIN)/energynn manifest verify
-	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, twelve runs"
+	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, twelve runs (10 min)"
 	@$(BIN)/energynn study run smoke
-	@echo "=== 3 of 7: two runs more on one device, which the forecast is fitted to"
+	@echo "=== 3 of 7: two runs more on one device, which the forecast is fitted to (1 min)"
 	@$(BIN)/energynn study run one-device
 	@echo "=== 4 of 7: derive every number of every record again"
 	@$(BIN)/energynn check runs
-	@echo "=== 5 of 7: execute the notebooks, compile the paper and the report"
+	@echo "=== 5 of 7: execute the notebooks, compile the paper and the report (2 min)"
 	@$(MAKE) --no-print-directory paper
 	@echo "=== 6 of 7: forecast two devices from one"
 	-@$(BIN)/energynn forecast held-out --runs-dir runs --system local
@@ -153,7 +153,7 @@ $(DOCS): | $(BASE)
 	@touch $@
 
 $(TRAIN): | $(BASE)
-	@$(call pip,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
+	@$(call pip,torch and all else (3 GB once, then 4 min), -e ".[$(EXTRAS)]")
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------- the paper

@@ -94,6 +94,7 @@ def footprint(options) -> int:
 
     from energynn import records
     from energynn.measure import comparison
+    from energynn.measure.energy import SECOND_PER_HOUR
     from energynn.progress import energy_words
 
     require_folder(options.runs_dir)
@@ -114,7 +115,7 @@ def footprint(options) -> int:
         print(json.dumps({"sums": rows, "left_out": left_out}, indent=1))
         return 0
     for row in rows:
-        words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / 3600)]
+        words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / SECOND_PER_HOUR)]
         words += [f"{row['carbon_g']:.4g} g CO2eq"] if "carbon_g" in row else []
         words += [f"cost {row['price']:.4g}"] if "price" in row else []
         print(", ".join(words))

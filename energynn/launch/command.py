@@ -75,6 +75,8 @@ def measure(
         _require_folder(run_dir)
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
+            for begun in folder.glob("samples-*.jsonl"):  # of perun's sampler, before there was anything to measure
+                begun.unlink()
             with_perun = False
     if not with_perun:
         stop_sampler = start_sampler(folder, size, stopped)
