@@ -28,8 +28,9 @@ from tests.cluster.conftest import NODE_W
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
-EPOCHS = 200  # of the first run of the guide's study
-LONG = dict(embed_dim=32, depth=1, epochs=150)  # long enough to be stopped in the middle
+# Long enough to be stopped in the middle; paced, so that other tests get the cores meanwhile.
+EPOCHS, STEP_PERIOD_S = 60, 0.1
+LONG = dict(embed_dim=32, depth=1, epochs=40, step_period_s=STEP_PERIOD_S)
 
 
 def write_study(folder, body):
@@ -130,6 +131,8 @@ def study(cluster, tmp_path_factory):
     """The guide's walk, command by command: four runs of both workloads on two nodes; Slurm is killed for a while."""
     folder = tmp_path_factory.mktemp("study")
     program, commands = guide()
+    assert "epochs=200" in program
+    program = program.replace("epochs=200", f"epochs={EPOCHS}, step_period_s={STEP_PERIOD_S}")
     (folder / "my_study.py").write_text(program)
     made, said = None, {}
     for command in commands:

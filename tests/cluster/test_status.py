@@ -222,8 +222,9 @@ def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
     study.write_text(
         "from energynn import config\n"
         "def study(system):\n"
-        "    tiny = dict(system=system, device='cpu', embed_dim=32, depth=1, sampling_period_s=0.02)\n"
-        "    return [config.make('fourcastnet', epochs=n, **tiny) for n in (150, 30)]\n"
+        "    tiny = dict(system=system, device='cpu', embed_dim=32, depth=1, step_period_s=0.03)\n"
+        "    tiny |= dict(sampling_period_s=0.02)\n"
+        "    return [config.make('fourcastnet', epochs=n, **tiny) for n in (40, 10)]\n"
     )
 
     def energynn(*words):

@@ -23,7 +23,8 @@ from tests.train.conftest import HERE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 TIMEOUT_S = 5  # of a collective
 PATIENCE_S = 25  # for a process to be ended and reaped on a busy machine
-LONG = dict(devices=2, embed_dim=32, depth=1, epochs=80, checkpoint_period_s=1, collective_timeout_s=TIMEOUT_S)
+LONG = dict(devices=2, embed_dim=32, depth=1, epochs=40, step_period_s=0.05)
+LONG |= dict(checkpoint_period_s=1, collective_timeout_s=TIMEOUT_S)
 
 
 class Hosts:
