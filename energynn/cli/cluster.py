@@ -35,9 +35,6 @@ def add_submit(commands) -> None:
 def submit(options) -> int:
     from energynn.cluster import submit, systems
 
-    first = next((place for place, word in enumerate(options.studies) if word.startswith("-")), None)
-    options.sbatch = [] if first is None else options.studies[first:]
-    options.studies = options.studies[:first]
     for name in ("account", "reservation"):
         if value := getattr(options, name):
             options.sbatch.append(f"--{name}={value}")
