@@ -8,8 +8,6 @@ from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormat
 from collections.abc import Callable
 from pathlib import Path
 
-from energynn.files import default_runs_dir
-
 
 def add_command(commands, function: Callable, text: str, example: str, **facts) -> ArgumentParser:
     """A parser for the command that has the function's name; ``function(options)`` returns its exit status.
@@ -33,7 +31,14 @@ def add_json(parser: ArgumentParser) -> None:
 
 def add_runs_dir(parser: ArgumentParser) -> None:
     text = "folder of the records; default: $ENERGYNN_RUNS, else runs"
-    parser.add_argument("--runs-dir", type=Path, default=default_runs_dir(), metavar="DIR", help=text)
+    parser.add_argument("--runs-dir", type=Path, default=runs_dir(), metavar="DIR", help=text)
+
+
+def runs_dir() -> Path:
+    """The folder of the records where nobody names one."""
+    from energynn.files import default_runs_dir
+
+    return default_runs_dir()
 
 
 def add_build_dir(parser: ArgumentParser) -> None:

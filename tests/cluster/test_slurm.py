@@ -352,11 +352,22 @@ def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselve
     text = submit.script(submit.Job((run,), 2, 10), site, tmp_path / "runs", ["mine"])
     folder = tmp_path / "runs" / site.name / config.run_id(run)
     (folder / "job").mkdir(parents=True)
-    (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", "-c 'print(\"staged\")' #"))
+    facts = submit._facts(submit.Job((run,), 2, 10), site, ["mine"])
+    files.write_json(folder / "job" / "submission.json", facts)
+    program = """
+import os, pathlib, sys
+from energynn.cluster import job
+with job._staged_in(pathlib.Path(sys.argv[1]), []) as problem:
+    there = pathlib.Path(os.environ["ENERGYNN_ERA5"])
+    print("staged", problem, (there / "states").read_bytes()[:11], there.exists())
+print("gone", there.exists())
+"""
+    (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", f"-c {shlex.quote(program)}"))
     cluster.run("sbatch", "--wait", folder / "job" / "job.sh")
-    assert (tmp_path / "node" / "energynn-data" / "states").read_bytes().startswith(b"temperature")
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
     assert record["status"] == "finished" and record["nodes"] == 2 and "tar -xf" in record["config"]["command"]
     assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
     assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.2)
-    assert "staged" in (folder / "job" / "log.txt").read_text() and records.hash_files(folder) == {}
+    log = (folder / "job" / "log.txt").read_text()
+    assert "staged  b'temperature' True\n" in log and "gone False\n" in log
+    assert not list((tmp_path / "node").iterdir()) and records.hash_files(folder) == {}
