@@ -454,6 +454,7 @@ def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(
     os.mkfifo(tmp_path / "imagenet.tar")  # as storage that does not answer
     with job._staged_in(folder, [signal.SIGUSR1]) as problem:
         assert "the data were not unpacked" in problem and time.monotonic() - begun < 60
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
     with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
         submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
 
