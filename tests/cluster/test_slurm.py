@@ -180,6 +180,7 @@ def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluste
         assert record["energy_perun_total_J"] > record["energy_total_J"] > 0  # perun counts start and end too
         assert record["energy_total_provenance"] == "simulated"
         facts = json.loads((folder / "job" / "start-1.json").read_text())
+        assert record["job"]["is_exclusive"] and record["job"]["job_nodelist"] == "n[1-2]"
         assert facts["nnodes"] == "2" and facts["outcome"] == "finished" and facts["job_nodelist"] == "n[1-2]"
         for name in ("notebook.ipynb", "job/job.sh", "job/log.txt", "job/parameters.json"):
             assert (folder / name).stat().st_size > 0
@@ -330,11 +331,17 @@ def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(
 
 
 def test_system_check_says_what_is_wrong(cluster, tmp_path):
-    """Without --mpi=pmi2 srun makes as many worlds of one rank as there are ranks, and no error."""
+    """Without --mpi=pmi2 srun makes as many worlds of one rank as there are ranks, and no error.
+
+    Without --exclusive the run is made, and its energy may be that of other jobs, too.
+    """
     path = tmp_path / "mine.toml"
     path.write_text((REPOSITORY / SYSTEM).read_text().replace("--mpi=pmi2", "--mpi=none"))
     done = cluster.energynn("system", "check", path, check=False)
     assert done.returncode == 1 and "WRONG: the run is failed" in done.stdout and "--mpi=pmi2" in done.stdout
+    path.write_text((REPOSITORY / SYSTEM).read_text().replace('"--exclusive"', '"--oversubscribe"'))
+    done = cluster.energynn("system", "check", path, check=False)
+    assert done.returncode == 1 and "WRONG: other jobs may use its nodes" in done.stdout, done.stdout
     path.write_text((REPOSITORY / SYSTEM).read_text().replace('"--exclusive"', '"--partition=no-such"'))
     done = cluster.energynn("system", "check", path, check=False)
     assert done.returncode == 2 and "invalid partition" in done.stderr and done.stderr.count("\n") == 1
