@@ -106,7 +106,9 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict |
     """
     facts = facts or _facts(job, site, names)
     folders = _folders(job, site, runs_dir)
-    given = {"PYTHONPATH": str(PACKAGE.parent), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
+    own_modules = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    given = {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *own_modules])}
+    given |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
     given |= site.limits() | {SUBMISSION: facts["submitted_at"]}
     if site.srun is not None:
         given["ENERGYNN_SRUN"] = shlex.join(" ".join(site.srun).split())

@@ -691,3 +691,14 @@ def test_modules_that_fail_stop_the_job(tmp_path):
     assert "\nmodule load no/such || exit\n" in submit.script(
         submit.Job(fine_tuning("local")[:1], 1, 60), site, tmp_path, ["mine"]
     )
+
+
+def test_a_workload_of_ones_own_is_found_in_the_job_and_has_no_known_cost(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
+    assert f"export PYTHONPATH={REPOSITORY}:{tmp_path}:{REPOSITORY}\n" in text
+    monkeypatch.syspath_prepend(REPOSITORY / "tests")
+    study = tmp_path / "mine.py"
+    made = "config.make('thumbnails', system=system)"
+    study.write_text(f"from energynn import config\ndef study(system):\n    return [{made}]\n")
+    assert cli.main(["study", "show", str(study)]) == 0 and "cost unknown" in capsys.readouterr().out
