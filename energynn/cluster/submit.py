@@ -26,6 +26,7 @@ from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import PACKAGE, REPOSITORY
+from energynn.measure.energy import SECOND_PER_HOUR
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -61,19 +62,39 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
         name: run for name, run in names.items() if name not in queued and not _is_made(runs_dir / site.name / name)
     }
     groups: dict[tuple, list[RunConfig]] = {}
+    learnt = _learnt_hours(names, runs_dir / site.name)
     for run in missing.values():
         before = getattr(run, "initial_run", "")
         if before and before not in missing and before not in queued:
             if not _is_made(runs_dir / site.name / before):
                 raise ValueError(f"initial_run: {before} is not made yet; submit its study as well, or first")
             before = ""
-        cost = costs.expect(run, site.gpu)
-        hours = MARGIN * cost.gpu_hours / run.devices + SPARE_MINUTES / 60 if cost.gpu_hours else site.default_hours
+        hours = _hours(run, runs_dir / site.name, learnt) or costs.expect(run, site.gpu).gpu_hours / run.devices
+        hours = MARGIN * hours + SPARE_MINUTES / 60 if hours else site.default_hours
         limit = minutes or math.ceil(60 * min(hours, site.max_hours))
         nodes = math.ceil(run.devices / site.devices_per_node)
         groups.setdefault((before, nodes, run.devices, limit), []).append(run)
     jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit), group in groups.items()]
     return sorted(jobs, key=lambda job: job.after != "")
+
+
+def _learnt_hours(runs: dict[str, RunConfig], system_dir: Path) -> dict[RunConfig, float]:
+    """Hours of a training as its finished epochs here tell, by configuration without repeat and seed; the longest."""
+    learnt: dict[RunConfig, float] = {}
+    for name, run in runs.items():
+        record = records.read(system_dir / name) or {}
+        if epochs := len(record.get("history", [])):
+            hours = record["training_time_s"] / epochs * run.epochs / SECOND_PER_HOUR
+            kind = dataclasses.replace(run, repeat=0, seed=0)
+            learnt[kind] = max(hours, learnt.get(kind, 0.0))
+    return learnt
+
+
+def _hours(run: RunConfig, system_dir: Path, learnt: dict[RunConfig, float]) -> float:
+    """Hours that a run still needs, by its own epochs and those of its repeats; 0 where none has finished one."""
+    record = records.read(system_dir / configuration.run_id(run)) or {}
+    done = len(record.get("history", [])) / run.epochs
+    return (1 - done) * learnt.get(dataclasses.replace(run, repeat=0, seed=0), 0.0)
 
 
 def _is_made(run_dir: Path) -> bool:

@@ -184,6 +184,22 @@ def test_time_limits_follow_the_cost_and_the_partition():
     assert by_devices[256].minutes < 90 and by_devices[256].nodes == 64 and len(by_devices[256].runs) == 5
 
 
+def test_time_limits_are_learnt_from_finished_epochs(tmp_path):
+    site = systems.site("horeka-a100")
+    begun, repeat, other = (
+        config.make("fourcastnet", epochs=10, system=site.name, **each)
+        for each in ({}, {"repeat": 1, "seed": 1}, {"embed_dim": 64})
+    )
+    folder = tmp_path / site.name / config.run_id(begun)
+    folder.mkdir(parents=True)
+    history = [{"epoch": epoch} for epoch in range(1, 5)]  # four of ten epochs, an hour each
+    files.write_json(folder / "record.json", minimal_record(history=history, training_time_s=4 * 3600.0))
+    jobs = submit.plan([begun, repeat, other], site, tmp_path, set())
+    minutes = {run: job.minutes for job in jobs for run in job.runs}
+    assert minutes[begun] == round(1.3 * 6 * 60) + 30 and minutes[repeat] == round(1.3 * 10 * 60) + 30
+    assert minutes[other] == 60 * site.default_hours
+
+
 def test_spending_more_than_a_limit_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(slurm, "queue", lambda jobs: {})
     monkeypatch.setattr(slurm, "submit", lambda *_: pytest.fail("submitted without asking"))
