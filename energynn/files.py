@@ -57,6 +57,11 @@ def force(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def default_runs_dir() -> Path:
+    """The folder of the records where nobody names one."""
+    return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
+
+
 def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -153,6 +153,8 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     if record.get("doubtful_share", 0.0) > MOST_DOUBTFUL:
         reasons.append(f"{record['doubtful_share']:.0%} of the energy may be missing or false; the flags say why")
+    if not record.get("job", {}).get("is_exclusive", True):
+        reasons.append("other jobs could use its nodes, whose energy is that of all; give sbatch --exclusive")
     if record["workload"] in NO_TRAINING:
         return reasons
     if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:

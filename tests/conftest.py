@@ -1,6 +1,7 @@
 """A finished run on disk, written by hand: simulated sensors, closed-form power, so every number in it is known."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -37,7 +38,11 @@ FIRST = (
 
 
 def pytest_configure():
-    """The tests press Ctrl-C; what a shell starts in the background ignores it, and so would all that they start."""
+    """The tests press Ctrl-C; what a shell starts in the background ignores it, and so would all that they start.
+
+    And several processes of tests make measured runs on one host, of which each may have one at a time.
+    """
+    os.environ["ENERGYNN_HOST_LOCK"] = f"test-{os.getpid()}"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

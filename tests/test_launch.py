@@ -324,6 +324,18 @@ def test_a_study_that_cannot_start_says_so_once(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it_and_wherever(tmp_path, monkeypatch):
+    intent = start.intend(config.make("fourcastnet"), tmp_path / "mine" / "local" / "run")
+    held = supervise.alone_on_host(tmp_path / "of somebody else" / "another-system")
+    with pytest.raises(ValueError, match="another measured run goes on"):
+        start.preflight(intent)
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    assert any("this one waits; --exclusive" in warning for warning in start.preflight(intent))
+    held.close()
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert not start.preflight(intent)
+
+
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     made = config.make("fourcastnet")
     (tmp_path / "file").write_text("")
@@ -514,17 +526,6 @@ def test_who_starts_a_run_whose_folder_is_deleted_says_so(tmp_path):
     )
     assert "energynn/train" not in output, "a rank's traceback"
     wait_until(lambda: not processes_of(tmp_path), 5)
-
-
-def test_one_measured_run_at_a_time(tmp_path):
-    import fcntl
-
-    intent = start.intend(config.make("fourcastnet"), tmp_path / "local" / "run")
-    start.preflight(intent)
-    with open(tmp_path / "local" / f".lock-{os.uname().nodename}", "w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="one at a time"):
-            start.preflight(intent)
 
 
 @pytest.mark.slow

@@ -78,7 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
 
         near = suggestion(words[0], commands.choices)
         parser.error(f"no command is called {words[0]!r}{near}")
-    options = parser.parse_args(words)
+    for_sbatch = []
+    if words[0] == "submit" and "--" in words:
+        place = words.index("--")
+        words, for_sbatch = words[:place], words[place + 1 :]
+    options = parser.parse_args(words, argparse.Namespace(sbatch=for_sbatch))
     try:
         status = options.function(options)
         sys.stdout.flush()

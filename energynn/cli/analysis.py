@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from energynn.cli.options import add_build_dir, add_command, add_json, add_run, add_runs_dir, find_run, require_folder
+from energynn.cli.options import (
+    add_build_dir,
+    add_command,
+    add_json,
+    add_run,
+    add_runs_dir,
+    find_run,
+    require_folder,
+    runs_dir,
+)
 
 
 def add_claims(commands) -> None:
     text = "judge the study's statements on published values and on own runs"
     parser = add_command(commands, claims, text, "energynn claims | less")
-    parser.add_argument("--data", type=Path, default=Path("runs"), metavar="DIR", help="folder of own run records")
+    parser.add_argument("--data", type=Path, default=runs_dir(), metavar="DIR", help="folder of own run records")
     add_json(parser)
 
 

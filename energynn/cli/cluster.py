@@ -18,20 +18,27 @@ def _add_minutes(parser: ArgumentParser) -> None:
 def add_submit(commands) -> None:
     text = "make every missing run of studies by batch jobs, and see them through"
     parser = add_command(commands, submit, text, "energynn submit paper-a100 --system horeka-a100 --dry-run")
-    parser.add_argument("studies", nargs="+", metavar="STUDY", help="`energynn study list`, or a file of your own")
+    text = "`energynn study list`, or a file of your own; after --, options of sbatch for these jobs"
+    parser.add_argument("studies", nargs="+", metavar="STUDY", help=text)
     parser.add_argument("--system", required=True, help="`energynn system list`, or a file of your own (.toml)")
     add_flag(parser, "--dry-run", "print the scripts and the expected cost, submit nothing")
     parser.add_argument(
         "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
     )
     add_flag(parser, "--yes", "do not ask")
+    parser.add_argument("--account", metavar="NAME", help="who pays, as sbatch takes it")
+    parser.add_argument("--reservation", metavar="NAME", help="as sbatch takes it")
     _add_minutes(parser)
     add_runs_dir(parser)
 
 
 def submit(options) -> int:
-    from energynn.cluster import submit
+    from energynn.cluster import submit, systems
 
+    for name in ("account", "reservation"):
+        if value := getattr(options, name):
+            options.sbatch.append(f"--{name}={value}")
+    systems.require_options("submit", options.sbatch)
     return submit.main(options)
 
 

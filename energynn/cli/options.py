@@ -30,8 +30,15 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def add_runs_dir(parser: ArgumentParser) -> None:
-    text = "folder of the records; default: runs"
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="DIR", help=text)
+    text = "folder of the records; default: $ENERGYNN_RUNS, else runs"
+    parser.add_argument("--runs-dir", type=Path, default=runs_dir(), metavar="DIR", help=text)
+
+
+def runs_dir() -> Path:
+    """The folder of the records where nobody names one."""
+    from energynn.files import default_runs_dir
+
+    return default_runs_dir()
 
 
 def add_build_dir(parser: ArgumentParser) -> None:

@@ -14,13 +14,15 @@ from energynn.cli.options import (
     find_run,
     number,
     require_folder,
+    runs_dir,
 )
 
 
 def add_check(commands) -> None:
     text = "derive every number of the records again and compare"
     parser = add_command(commands, check, text, "energynn check runs")
-    parser.add_argument("runs_dir", type=Path, nargs="?", default=Path("runs"), metavar="DIR", help="default: runs")
+    default = runs_dir()
+    parser.add_argument("runs_dir", type=Path, nargs="?", default=default, metavar="DIR", help="default: runs")
     add_flag(parser, "--recover", "first write records for runs whose launcher died")
     text = "write the SHA-256 of every file of every run, to sign or publish, instead of checking"
     parser.add_argument("--write-anchor", type=Path, metavar="FILE", help=text)

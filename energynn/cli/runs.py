@@ -7,7 +7,7 @@ import ast
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir, count, number
+from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir, count, number, runs_dir
 
 
 class _HelpWithParameters(argparse.Action):
@@ -135,7 +135,7 @@ def measure(options) -> int:
     if record and options.json:
         print(json.dumps(record, indent=1))
     elif record:
-        folder = options.out or Path("runs") / "measured" / record["run_id"]
+        folder = options.out or runs_dir() / "measured" / record["run_id"]
         print(f"{command.report(record)}\n  record: {folder}")
     return status
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def submit(script: Path, tasks: int, _after: str) -> str:
     return str(subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **silent).pid)
 
 
-def queue() -> dict[str, tuple[str, str]]:
+def queue(_jobs: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
     """State and reason of each run that waits or goes on, by PROCESS_TASK."""
     states = {}
     for worker, (script, tasks) in _workers().items():

@@ -31,6 +31,8 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     GPU hours are in proportion to samples x epochs, and to the two steps of fine-tuning; kWh per GPU hour are those
     of that published run. ``gpu``: A100 or H100, for other models A100. Runs of other recipes have no cost.
     """
+    if run.workload not in PAPER:  # a module of one's own
+        return Cost(0.0, 0.0, "unknown")
     sizes = PAPER[run.workload]
     if any(getattr(run, name) != sizes[name] for name in sizes if name not in ("epochs", "local_batch_size")):
         return Cost(0.0, 0.0, "unknown")

@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from energynn import config as configuration
@@ -19,6 +23,7 @@ from energynn.cluster import local, slurm, status
 from energynn.config import RunConfig
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
+from energynn.processes import end_with_parent
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between; to meet the time limit so soon is one too
 CANCELLED = 128 + signal.SIGTERM
@@ -29,6 +34,9 @@ CLUSTER_NAME JOB_QOS JOB_ACCOUNT JOB_START_TIME JOB_END_TIME""".split()
 
 def main(run_dir: Path) -> int:
     """One start of the job of a run; its exit status, CAN_GO_ON if it has to be started again."""
+    if not _is_ours(run_dir):
+        print(f"energynn: {run_dir.name}: another submission makes this run; this job ends", flush=True)
+        return 0
     config = configuration.from_dict(json.loads((run_dir / "job" / "parameters.json").read_text()))
     starts = [json.loads(path.read_text()) for path in status.starts(run_dir)]
     checkpoint = max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
@@ -47,8 +55,10 @@ def main(run_dir: Path) -> int:
     if failures >= MOST_FAILURES:
         remedy = "`energynn resubmit --failed` tries again"
         return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; {remedy}")
-    exit_status, last_line, signals = _execute(config, run_dir)
-    record = records.read(run_dir) or {}
+    signals = _signals_heard()
+    with _staged_in(run_dir, signals) as problem:
+        exit_status, last_line = (1, problem) if problem else _execute(config, run_dir, signals)
+    record = {} if problem else records.read(run_dir) or {}
     if record.get("valid"):
         return _end(run_dir, now, 0, "finished")
     reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", [])) or last_line
@@ -67,6 +77,21 @@ def main(run_dir: Path) -> int:
     return _go_on(run_dir)
 
 
+def _is_ours(run_dir: Path) -> bool:
+    """Whether this job is the one that makes the run; where sbatch has not told its number, it tells so itself."""
+    submitted = status.submission(run_dir)
+    if os.environ.get(status.SUBMISSION, submitted["submitted_at"]) != submitted["submitted_at"]:
+        return False
+    if "SLURM_ARRAY_JOB_ID" in os.environ and not submitted.get("job_id"):
+        files.write_json(run_dir / "job" / "submission.json", submitted | {"job_id": _job()})
+    return True
+
+
+def _job() -> str:
+    """This task; SLURM_JOB_ID of one task is the number of the whole array."""
+    return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
 def _failures_in_a_row(starts: list[dict], submission: str, checkpoint: str) -> int:
     """How many of the last starts of a submission failed at the same checkpoint; one without an outcome has failed."""
     failures = 0
@@ -77,18 +102,52 @@ def _failures_in_a_row(starts: list[dict], submission: str, checkpoint: str) -> 
     return failures
 
 
-def _execute(config: RunConfig, run_dir: Path) -> tuple[int, str, list[int]]:
-    """Execute the run's notebook; returns its exit status, its last line, and the signals that came meanwhile."""
+def _signals_heard() -> list[int]:
+    """A list to which every signal is added that asks the job to stop, from now on."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, _frame: signals.append(number))
+    return signals
+
+
+@contextlib.contextmanager
+def _staged_in(run_dir: Path, signals: list[int]) -> Iterator[str]:
+    """Data that are given as a tar file, on every node's own storage while the run needs them, in a folder of this job.
+
+    Yields what went wrong, or nothing. To unpack is measured by itself, and ends when the job is asked to stop.
+    """
+    stage = status.submission(run_dir).get("stage_in")
+    if not stage:
+        yield ""
+        return
+    number = os.environ.get("SLURM_JOB_ID", os.getpid())
+    there = f"{os.path.expandvars(stage['to'])}/energynn-{number}"
+    nodes = os.environ.get("SLURM_NNODES")
+    each = ["srun", "--export=ALL", f"--ntasks={nodes}", "--ntasks-per-node=1"] if nodes else []
+    out = run_dir / "job" / f"stage-in-{number}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+    unpack = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(out), "--", "tar", "-xf", stage["archive"]]
+    try:
+        subprocess.run([*each, "mkdir", "-p", there], check=False)
+        unpacking = subprocess.Popen([*each, *unpack, "-C", there], preexec_fn=partial(end_with_parent, os.getpid()))
+        while unpacking.poll() is None:
+            if signals:
+                unpacking.terminate()
+            time.sleep(0.2)
+        os.environ[stage["variable"]] = there
+        yield f"the data were not unpacked from {stage['archive']} to {there}" if unpacking.returncode else ""
+    finally:
+        subprocess.run([*each, "rm", "-rf", there], check=False)
+
+
+def _execute(config: RunConfig, run_dir: Path, signals: list[int]) -> tuple[int, str]:
+    """Execute the run's notebook; returns its exit status and its last line."""
     ended = threading.Event()
     threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
     exit_status, last_line = local.execute(config, run_dir.parent.parent, run_dir)
     while records.is_running(run_dir):  # papermill may have been killed before the run's supervisor has ended
         time.sleep(0.1)
     ended.set()
-    return exit_status, last_line, signals
+    return exit_status, last_line
 
 
 def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
@@ -115,8 +174,7 @@ def _go_on(run_dir: Path) -> int:
     """Queue this job again; where the site forbids that, a new one that takes its place."""
     if "SLURM_ARRAY_JOB_ID" not in os.environ:  # the local executor starts it again
         return CAN_GO_ON
-    task = os.environ["SLURM_ARRAY_TASK_ID"]
-    job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{task}"  # SLURM_JOB_ID of one task is the number of the whole array
+    task, job = os.environ["SLURM_ARRAY_TASK_ID"], _job()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for patience_s in (5, 20, 60, 120):
         try:

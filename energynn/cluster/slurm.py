@@ -11,10 +11,16 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 PATIENCE_S = 20
+MOST_TASKS = 1000  # of one array, as Slurm has it where nobody says otherwise
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
+
+
+class NoAnswer(ValueError):
+    """A command of Slurm has not answered in time: what it was asked for may yet happen."""
 
 
 def submit(script: Path, tasks: int, after: str) -> str:
@@ -23,11 +29,39 @@ def submit(script: Path, tasks: int, after: str) -> str:
     return call("sbatch", "--parsable", *dependency, str(script)).strip().split(";")[0]
 
 
-def queue() -> dict[str, tuple[str, str]]:
-    """State and reason of the user's jobs that are queued or run, by JOB_TASK; raises ValueError without an answer."""
-    lines = call("squeue", "--me", "--array", "--noheader", "--format=%F_%K|%T|%r").splitlines()
+def most_tasks() -> int:
+    """How many tasks an array may have here."""
+    with contextlib.suppress(ValueError):
+        if told := re.search(r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE):
+            return max(int(told[1]) - 1, 1)
+    return MOST_TASKS
+
+
+def number_of(comment: str) -> str:
+    """The number of the user's job with a comment; nothing if there is none. Raises ValueError without an answer."""
+    for line in call("squeue", "--me", "--noheader", "--format=%F|%k").splitlines():
+        number, _, told = line.partition("|")
+        if told == comment:
+            return number
+    return ""
+
+
+def queue(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """State and reason of those of the jobs that are queued or run, by JOB_TASK, whoever has submitted them.
+
+    Raises ValueError without an answer.
+    """
+    numbers = ",".join(sorted({job.split("_")[0] for job in jobs if job}))
+    if not numbers:
+        return {}
+    try:
+        told = call("squeue", f"--jobs={numbers}", "--array", "--noheader", "--format=%F_%K|%T|%r")
+    except ValueError as error:
+        if "nvalid job id" not in str(error):  # squeue's words where it remembers none of them
+            raise
+        told = ""
     states = {}
-    for line in lines:
+    for line in told.splitlines():
         job, state, reason = line.split("|", 2)
         if state not in OVER:
             states[job] = (state, reason)
@@ -73,7 +107,7 @@ def call(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{command[0]}: no answer in {PATIENCE_S} s; is the controller up? try again later") from None
+        raise NoAnswer(f"{command[0]}: no answer in {PATIENCE_S} s; is the controller up? try again later") from None
     if done.returncode:
         raise ValueError(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
     return done.stdout

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
+import os
 import sys
 import textwrap
 import time
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from energynn import records
 from energynn.cluster import background, slurm
+from energynn.files import write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
@@ -20,28 +24,41 @@ from energynn.reading import json_table, one_fault
 EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
+SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
 
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """One entry for each run, and what is to be said beside them."""
     submissions = {folder: submission(folder) for folder in folders}
     queue, notes = {}, []
+    with contextlib.suppress(ValueError):  # Slurm does not answer, as is said below
+        confirm(submissions)
     schedulers = {str(submitted.get("scheduler")) for submitted in submissions.values()}
     for scheduler in sorted(schedulers & EXECUTORS.keys()):
+        submitted = [each for each in submissions.values() if each.get("scheduler") == scheduler]
         try:
-            queue |= EXECUTORS[scheduler].queue()
+            queue |= EXECUTORS[scheduler].queue(each.get("job_id", "") for each in submitted)
         except ValueError as error:
             notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
             queue = None
             break
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
-    lost = {row["job"]: row for row in rows if row.get("reason") == GONE}
+    lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
     if lost:  # asked once for all of them
         last_words = slurm.last_words(list(lost))
         for job, row in lost.items():
             state = last_words.get(job, "nobody remembers it")
             row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
     return rows, notes
+
+
+def confirm(submissions: dict[Path, dict]) -> None:
+    """Find the jobs of those submissions by folder that Slurm has not answered; raises ValueError without an answer."""
+    for folder, submitted in submissions.items():
+        is_open = "comment" in submitted and "job_id" not in submitted and submitted["scheduler"] == "slurm"
+        if is_open and is_ours(submitted) and (number := slurm.number_of(submitted["comment"])):
+            submitted["job_id"] = f"{number}_{submitted['task']}"
+            write_json(folder / "job" / "submission.json", submitted)
 
 
 def main(options) -> int:
@@ -53,9 +70,15 @@ def main(options) -> int:
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
         print(shown, flush=True)
-        if not options.watch or all(row["state"] not in ("queued", "running") for row in runs):
+        if not options.watch or not any(map(goes_on, runs)):
             return 0
         time.sleep(options.watch)
+
+
+def goes_on(row: dict) -> bool:
+    """Whether a run may still come further without anybody's help."""
+    is_stuck = str(row.get("reason", "")).startswith("DependencyNeverSatisfied")
+    return row["state"] in ("queued", "running", "suspended") and not is_stuck
 
 
 def newest_first(rows: list[dict]) -> list[dict]:
@@ -68,7 +91,7 @@ def newest_first(rows: list[dict]) -> list[dict]:
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """Folders of the runs of studies, or of single runs, that were submitted or started; without names all."""
-    known = [path for path in sorted(runs_dir.glob("*/*")) if _is_run(path)]
+    known = [path for path in sorted(runs_dir.glob("*/*")) if is_run(path)]
     if not names:
         return known
     single = {path.name: path for path in known if path.name in names}
@@ -83,7 +106,8 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in made)]
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
+    """Whether a folder is that of a run that was submitted or has begun."""
     if path.parent.name == "superseded" or not path.is_dir():
         return False
     return (path / "run.json").exists() or (path / "job").exists()
@@ -107,6 +131,7 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     if submission:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
+        row |= {} if is_ours(submission) else {"user": submission["user"]}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
     began = record or _read(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
@@ -144,18 +169,23 @@ def _state(folder: Path, submission: dict, record: dict, last_start: dict, queue
     outcome = last_start.get("outcome", "")
     if job_state in ("RUNNING", "COMPLETING", "CONFIGURING"):
         return {"state": "running"}
+    if job_state == "SUSPENDED":
+        return {"state": "suspended"}
     if job_state:
+        job_reason = job_reason.replace("None", "")
         waits_for = f" on {submission['after']}" if job_reason.startswith("Dependency") and submission["after"] else ""
         goes_on = f", goes on: {outcome}" if outcome else ""
-        return {"state": "queued", "reason": f"{job_reason}{waits_for}{goes_on}"}
-    if not submission and records.is_running(folder):
+        return {"state": "queued", "reason": f"{job_reason}{waits_for}{goes_on}".removeprefix(", ")}
+    if records.is_running(folder) and not submission:
         return {"state": "running"}
+    if (folder / "job" / "cancelled").exists():
+        return {"state": "cancelled", "reason": outcome or "before it began"}
     if submission and scheduler_is_silent and "ended_at" not in last_start:
         return {"state": "running" if last_start else "queued"}
     if scheduler_is_silent and last_start.get("exit_status") == CAN_GO_ON:
         return {"state": "queued"}
-    if (folder / "job" / "cancelled").exists():
-        return {"state": "cancelled", "reason": outcome or "before it began"}
+    if not record and not outcome and not is_ours(submission):
+        return {"state": "unknown", "reason": f"you cannot see {submission['user']}'s job"}
     if record or submission:
         stopped = record.get("status") == "interrupted" or outcome == "asked to stop"
         reason = outcome.removeprefix("failed: ") or _why(record)
@@ -174,7 +204,9 @@ def _why(record: dict) -> str:
 def _log_line(folder: Path) -> str:
     """The last line of the job's log that says something."""
     try:
-        text = (folder / "job" / "log.txt").read_bytes()[-4000:].decode(errors="replace")
+        with (folder / "job" / "log.txt").open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 4000, 0))
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
@@ -189,6 +221,12 @@ def starts(folder: Path) -> list[Path]:
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run; empty if it was not submitted."""
     return _read(folder / "job" / "submission.json")
+
+
+def is_ours(submission: dict) -> bool:
+    """Whether the user who asks has submitted it; what says nothing of that is everybody's."""
+    me = getpass.getuser()
+    return submission.get("user", me) == me
 
 
 def _read(path: Path) -> dict:
@@ -212,6 +250,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
 
 def _words(row: dict) -> str:
     parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
+    parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
     live = [f"epoch {row['epoch']}/{row['epochs']}"] if "epoch" in row else []
     live += [f"{row['samples_per_s']:.1f} samples/s"] if row.get("samples_per_s") is not None else []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import dataclasses
+import getpass
 import itertools
 import json
 import math
@@ -10,15 +14,19 @@ import re
 import shlex
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import config as configuration
 from energynn import files, records, studies
 from energynn.cluster import costs, slurm, status, systems
+from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import PACKAGE, REPOSITORY
+from energynn.measure.energy import SECOND_PER_HOUR
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -54,19 +62,39 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
         name: run for name, run in names.items() if name not in queued and not _is_made(runs_dir / site.name / name)
     }
     groups: dict[tuple, list[RunConfig]] = {}
+    learnt = _learnt_hours(names, runs_dir / site.name)
     for run in missing.values():
         before = getattr(run, "initial_run", "")
         if before and before not in missing and before not in queued:
             if not _is_made(runs_dir / site.name / before):
                 raise ValueError(f"initial_run: {before} is not made yet; submit its study as well, or first")
             before = ""
-        cost = costs.expect(run, site.gpu)
-        hours = MARGIN * cost.gpu_hours / run.devices + SPARE_MINUTES / 60 if cost.gpu_hours else site.default_hours
+        hours = _hours(run, runs_dir / site.name, learnt) or costs.expect(run, site.gpu).gpu_hours / run.devices
+        hours = MARGIN * hours + SPARE_MINUTES / 60 if hours else site.default_hours
         limit = minutes or math.ceil(60 * min(hours, site.max_hours))
         nodes = math.ceil(run.devices / site.devices_per_node)
         groups.setdefault((before, nodes, run.devices, limit), []).append(run)
     jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit), group in groups.items()]
     return sorted(jobs, key=lambda job: job.after != "")
+
+
+def _learnt_hours(runs: dict[str, RunConfig], system_dir: Path) -> dict[RunConfig, float]:
+    """Hours of a training as its finished epochs here tell, by configuration without repeat and seed; the longest."""
+    learnt: dict[RunConfig, float] = {}
+    for name, run in runs.items():
+        record = records.read(system_dir / name) or {}
+        if epochs := len(record.get("history", [])):
+            hours = record["training_time_s"] / epochs * run.epochs / SECOND_PER_HOUR
+            kind = dataclasses.replace(run, repeat=0, seed=0)
+            learnt[kind] = max(hours, learnt.get(kind, 0.0))
+    return learnt
+
+
+def _hours(run: RunConfig, system_dir: Path, learnt: dict[RunConfig, float]) -> float:
+    """Hours that a run still needs, by its own epochs and those of its repeats; 0 where none has finished one."""
+    record = records.read(system_dir / configuration.run_id(run)) or {}
+    done = len(record.get("history", [])) / run.epochs
+    return (1 - done) * learnt.get(dataclasses.replace(run, repeat=0, seed=0), 0.0)
 
 
 def _is_made(run_dir: Path) -> bool:
@@ -75,30 +103,47 @@ def _is_made(run_dir: Path) -> bool:
 
 
 def queued_runs(runs_dir: Path, site: Site) -> set[str]:
-    """Names of the runs of a system whose jobs are queued or run."""
-    queue = status.EXECUTORS[site.scheduler].queue()
-    folders = [path.parent.parent for path in (runs_dir / site.name).glob("*/job/submission.json")]
-    return {folder.name for folder in folders if job_of(folder) in queue}
+    """Names of the runs of a system that go on, or whose jobs are queued or run."""
+    folders = [path for path in (runs_dir / site.name).glob("*") if status.is_run(path)]
+    status.confirm({folder: status.submission(folder) for folder in folders})
+    queue = status.EXECUTORS[site.scheduler].queue(map(job_of, folders))
+    return {folder.name for folder in folders if job_of(folder) in queue or records.is_running(folder)}
 
 
-def script(job: Job, site: Site, runs_dir: Path, names: list[str]) -> str:
-    """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes."""
+def runs_of_others(runs_dir: Path, site: Site) -> dict[str, str]:
+    """Who has submitted the runs of a system that one has not submitted oneself."""
+    users = {}
+    for path in (runs_dir / site.name).glob("*/job/submission.json"):
+        submitted = status.submission(path.parent.parent)
+        if not status.is_ours(submitted):
+            users[path.parent.parent.name] = submitted["user"]
+    return users
+
+
+def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict | None = None) -> str:
+    """The batch script of a job array; every value in it is quoted for the shell or has a form that needs no quotes.
+
+    ``facts``: what is written beside each run of it; without them the script is only shown.
+    """
+    facts = facts or _facts(job, site, names)
     folders = _folders(job, site, runs_dir)
-    given = {"PYTHONPATH": str(PACKAGE.parent), **{name: os.environ[name] for name in GIVEN if os.environ.get(name)}}
-    given |= site.limits()
+    own_modules = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    given = {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *own_modules])}
+    given |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
+    given |= site.limits() | {SUBMISSION: facts["submitted_at"]}
     if site.srun is not None:
-        given["ENERGYNN_SRUN"] = shlex.join(site.srun)
+        given["ENERGYNN_SRUN"] = shlex.join(" ".join(site.srun).split())
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
+    first = [f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}" for line in site.setup]
     if site.modules:
-        setup.insert(0, f"source /etc/profile\nmodule load {' '.join(site.modules)}")
-    options = _options(job, site, folders[0], names) if site.scheduler == "slurm" else []
+        first = ["source /etc/profile", f"module load {' '.join(site.modules)} || exit", *first]
+    options = _options(job, site, folders[0], names, facts) if site.scheduler == "slurm" else []
     values = {
         "options": "\n".join(f"#SBATCH {option}" for option in options),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
-        "setup": "\n".join(setup),
+        "setup": "\n".join([*first, *setup]),
         "repository": quote(REPOSITORY),
         "python": quote(sys.executable),
-        "stage_in": _stage_in(job, site, given),
     }
     text = (Path(__file__).parent / "job.sh").read_text()
     return re.sub(r"@(\w+)@", lambda match: values[match[1]], text)
@@ -108,41 +153,38 @@ def _folders(job: Job, site: Site, runs_dir: Path) -> list[Path]:
     return [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
 
 
-def _options(job: Job, site: Site, folder: Path, names: list[str]) -> list[str]:
+def _options(job: Job, site: Site, folder: Path, names: list[str], facts: dict) -> list[str]:
     """The options of sbatch for a job array whose log lies in the first run's folder."""
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
+    at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
     options = [
         f"--job-name=energynn-{title}",
         f"--nodes={job.nodes}",
         f"--ntasks={job.devices}",
         f"--ntasks-per-node={min(job.devices, site.devices_per_node)}",
         f"--time={job.minutes}",
-        f"--array=0-{len(job.runs) - 1}",
+        f"--array=0-{len(job.runs) - 1}{at_once}",
         "--requeue",
         "--open-mode=append",
         f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}",
         f"--export={','.join(KEPT)}",
+        f"--comment={facts['comment']}",
         f'--output="{folder / "job" / "slurm-%A_%a.txt"}"',
     ]
     if "--no-requeue" in site.sbatch:
         options.remove("--requeue")
-    return [*options, *site.sbatch]
+    return [*options, *site.sbatch, *facts["options"]]
 
 
-def _stage_in(job: Job, site: Site, given: dict[str, str]) -> str:
-    """Unpack data that are given as a tar file to node-local storage, measured by itself, before the run begins."""
+def _stage_in(job: Job, site: Site) -> dict[str, str]:
+    """What a job unpacks to node-local storage before its run begins; empty where the data are no tar file."""
     name = f"ENERGYNN_{job.runs[0].dataset.upper()}"
-    if not ARCHIVE.search(given.get(name, "")):
-        return ""
+    archive = os.environ.get(name, "")
+    if not ARCHIVE.search(archive):
+        return {}
     if not site.stage_to:
         raise ValueError(f"{name}: names an archive, but systems/{site.name}.toml has no stage_to; give it one")
-    each = ["srun", "--export=ALL", f"--ntasks={job.nodes}", "--ntasks-per-node=1"] if site.scheduler == "slurm" else []
-    return f"""there={site.stage_to}/energynn-data
-{shlex.join([*each, "mkdir", "-p"])} "$there" || exit
-{shlex.join([*each, sys.executable, "-m", "energynn.cli", "measure", "--out"])} \\
-  "$run/job/stage-in-${{SLURM_JOB_ID:-$$}}-${{SLURM_RESTART_COUNT:-0}}" \\
-  -- tar -xf {quote(given[name])} -C "$there" || exit
-export {name}="$there\""""
+    return {"variable": name, "archive": archive, "to": site.stage_to}
 
 
 def quote(value: str | Path) -> str:
@@ -152,42 +194,100 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str]) -> list[str]:
-    """Hand the jobs to the system; returns one line for each. What is submitted is written beside each run."""
+def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], options: list[str] = ()) -> Iterator[str]:
+    """Hand the jobs to the system; yields a line for each that was taken. It is written beside each of its runs.
+
+    ``options``: of sbatch, for these jobs alone. Raises ValueError with the remedy where the system refuses one; those
+    before it stay, and of those after it nothing is written.
+    """
     if not re.fullmatch(r"[\w./ +=,@:-]+", str(runs_dir)):  # Slurm itself reads % and quotes in it
         raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
     for job in jobs:
         configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-    lines, ids = [], {}
-    texts = [script(job, site, runs_dir, names) for job in jobs]
-    for job, text in zip(jobs, texts, strict=True):
-        folders = _folders(job, site, runs_dir)
-        facts = {
-            "studies": names,
-            "system_file": site.file,
-            "scheduler": site.scheduler,
-            "after": job.after,
-            "submitted_at": files.utc_now(),
-            "minutes": job.minutes,
-        }
-        for run, folder in zip(job.runs, folders, strict=True):
-            (folder / "job").mkdir(parents=True, exist_ok=True)
-            (folder / "job" / "cancelled").unlink(missing_ok=True)
-            (folder / "job" / "job.sh").write_text(text)
-            files.write_json(folder / "job" / "parameters.json", configuration.to_dict(run))
-            files.write_json(folder / "job" / "submission.json", facts)
+    arrays = _arrays(jobs, slurm.most_tasks()) if site.scheduler == "slurm" else jobs
+    ids, begun_at = {}, files.utc_now()
+    for index, job in enumerate(arrays):
+        facts = _facts(job, site, names, options, begun_at, index)
         after = ""
         if job.after:
             after = ids.get(job.after) or job_of(runs_dir / site.name / job.after)
-        number = status.EXECUTORS[site.scheduler].submit(folders[0] / "job" / "job.sh", len(job.runs), after)
-        for index, folder in enumerate(folders):
-            ids[folder.name] = f"{number}_{index}"
-            files.write_json(folder / "job" / "submission.json", facts | {"job_id": ids[folder.name]})
+        text = script(job, site, runs_dir, names, facts)
+        try:
+            number = _hand_in(job, site, runs_dir, facts, text, after)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; {index} of {len(arrays)} job arrays are submitted; submit again for the rest"
+            ) from error
+        folders = _folders(job, site, runs_dir)
+        ids |= {folder.name: f"{number}_{task}" for task, folder in enumerate(folders)}
         waits = f", after job {after}" if after else ""
-        lines.append(f"job {number}: {len(job.runs)} x {folders[0].name}{waits}")
+        yield f"job {number}: {len(job.runs)} x {folders[0].name}{waits}"
     if site.scheduler == "slurm":
         slurm.wait_instead(runs_dir / site.name, ids)
-    return lines
+
+
+def _facts(job: Job, site: Site, names: list[str], options: list[str] = (), begun_at: str = "", index: int = 0) -> dict:
+    """What is written beside each run of a job array, before it has a number."""
+    begun_at = begun_at or files.utc_now()
+    return {
+        "studies": names,
+        "system_file": site.file,
+        "scheduler": site.scheduler,
+        "after": job.after,
+        "submitted_at": begun_at,
+        "minutes": job.minutes,
+        "user": getpass.getuser(),
+        "options": list(options),
+        "comment": f"energynn:{begun_at}:{index}",
+        "stage_in": _stage_in(job, site),
+    }
+
+
+def _arrays(jobs: list[Job], most: int) -> list[Job]:
+    """The jobs as arrays of at most so many runs."""
+    arrays = []
+    for job in jobs:
+        parts = [job.runs[begin : begin + most] for begin in range(0, len(job.runs), most)]
+        arrays += [dataclasses.replace(job, runs=part) for part in parts]
+    return arrays
+
+
+def _hand_in(job: Job, site: Site, runs_dir: Path, facts: dict, text: str, after: str) -> str:
+    """Submit one array and write its facts beside its runs; returns its number.
+
+    A refused one leaves what was there. Where Slurm does not answer, the job is found by its comment, now or later.
+    """
+    folders, earlier = _folders(job, site, runs_dir), {}
+    for task, folder in enumerate(folders):
+        (folder / "job").mkdir(parents=True, exist_ok=True)
+        earlier[folder] = status.submission(folder)
+        (folder / "job" / "job.sh").write_text(text)
+        files.write_json(folder / "job" / "parameters.json", configuration.to_dict(job.runs[task]))
+        files.write_json(folder / "job" / "submission.json", facts | {"task": task})
+    try:
+        number = _number(site, folders[0] / "job" / "job.sh", len(job.runs), after, facts["comment"])
+    except slurm.NoAnswer:
+        raise
+    except ValueError:
+        for folder, submitted in earlier.items():
+            (folder / "job" / "submission.json").unlink()
+            if submitted:
+                files.write_json(folder / "job" / "submission.json", submitted)
+        raise
+    for task, folder in enumerate(folders):
+        (folder / "job" / "cancelled").unlink(missing_ok=True)
+        files.write_json(folder / "job" / "submission.json", facts | {"task": task, "job_id": f"{number}_{task}"})
+    return number
+
+
+def _number(site: Site, path: Path, tasks: int, after: str, comment: str) -> str:
+    """The number of the job that a script becomes."""
+    try:
+        return status.EXECUTORS[site.scheduler].submit(path, tasks, after)
+    except slurm.NoAnswer:
+        if number := slurm.number_of(comment):
+            return number
+        raise ValueError("sbatch: Slurm did not answer, and has not taken the job") from None
 
 
 def job_of(run_dir: Path) -> str:
@@ -196,11 +296,15 @@ def job_of(run_dir: Path) -> str:
 
 
 def cancel(folders: list[Path]) -> int:
-    """Cancel the jobs of runs; returns how many. A run that goes on leaves a checkpoint if it is given the time."""
+    """Cancel one's own jobs of runs; returns how many. What goes on leaves a checkpoint if it is given the time."""
     number = 0
     for scheduler, executor in status.EXECUTORS.items():
-        jobs = {job_of(folder): folder for folder in folders if status.submission(folder).get("scheduler") == scheduler}
-        states = executor.queue() if jobs else {}
+        jobs = {}
+        for folder in folders:
+            submitted = status.submission(folder)
+            if submitted.get("scheduler") == scheduler and status.is_ours(submitted):
+                jobs[submitted.get("job_id", "")] = folder
+        states = executor.queue(jobs)
         queued = [job for job in jobs if job in states]
         for job in queued:
             (jobs[job] / "job" / "cancelled").touch()
@@ -218,50 +322,79 @@ def main(options) -> int:
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
         print(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
     runs = list(dict.fromkeys(itertools.chain(*studies_of_runs.values())))
-    return _hand_over(runs, list(studies_of_runs), site, options, options.limit, options.yes, options.dry_run)
+    return _hand_over(runs, list(studies_of_runs), site, options)
 
 
 def again(options) -> int:
     """`energynn resubmit --failed`."""
     rows, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
-    failed = [row for row in rows if row["state"] in ("failed", "stopped", "cancelled") and "job" in row]
+    failed = [row for row in rows if row["state"] in ("failed", "stopped") and "job" in row and "user" not in row]
     names = sorted({name for row in failed for name in row["studies"]})
-    for system in sorted({row["system_file"] for row in failed}):
-        runs = []
-        for row in failed:
-            if row["system_file"] == system:
-                parameters = Path(row["folder"]) / "job" / "parameters.json"
-                runs.append(configuration.from_dict(json.loads(parameters.read_text())))
-        _hand_over(runs, names, systems.site(system), options, limit=math.inf, yes=True, dry_run=False)
+    ways: dict[tuple, list[RunConfig]] = {}
+    for row in failed:
+        parameters = json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text())
+        way = row["system_file"], *status.submission(Path(row["folder"])).get("options", [])
+        ways.setdefault(way, []).append(configuration.from_dict(parameters))
+    for (system, *words), runs in sorted(ways.items()):
+        again = argparse.Namespace(
+            **vars(options) | {"sbatch": words, "limit": math.inf, "yes": True, "dry_run": False}
+        )
+        _hand_over(runs, names, systems.site(system), again)
     print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
     return 0
 
 
-def _hand_over(runs, names: list[str], site: Site, options, limit: float | None, yes: bool, dry_run: bool) -> int:
+def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> int:
+    """Submit what is missing, one call at a time: two would make every run twice."""
     runs_dir = options.runs_dir.absolute()
+    if options.dry_run:
+        return _plan_and_submit(runs, names, site, options)
+    (runs_dir / site.name).mkdir(parents=True, exist_ok=True)
+    held = files.lock(runs_dir / site.name / ".submit")
+    if held is None:
+        raise ValueError(f"{runs_dir / site.name}: another `energynn submit` goes on; wait until it has ended")
+    with contextlib.closing(held):
+        return _plan_and_submit(runs, names, site, options)
+
+
+def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, options) -> int:
+    runs_dir = options.runs_dir.absolute()
+    others = runs_of_others(runs_dir, site)
     try:
         queued = queued_runs(runs_dir, site)
     except ValueError as error:
-        if not dry_run:
+        if not options.dry_run:
             raise
         queued = set()
         print(f"energynn: what is queued is unknown: {error}")
-    jobs = plan(runs, site, runs_dir, queued, options.minutes)
-    if dry_run:
+    cancelled = [name for name in queued if (runs_dir / site.name / name / "job" / "cancelled").exists()]
+    if cancelled:
+        print(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
+    jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
+    if options.dry_run:
         for job in jobs:
-            print(f"\n{script(job, site, runs_dir, names)}")
+            print(f"\n{script(job, site, runs_dir, names, _facts(job, site, names, options.sbatch))}")
     hours = _tell_costs(len(runs), jobs, site)
-    if dry_run or not jobs:
+    _tell_others(runs, others)
+    if options.dry_run or not jobs:
         return 0
-    limit = site.ask_above_gpu_hours if limit is None else limit
-    if not (hours <= limit or yes):  # so that a limit of nan is none
+    limit = site.ask_above_gpu_hours if options.limit is None else options.limit
+    if not (hours <= limit or options.yes):  # so that a limit of nan is none
         if not sys.stdin.isatty():
             raise ValueError(f"limit: more than {limit:g} GPU hours; give --yes or --limit to spend them")
         if input(f"This is more than {limit:g} GPU hours. Submit? [y/N] ").strip().lower() not in ("y", "yes"):
             return 1
-    print("\n".join(submit(jobs, site, runs_dir, names)))
+    for line in submit(jobs, site, runs_dir, names, options.sbatch):
+        print(line, flush=True)
     print("`energynn status` shows what becomes of them")
     return 0
+
+
+def _tell_others(runs: list[RunConfig], others: dict[str, str]) -> None:
+    """Say whose runs are left to those who have submitted them."""
+    names = {configuration.run_id(run) for run in runs}
+    for user, number in Counter(user for name, user in others.items() if name in names).items():
+        print(f"{number} of them {user} has submitted; to make them yourself give a --runs-dir of your own")
 
 
 def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
@@ -288,11 +421,16 @@ def check(site: Site) -> int:
     nodes = 2 if site.scheduler == "slurm" else 1
     devices = nodes * site.devices_per_node if site.scheduler == "slurm" else 2
     probe = configuration.make("fourcastnet", system=site.name, devices=devices, embed_dim=64, depth=2, epochs=60)
-    submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"])
+    list(submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"]))
     folder = runs_dir / site.name / configuration.run_id(probe)
     print(f"submitted to {site.name}: {devices} devices on {nodes} nodes; {folder}", flush=True)
+    told = ""
     try:
-        while (row := status.rows([folder])[0][0])["state"] in ("queued", "running"):
+        while status.goes_on(row := status.rows([folder])[0][0]):
+            words = f"{row['state']} {row.get('reason', '')}".strip()
+            if words != told:
+                print(f"  {words}", flush=True)
+            told = words
             time.sleep(2)
     except KeyboardInterrupt:
         cancel([folder])
@@ -303,6 +441,13 @@ def check(site: Site) -> int:
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
+    if not record.get("job", {}).get("is_exclusive", True):
+        wrong.append("other jobs may use its nodes: add --exclusive to sbatch, or the energy is that of all")
+    asks_for_gpus = any("gpu" in option for option in site.sbatch)
+    if asks_for_gpus and record["device_kind"] != "gpu":
+        wrong.append(f"no GPU was visible, though sbatch asks for some: the run was made on {record['device_name']}")
+    if record["device_kind"] == "gpu" and site.gpu not in record["device_name"]:
+        wrong.append(f"gpu: {record['device_name']}, where the file says {site.gpu}")
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")
     print(

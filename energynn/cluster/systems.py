@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from energynn.names import suggestion
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
-OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|-]+)?|-[a-zA-Z][\w.,:@/+-]*")
+OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+-]*")
+LINE = re.compile(r"[ -~]*\S[ -~]*")  # of a shell: what it does is the site's own affair
 MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
 FOLDER = re.compile(r"((\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*)?")
 GPU = re.compile(r"[\w -]+")
@@ -36,7 +38,9 @@ class Site:
     ask_above_gpu_hours: float = 100.0
     sbatch: list[str] = field(default_factory=list, metadata={"form": OPTION})
     srun: list[str] | None = field(default=None, metadata={"form": OPTION})
+    runs_at_once: int = 0  # of one job array; 0: as many as Slurm starts
     modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
+    setup: list[str] = field(default_factory=list, metadata={"form": LINE})
     environment: dict[str, str] = field(default_factory=dict, metadata={"form": VARIABLE})
     stage_to: str = field(default="", metadata={"form": FOLDER})
     silence_limit_s: float = LIMITS_S["silence_limit_s"]
@@ -86,11 +90,20 @@ def _check(values: dict) -> None:
         form = known[key].metadata.get("form")
         if form is None:
             continue
-        for text in [value] if isinstance(value, str) else value:
-            if not form.fullmatch(text):
-                raise ValueError(f"{key}: {text!r} is not of the form that a batch script can hold")
+        _require_form(key, form, [value] if isinstance(value, str) else value)
     if values.get("scheduler") not in ("slurm", "local"):
         raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
+
+
+def require_options(name: str, options: list[str]) -> None:
+    """Raise ValueError for what no option of sbatch is."""
+    _require_form(name, OPTION, options)
+
+
+def _require_form(key: str, form: re.Pattern, texts: Iterable[str]) -> None:
+    for text in texts:
+        if not form.fullmatch(text):
+            raise ValueError(f"{key}: {text!r} is not of the form that a batch script can hold")
 
 
 def _check_type(key: str, value, annotation: str) -> None:

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn import records
-from energynn.files import force, is_locked, lock, utc_now, write_json
+from energynn.files import default_runs_dir, force, is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.sampler_process import start_sampler, until
@@ -112,7 +112,7 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
     if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see, where mpirun or srun starts many")
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-{Path(command[0]).name}"
-    run_dir = (out or Path("runs") / "measured" / name).absolute()
+    run_dir = (out or default_runs_dir() / "measured" / name).absolute()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
@@ -154,8 +154,8 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> di
     described = machine.describe_machine()
     gpus = described["gpus"]
     model = machine.CPU_MODEL
-    if (Path("runs") / "local" / "system.toml").exists():
-        model = machine.load(Path("runs"), "local", described)["cpu_model"]
+    if (default_runs_dir() / "local" / "system.toml").exists():
+        model = machine.load(default_runs_dir(), "local", described)["cpu_model"]
     return {
         "run_id": run_dir.name,
         "workload": "command",

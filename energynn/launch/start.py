@@ -25,7 +25,7 @@ from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import APART, DELETED, host_lock
+from energynn.launch.supervise import APART, DELETED, alone_on_host
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -166,6 +166,8 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
         "git_dirty": dirty,
         **machine.facts_of_run(described, on_gpu),
     }
+    if job := machine.batch_job():
+        run_json["job"] = job
     return Intent(run_dir, config, launcher, run_json)
 
 
@@ -192,10 +194,13 @@ def preflight(intent: Intent) -> list[str]:
     initial_run = getattr(config, "initial_run", "")
     if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
         raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
-    held = lock(host_lock(system_dir))
-    if held is None:
-        raise ValueError(f"{system_dir}: another measured run goes on; one at a time, or both are wrong")
-    held.close()
+    held = alone_on_host(system_dir)
+    if held:
+        held.close()
+    elif "SLURM_JOB_ID" in os.environ:
+        warnings.append("another measured run goes on here, and this one waits; --exclusive in sbatch avoids it")
+    else:
+        raise ValueError("another measured run goes on on this machine; one at a time, or both are wrong")
     return warnings
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import energynn
 from energynn import processes, records
@@ -35,6 +37,7 @@ GRACE_S = 2.0  # between asking the ranks to stop and killing them
 # How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 APART |= {"text": True, "errors": "replace", "start_new_session": True}
+HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 
@@ -49,7 +52,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
         signal.signal(number, stop)
     processes.adopt_orphans()
     held = records.hold(run_dir)
-    while (_alone := lock(host_lock(run_dir.parent))) is None and not stop_reasons and os.getppid() == parent:
+    while (_alone := alone_on_host(run_dir.parent)) is None and not stop_reasons and os.getppid() == parent:
         time.sleep(0.2)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
@@ -263,9 +266,21 @@ def _descendants() -> list[int]:
     return family[1:]
 
 
-def host_lock(folder: Path) -> Path:
-    """The file that the one measured run of this host holds locked."""
-    return folder / f".lock-{os.uname().nodename}"
+def alone_on_host(system_dir: Path) -> socket.socket | TextIO | None:
+    """What the one measured run of this host holds, whoever makes it, and wherever its records lie.
+
+    None while another one goes on. On Linux it is a name without a file: it is free when its process ends.
+    """
+    name = os.environ.get(HOST_LOCK, os.uname().nodename)
+    if not sys.platform.startswith("linux"):
+        return lock(system_dir / f".lock-{name}")
+    held = socket.socket(socket.AF_UNIX)
+    try:
+        held.bind(f"\0energynn-measured-run-on-{name}")
+    except OSError:
+        held.close()
+        return None
+    return held
 
 
 if __name__ == "__main__":

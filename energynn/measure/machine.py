@@ -28,6 +28,10 @@ COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "numpy", "xarray", "papermill", "pillow")
 
 
+# As Slurm's variables are called.
+JOB_FACTS = ("job_id", "array_job_id", "array_task_id", "job_nodelist", "job_partition", "job_account", "job_qos")
+
+
 def describe_machine() -> dict:
     """Hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -55,6 +59,23 @@ def facts_of_run(described: dict, on_gpu: bool) -> dict:
         "versions": versions(),
         "machine": described,
     }
+
+
+def batch_job() -> dict:
+    """What Slurm tells of the job that this process belongs to; empty outside of one.
+
+    ``is_exclusive``: whether no other job may use its nodes; absent where scontrol does not say so.
+    """
+    names = {name: os.environ.get(f"SLURM_{name.upper()}") for name in JOB_FACTS}
+    facts = {name: value for name, value in names.items() if value}
+    if not facts:
+        return {}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["scontrol", "show", "job", "-o", facts["job_id"]]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        if sharing := re.search(r"OverSubscribe=(\w+)", told):
+            facts["is_exclusive"] = sharing[1] == "NO"
+    return {"scheduler": "slurm"} | facts
 
 
 def usable_cores() -> int:

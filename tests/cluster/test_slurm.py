@@ -183,6 +183,7 @@ def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluste
         assert record["energy_perun_total_J"] > record["energy_total_J"] > 0  # perun counts start and end too
         assert record["energy_total_provenance"] == "simulated"
         facts = json.loads((folder / "job" / "start-1.json").read_text())
+        assert record["job"]["is_exclusive"] and record["job"]["job_nodelist"] == "n[1-2]"
         assert facts["nnodes"] == "2" and facts["outcome"] == "finished" and facts["job_nodelist"] == "n[1-2]"
         for name in ("notebook.ipynb", "job/job.sh", "job/log.txt", "job/parameters.json"):
             assert (folder / name).stat().st_size > 0
@@ -333,11 +334,17 @@ def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(
 
 
 def test_system_check_says_what_is_wrong(cluster, tmp_path):
-    """Without --mpi=pmi2 srun makes as many worlds of one rank as there are ranks, and no error."""
+    """Without --mpi=pmi2 srun makes as many worlds of one rank as there are ranks, and no error.
+
+    Without --exclusive the run is made, and its energy may be that of other jobs, too.
+    """
     path = tmp_path / "mine.toml"
     path.write_text((REPOSITORY / SYSTEM).read_text().replace("--mpi=pmi2", "--mpi=none"))
     done = cluster.energynn("system", "check", path, check=False)
     assert done.returncode == 1 and "WRONG: the run is failed" in done.stdout and "--mpi=pmi2" in done.stdout
+    path.write_text((REPOSITORY / SYSTEM).read_text().replace('"--exclusive"', '"--oversubscribe"'))
+    done = cluster.energynn("system", "check", path, check=False)
+    assert done.returncode == 1 and "WRONG: other jobs may use its nodes" in done.stdout, done.stdout
     path.write_text((REPOSITORY / SYSTEM).read_text().replace('"--exclusive"', '"--partition=no-such"'))
     done = cluster.energynn("system", "check", path, check=False)
     assert done.returncode == 2 and "invalid partition" in done.stderr and done.stderr.count("\n") == 1
@@ -355,11 +362,22 @@ def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselve
     text = submit.script(submit.Job((run,), 2, 10), site, tmp_path / "runs", ["mine"])
     folder = tmp_path / "runs" / site.name / config.run_id(run)
     (folder / "job").mkdir(parents=True)
-    (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", "-c 'print(\"staged\")' #"))
+    facts = submit._facts(submit.Job((run,), 2, 10), site, ["mine"])
+    files.write_json(folder / "job" / "submission.json", facts)
+    program = """
+import os, pathlib, sys
+from energynn.cluster import job
+with job._staged_in(pathlib.Path(sys.argv[1]), []) as problem:
+    there = pathlib.Path(os.environ["ENERGYNN_ERA5"])
+    print("staged", problem, (there / "states").read_bytes()[:11], there.exists())
+print("gone", there.exists())
+"""
+    (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", f"-c {shlex.quote(program)}"))
     cluster.run("sbatch", "--wait", folder / "job" / "job.sh")
-    assert (tmp_path / "node" / "energynn-data" / "states").read_bytes().startswith(b"temperature")
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
     assert record["status"] == "finished" and record["nodes"] == 2 and "tar -xf" in record["config"]["command"]
     assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
     assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.2)
-    assert "staged" in (folder / "job" / "log.txt").read_text() and records.hash_files(folder) == {}
+    log = (folder / "job" / "log.txt").read_text()
+    assert "staged  b'temperature' True\n" in log and "gone False\n" in log
+    assert not list((tmp_path / "node").iterdir()) and records.hash_files(folder) == {}

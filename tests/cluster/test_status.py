@@ -205,6 +205,37 @@ def test_a_run_whose_pre_training_failed_says_what_it_waits_for(tmp_path, queue)
     assert state_of(folder)["reason"] == "DependencyNeverSatisfied on first"
 
 
+def test_watch_ends_where_a_run_waits_for_ever(tmp_path, queue, monkeypatch):
+    submitted(tmp_path, "tuned", "5_1")
+    queue["5_1"] = "PENDING", "DependencyNeverSatisfied"
+    monkeypatch.setattr(status.time, "sleep", lambda _: pytest.fail("it would wait for ever"))
+    assert cli.main(["status", "--watch", "3", "--runs-dir", str(tmp_path)]) == 0
+
+
+def test_a_suspended_run_is_called_so_and_one_that_begins_gives_no_reason(tmp_path, queue):
+    folder = submitted(tmp_path, "a", "5_0")
+    queue["5_0"] = "SUSPENDED", "None"
+    assert state_of(folder)["state"] == "suspended" and status.goes_on(state_of(folder))
+    queue["5_0"] = "PENDING", "None"
+    assert "None" not in status.text([state_of(folder)], [])
+
+
+def test_a_cancelled_run_stays_cancelled_while_slurm_is_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "call", lambda *words: (_ for _ in ()).throw(ValueError("squeue: no answer in 20 s")))
+    folder = submitted(tmp_path, "a", "5_0")
+    (folder / "job" / "cancelled").touch()
+    assert state_of(folder)["state"] == "cancelled"
+
+
+def test_of_a_long_log_only_the_end_is_read(tmp_path, queue):
+    folder = submitted(tmp_path, "a", "5_0", **{"job__start-1.json": {"submission": "t", "outcome": "failed: x"}})
+    with open(folder / "job" / "log.txt", "wb") as file:
+        file.truncate(2**40)  # a terabyte of nothing
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nthe last words\n")
+    assert state_of(folder)["log"].endswith("the last words")
+
+
 def test_cancel_asks_which(capsys):
     assert cli.main(["cancel"]) == 2 and "--all" in capsys.readouterr().err
     assert shutil.which("no-such-command") is None

@@ -7,8 +7,10 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import papermill.translators
 import pytest
 
 from energynn import cli, config, files, records, studies
-from energynn.cluster import costs, slurm, submit, systems
+from energynn.cluster import costs, job, slurm, status, submit, systems
 from energynn.files import REPOSITORY
 from tests.conftest import minimal_record
 
@@ -165,7 +167,7 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
     assert [(job.runs, job.after) for job in jobs] == [((first,), ""), ((tuned,), config.run_id(first))]
     asked = []
     monkeypatch.setattr(slurm, "submit", lambda script, tasks, after: asked.append(after) or str(40 + len(asked)))
-    submit.submit(jobs, site, tmp_path, ["mine"])
+    list(submit.submit(jobs, site, tmp_path, ["mine"]))
     assert asked == ["", "41_0"]
     assert submit.plan([tuned], site, tmp_path, {config.run_id(first)})[0].after == config.run_id(first)
     with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
@@ -182,8 +184,25 @@ def test_time_limits_follow_the_cost_and_the_partition():
     assert by_devices[256].minutes < 90 and by_devices[256].nodes == 64 and len(by_devices[256].runs) == 5
 
 
+def test_time_limits_are_learnt_from_finished_epochs(tmp_path):
+    site = systems.site("horeka-a100")
+    begun, repeat, other = (
+        config.make("fourcastnet", epochs=10, system=site.name, **each)
+        for each in ({}, {"repeat": 1, "seed": 1}, {"embed_dim": 64})
+    )
+    folder = tmp_path / site.name / config.run_id(begun)
+    folder.mkdir(parents=True)
+    history = [{"epoch": epoch} for epoch in range(1, 5)]  # four of ten epochs, an hour each
+    files.write_json(folder / "record.json", minimal_record(history=history, training_time_s=4 * 3600.0))
+    jobs = submit.plan([begun, repeat, other], site, tmp_path, set())
+    minutes = {run: job.minutes for job in jobs for run in job.runs}
+    assert minutes[begun] == pytest.approx(1.3 * 360 + 30, abs=1)  # rounded up
+    assert minutes[repeat] == pytest.approx(1.3 * 600 + 30, abs=1)
+    assert minutes[other] == 60 * site.default_hours
+
+
 def test_spending_more_than_a_limit_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "queue", dict)
+    monkeypatch.setattr(slurm, "queue", lambda jobs: {})
     monkeypatch.setattr(slurm, "submit", lambda *_: pytest.fail("submitted without asking"))
     words = ["submit", "R4", "--system", "horeka-a100", "--runs-dir", str(tmp_path)]
     assert cli.main(words) == 2 and "more than 100 GPU hours; give --yes" in capsys.readouterr().err
@@ -408,7 +427,9 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
 def test_a_folder_of_runs_that_slurm_would_misread_is_refused(tmp_path, monkeypatch, folder):
     monkeypatch.setattr(slurm, "submit", lambda *_: pytest.fail("submitted"))
     with pytest.raises(ValueError, match="runs_dir: .*choose another"):
-        submit.submit([submit.Job(fine_tuning()[:1], 1, 60)], systems.site(TWO_NODES), tmp_path / folder, ["mine"])
+        list(
+            submit.submit([submit.Job(fine_tuning()[:1], 1, 60)], systems.site(TWO_NODES), tmp_path / folder, ["mine"])
+        )
 
 
 def test_the_systems_that_ship_can_be_read():
@@ -430,19 +451,27 @@ def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(
     (tmp_path / "train" / "image").write_text("pixels")
     subprocess.run(["tar", "-cf", tmp_path / "imagenet.tar", "-C", tmp_path, "train"], check=True)
     monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     site = dataclasses.replace(systems.site("local"), stage_to="$TMPDIR")
     run = config.make("resnet50", dataset="imagenet", system="local")
-    text = submit.script(submit.Job((run,), 1, 60), site, tmp_path / "runs", ["mine"])
-    text = text.replace("-m energynn.cluster.job", "-c 'import os; print(dict(os.environ))' #")
+    stage = submit._facts(submit.Job((run,), 1, 60), site, ["mine"])["stage_in"]
     folder = tmp_path / "runs" / "local" / config.run_id(run)
     (folder / "job").mkdir(parents=True)
-    subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "node")}, check=True)
-    there = tmp_path / "node" / "energynn-data"
-    assert (there / "train" / "image").read_text() == "pixels"
-    assert f"'ENERGYNN_IMAGENET': '{there}'" in (folder / "job" / "log.txt").read_text()
+    files.write_json(folder / "job" / "submission.json", {"stage_in": stage})
+    with job._staged_in(folder, []) as problem:
+        there = Path(os.environ["ENERGYNN_IMAGENET"])
+        assert problem == "" and there.parent == tmp_path / "node" and there.name != "energynn-data"
+        assert (there / "train" / "image").read_text() == "pixels"
+    assert not there.exists(), "the data go with the job"
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
     assert record["status"] == "finished" and record["energy_total_J"] > 0 and "tar -xf" in record["config"]["command"]
     assert records.hash_files(folder) == {}  # no part of the run
+    begun = time.monotonic()
+    (tmp_path / "imagenet.tar").unlink()
+    os.mkfifo(tmp_path / "imagenet.tar")  # as storage that does not answer
+    with job._staged_in(folder, [signal.SIGUSR1]) as problem:
+        assert "the data were not unpacked" in problem and time.monotonic() - begun < 60
+    monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
     with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
         submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
 
@@ -504,3 +533,189 @@ def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs(tmp
     run = config.make("fourcastnet", preset="paper", system="horeka-a100")
     text = submit.script(submit.Job((run,), 1, minutes), systems.site("horeka-a100"), tmp_path, ["mine"])
     assert f"--signal=B:USR1@{warning_s}\n" in text.replace("'", "").replace('"', "")
+
+
+# ------------------------------------------------------------------- several users, several calls, a Slurm that is slow
+
+
+class FakeSlurm:
+    """sbatch, squeue and scontrol as programs see them, with a queue that is told what to do."""
+
+    def __init__(self, monkeypatch):
+        self.number, self.jobs, self.refuses, self.is_slow = 40, {}, "", False
+        monkeypatch.setattr(slurm, "call", self.call)
+
+    def call(self, *command):
+        return getattr(self, command[0])(*command[1:])
+
+    def sbatch(self, *words):
+        text = Path(words[-1]).read_text()
+        if self.refuses and self.jobs:
+            raise ValueError(self.refuses)
+        self.number += 1
+        self.jobs[str(self.number)] = re.search("--comment=(.*)", text)[1]
+        if self.is_slow:
+            raise slurm.NoAnswer("sbatch: no answer in 20 s")
+        return f"{self.number}\n"
+
+    def squeue(self, *words):
+        if "--me" in words:
+            return "".join(f"{number}|{comment}\n" for number, comment in self.jobs.items())
+        (asked,) = [word.removeprefix("--jobs=").split(",") for word in words if word.startswith("--jobs=")]
+        return "".join(f"{number}_0|PENDING|None\n" for number in asked if number in self.jobs)
+
+    def scontrol(self, *_):
+        return "MaxArraySize            = 3\n"
+
+
+@pytest.fixture
+def fake_slurm(monkeypatch):
+    return FakeSlurm(monkeypatch)
+
+
+def my_study(folder, *seeds):
+    path = folder / "mine.py"
+    made = ", ".join(f"config.make('fourcastnet', system=system, devices={devices})" for devices in seeds)
+    path.write_text(f"from energynn import config\ndef study(system):\n    return [{made}]\n")
+    return path
+
+
+def words_of(tmp_path, command="submit", *more):
+    study = [str(my_study(tmp_path, 1, 2))] if command == "submit" else []
+    system = ["--system", TWO_NODES] if command == "submit" else []
+    return [command, *study, *system, "--runs-dir", str(tmp_path / "runs"), *more]
+
+
+def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_told(tmp_path, fake_slurm, capsys):
+    fake_slurm.refuses = "sbatch: Job violates accounting/QOS policy"
+    assert cli.main(words_of(tmp_path)) == 2
+    told = capsys.readouterr()
+    assert "job 41: 1 x " in told.out and "1 of 2 job arrays are submitted; submit again for the rest" in told.err
+    rows, _ = status.rows(status.folders(tmp_path / "runs", []))
+    assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
+    fake_slurm.refuses = ""
+    assert cli.main(words_of(tmp_path)) == 0 and "job 42: 1 x " in capsys.readouterr().out
+    assert cli.main(words_of(tmp_path)) == 0 and "0 to make" in capsys.readouterr().out
+
+
+def test_a_job_that_sbatch_did_not_confirm_is_found_and_not_made_twice(tmp_path, fake_slurm, capsys, monkeypatch):
+    fake_slurm.is_slow = True
+    assert cli.main(words_of(tmp_path)) == 0 and "job 42: 1 x " in capsys.readouterr().out
+    assert cli.main(words_of(tmp_path)) == 0 and "0 to make" in capsys.readouterr().out
+    assert len(fake_slurm.jobs) == 2
+
+
+def test_a_job_that_is_found_late_is_found_by_status_or_says_so_itself(tmp_path, fake_slurm, capsys, monkeypatch):
+    fake_slurm.is_slow = True
+    number_of, silent = slurm.number_of, []
+
+    def no_answer(comment):
+        silent.append(comment)
+        raise slurm.NoAnswer("squeue: no answer in 20 s")
+
+    monkeypatch.setattr(slurm, "number_of", no_answer)
+    assert cli.main(words_of(tmp_path)) == 2 and "no answer" in capsys.readouterr().err and silent
+    monkeypatch.setattr(slurm, "number_of", number_of)
+    rows, _ = status.rows(status.folders(tmp_path / "runs", []))
+    assert [row["job"] for row in rows if row["state"] == "queued"] == ["41_0"]
+
+    run_dir = Path(rows[0]["folder"])
+    submitted = status.submission(run_dir)
+    files.write_json(run_dir / "job" / "submission.json", {key: submitted[key] for key in submitted if key != "job_id"})
+    for name, value in (("SLURM_ARRAY_JOB_ID", "41"), ("SLURM_ARRAY_TASK_ID", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(status.SUBMISSION, "of an earlier call")
+    assert not job._is_ours(run_dir) and not submit.job_of(run_dir)
+    monkeypatch.setenv(status.SUBMISSION, submitted["submitted_at"])
+    assert job._is_ours(run_dir) and submit.job_of(run_dir) == "41_0"
+
+
+def test_two_calls_of_submit_do_not_work_at_once(tmp_path, fake_slurm, capsys):
+    folder = tmp_path / "runs" / "two-nodes"
+    folder.mkdir(parents=True)
+    with files.lock(folder / ".submit"):
+        assert cli.main(words_of(tmp_path)) == 2 and "another `energynn submit` goes on" in capsys.readouterr().err
+    assert not fake_slurm.jobs and cli.main(words_of(tmp_path)) == 0
+
+
+def test_large_arrays_come_in_parts_that_slurm_takes(tmp_path):
+    runs = tuple(config.make("fourcastnet", seed=seed) for seed in range(5))
+    parts = submit._arrays([submit.Job(runs, 1, 60, after="first")], most=2)
+    assert [len(part.runs) for part in parts] == [2, 2, 1] and {part.after for part in parts} == {"first"}
+    assert tuple(run for part in parts for run in part.runs) == runs
+
+
+def test_runs_of_a_colleague_are_neither_made_again_nor_cancelled_nor_called_failed(
+    tmp_path, fake_slurm, capsys, monkeypatch
+):
+    assert cli.main(words_of(tmp_path)) == 0
+    fake_slurm.jobs.clear()  # where Slurm shows nobody the jobs of others
+    monkeypatch.setattr(status.getpass, "getuser", lambda: "anna")
+    monkeypatch.setattr(submit.getpass, "getuser", lambda: "anna")
+    rows, _ = status.rows(status.folders(tmp_path / "runs", []))
+    assert {row["state"] for row in rows} == {"unknown"} and len({row["user"] for row in rows}) == 1
+    capsys.readouterr()
+    assert cli.main(words_of(tmp_path)) == 0
+    assert "2 of them" in capsys.readouterr().out and not fake_slurm.jobs
+    assert cli.main(words_of(tmp_path, "resubmit", "--failed")) == 0 and "no run has failed" in capsys.readouterr().out
+    assert cli.main(words_of(tmp_path, "cancel", "--all")) == 0 and "0 jobs cancelled" in capsys.readouterr().out
+
+
+def test_what_was_cancelled_is_not_submitted_again_unasked(tmp_path, fake_slurm, capsys):
+    assert cli.main(words_of(tmp_path)) == 0
+    for path in (tmp_path / "runs").glob("*/*/job"):
+        (path / "cancelled").touch()
+    capsys.readouterr()
+    assert cli.main(words_of(tmp_path)) == 0 and "2 runs are still being cancelled" in capsys.readouterr().out
+    fake_slurm.jobs.clear()
+    assert cli.main(words_of(tmp_path, "resubmit", "--failed")) == 0 and "no run has failed" in capsys.readouterr().out
+    assert cli.main(words_of(tmp_path)) == 0 and "2 to make" in capsys.readouterr().out
+
+
+def test_options_of_one_submission_stand_in_its_scripts_alone(tmp_path, fake_slurm, capsys):
+    more = ["--account", "mine", "--", "--exclude=cn[1-2]", "-p long"]
+    assert cli.main(words_of(tmp_path, "submit", *more)) == 0
+    (script, *_) = (tmp_path / "runs").glob("*/*/job/job.sh")
+    for option in ("--account=mine", "--exclude=cn[1-2]", "-p long"):
+        assert f"#SBATCH {option}\n" in script.read_text()
+    assert cli.main(words_of(tmp_path, "submit", "--", "--wrap=touch x")) == 2
+    assert "not of the form" in capsys.readouterr().err
+
+
+def test_what_slurm_allows_is_allowed(tmp_path):
+    path = tmp_path / "mine.toml"
+    options = ["--exclude=cn[1-2]", "--constraint=[a|b]", "-p main", "--acctg-freq=energy=1"]
+    path.write_text(Path(TWO_NODES).read_text().replace('["--exclusive"]', json.dumps(options)) + "runs_at_once = 4\n")
+    text = submit.script(submit.Job(fine_tuning()[:1] * 9, 1, 60), systems.site(str(path)), tmp_path, ["mine"])
+    assert "#SBATCH --array=0-8%4\n" in text and all(f"#SBATCH {option}\n" in text for option in options)
+
+
+@pytest.mark.parametrize("line, status", [("false", 1), ("true", 0), ("source /no/such/conda.sh", 1)])
+def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
+    site = dataclasses.replace(systems.site("local"), setup=[line])
+    run = fine_tuning("local")[0]
+    text = submit.script(submit.Job((run,), 1, 60), site, tmp_path, ["mine"])
+    (tmp_path / "local" / config.run_id(run) / "job").mkdir(parents=True)
+    text = text.replace(submit.quote(sys.executable) + " -m energynn.cluster.job", "echo made #")
+    done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]})
+    log = next(tmp_path.glob("local/*/job/log.txt")).read_text()
+    assert done.returncode == status and ("made" in log) == (status == 0)
+    assert (f"energynn: failed: {line}" in log) == (status == 1)
+
+
+def test_modules_that_fail_stop_the_job(tmp_path):
+    site = dataclasses.replace(systems.site("local"), modules=["no/such"])
+    assert "\nmodule load no/such || exit\n" in submit.script(
+        submit.Job(fine_tuning("local")[:1], 1, 60), site, tmp_path, ["mine"]
+    )
+
+
+def test_a_workload_of_ones_own_is_found_in_the_job_and_has_no_known_cost(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
+    assert f"export PYTHONPATH={REPOSITORY}:{tmp_path}:{REPOSITORY}\n" in text
+    monkeypatch.syspath_prepend(REPOSITORY / "tests")
+    study = tmp_path / "mine.py"
+    made = "config.make('thumbnails', system=system)"
+    study.write_text(f"from energynn import config\ndef study(system):\n    return [{made}]\n")
+    assert cli.main(["study", "show", str(study)]) == 0 and "cost unknown" in capsys.readouterr().out

@@ -1,0 +1,30 @@
+"""What a run's record tells of the machine and of the batch job that it was made in."""
+
+import os
+
+import pytest
+
+from energynn import records
+from energynn.measure import machine
+from tests.conftest import minimal_record
+
+
+@pytest.mark.parametrize("told, is_exclusive", [("NO", True), ("OK", False), ("YES", False), ("", None)])
+def test_the_job_says_whether_others_may_use_its_nodes(tmp_path, monkeypatch, told, is_exclusive):
+    script = tmp_path / "scontrol"
+    words = f"OverSubscribe={told}" if told else "slurm_load_jobs error: Unable to contact slurm controller"
+    script.write_text(f"#!/bin/sh\necho JobId=7 {words} Contiguous=0\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert machine.batch_job() == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_PARTITION", "main")
+    expected = {"scheduler": "slurm", "job_id": "7", "job_partition": "main"}
+    assert machine.batch_job() == expected | ({} if is_exclusive is None else {"is_exclusive": is_exclusive})
+
+
+def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
+    words = "other jobs could use its nodes, whose energy is that of all; give sbatch --exclusive"
+    for job, is_told in (({"is_exclusive": False}, True), ({"is_exclusive": True}, False), ({}, False)):
+        record = minimal_record(status="finished", workload="command", job=job)
+        assert (words in records.reasons_against(record, tmp_path)) == is_told
