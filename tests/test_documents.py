@@ -21,7 +21,15 @@ README = REPOSITORY / "README.md"
 DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
 GUIDES = [path for path in DOCS if path.stem not in ("architecture", "parameters")]  # these two are no guides
 OTHERS = [REPOSITORY / "runs/README.md", *sorted((REPOSITORY / "data_manifests").glob("*/README.md"))]
-LINES = ("make ", "energynn ", ".venv/bin/", "export ", "eval ")  # how a line of a block may begin that is no Python
+LINES = (
+    "make ",
+    "energynn ",
+    ".venv/bin/",
+    "export ",
+    "eval ",
+    "#!/",
+    "#SBATCH ",
+)  # how a line of a block may begin that is no Python
 OWN_STUDIES = ("my_study.py",)  # named in commands; the block with `def study` is this file
 OWN_SYSTEMS = ("my_cluster.toml",)
 COMMITTED = ("energynn/", "notebooks/", "docs/", "runs/", "data_manifests/", "systems/", "paper/", "tests/")

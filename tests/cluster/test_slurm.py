@@ -350,6 +350,27 @@ def test_system_check_says_what_is_wrong(cluster, tmp_path):
     assert done.returncode == 2 and "invalid partition" in done.stderr and done.stderr.count("\n") == 1
 
 
+def test_a_batch_script_of_ones_own_leaves_the_same_facts(cluster, tmp_path):
+    """The guide's script, with names of this cluster and at a pace."""
+    text = (REPOSITORY / "docs/cluster.md").read_text().split("## A batch script of your own\n")[1].split("\n## ")[0]
+    script = textwrap.dedent("".join(line + "\n" for line in text.splitlines() if line.startswith("    ")))
+    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p step_period_s 0.1"
+    for old, new in (
+        (".venv/bin/papermill", f"{sys.executable} -m papermill"),
+        (" run.ipynb ", f" {tmp_path / 'run.ipynb'} -p runs_dir {tmp_path / 'runs'} {small} "),
+        ("my_cluster", "two-nodes"),
+    ):
+        assert old in script
+        script = script.replace(old, new)
+    (tmp_path / "mine.sh").write_text(script)
+    cluster.run("sbatch", "--wait", f"--output={tmp_path}/log.txt", f"--chdir={REPOSITORY}", tmp_path / "mine.sh")
+    (path,) = tmp_path.glob("runs/two-nodes/*/record.json")
+    record = records.read(path.parent)
+    assert record["valid"] and record["launcher"] == "srun" and record["nodes"] == 2, record["invalid_reasons"]
+    assert {"job_id", "job_nodelist", "job_partition", "is_exclusive"} <= record["job"].keys()
+    assert records.check(tmp_path / "runs") == []
+
+
 def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselves(cluster, tmp_path, monkeypatch):
     """The batch script of a run of ERA5 with `env` in place of the run: it would need the 121 GB."""
     (tmp_path / "states").write_text("temperature")
