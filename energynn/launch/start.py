@@ -166,8 +166,6 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
         "git_dirty": dirty,
         **machine.facts_of_run(described, on_gpu),
     }
-    if job := machine.batch_job():
-        run_json["job"] = job
     return Intent(run_dir, config, launcher, run_json)
 
 

@@ -51,8 +51,9 @@ def describe_machine() -> dict:
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
     """What run.json tells of the machine and its software; ``described`` as ``describe_machine`` gives it."""
-    gpus = described["gpus"]
-    return {
+    gpus, job = described["gpus"], batch_job()
+    of_job = {"job": job} if job else {}
+    return of_job | {
         "boot_id": described["boot_id"],
         "device_kind": "gpu" if on_gpu else "cpu core",
         "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
