@@ -137,9 +137,10 @@ needs: python
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
-# pip's words go to a log, which is named, and shown where something fails.
+# pip's words go to a log, which is named, and shown where something fails. Python compiles what is imported: pip would
+# take 100 s to compile 14,000 files, most of which nobody imports.
 pip = echo "=== install $(1) into $(VENV); what pip says is in $(VENV)/pip.log"; \
-  $(BIN)/python -m pip install $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
+  $(BIN)/python -m pip install --no-compile $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
   || { tail -n 15 $(VENV)/pip.log; echo "energynn: pip failed; all that it said is in $(VENV)/pip.log"; exit 1; }
 
 $(BASE): | python
