@@ -441,8 +441,6 @@ def check(site: Site) -> int:
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
-    if not record.get("job", {}).get("is_exclusive", True):
-        wrong.append("other jobs may use its nodes: add --exclusive to sbatch, or the energy is that of all")
     asks_for_gpus = any("gpu" in option for option in site.sbatch)
     if asks_for_gpus and record["device_kind"] != "gpu":
         wrong.append(f"no GPU was visible, though sbatch asks for some: the run was made on {record['device_name']}")
