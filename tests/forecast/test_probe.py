@@ -30,13 +30,13 @@ def test_probes_vary_and_each_makes_the_forecast_surer(a100, fitted, long_run):
         probe.expect(found, probe.options([long_run], a100, (0, 0)), minutes=0.5)
 
 
-def simulated(truth, monkeypatch):
-    """In place of the runs of this machine, and of its clock: records of the truth."""
+def simulated(truth_of, monkeypatch):
+    """In place of the runs of this machine, and of its clock: records of the truth, which may change."""
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def run_study(runs, runs_dir):
-        (folder,) = simulate.write(truth, runs, runs_dir, print)
+        (folder,) = simulate.write(truth_of(), runs, runs_dir, print)
         clock.now_s += probe.START_S + records.read(folder)["training_time_s"]
         return []
 
@@ -48,7 +48,7 @@ def test_probes_of_an_unknown_machine_forecast_the_long_run(fitted, monkeypatch,
     """Runs are simulated by the published fit; the probes know nothing of it."""
     site = dataclasses.replace(systems.site("local"), devices_per_node=4)
     truth = dataclasses.replace(fitted, site=dataclasses.replace(fitted.site, name="local"))
-    simulated(truth, monkeypatch)
+    simulated(lambda: truth, monkeypatch)
     run = config.make("resnet50", preset="paper", device="gpu", devices=4)
     probes = probe.make_here(probe.before(run, site, (0, 0), None), [run], tmp_path, site, minutes=15)
     told = probe.outcome(probes, tmp_path, [run], site)
@@ -69,48 +69,57 @@ CORES = dict(
 
 
 def cores(fitted, workload: str, seed: int):
-    """A machine of two cores, of another speed by each seed, whose runs scatter by 6 %."""
+    """A machine of two cores, of another speed by each seed; returns its truth, which differs by 6 % in each call."""
     chance = np.random.default_rng(seed)
     values = {name: value * np.exp(0.3 * chance.standard_normal()) for name, value in CORES.items()}
     values |= dict(t_update=values["t_update"] if workload == "resnet50" else 5e-3)
     given = {name: calibrate.Prior(value, 1.0, "known") for name, value in values.items()}
-    point, errors = calibrate.to_point(values), np.array([0.06, 0.02])
-    fit = dataclasses.replace(fitted.fit, reading="GPU-bound", priors=given, point=point, errors=errors)
     site = runs.here(systems.site("local"), {"cores": 2}, on_gpu=False)
     samples = probe.samples_of(config.make(workload))
-    return dataclasses.replace(
-        fitted, workload=workload, site=site, fits={"GPU-bound": fit}, samples=samples, workers=0
-    )
+    truth = dataclasses.replace(fitted, workload=workload, site=site, samples=samples, workers=0)
+
+    def of_now():
+        by = np.exp(0.06 * chance.standard_normal())
+        times = {name: values[name] * by for name in ("tau", "t_start", "t_update")}
+        point = calibrate.to_point(values | times | {"efficiency": values["efficiency"] / by})
+        fit = dataclasses.replace(fitted.fit, reading="GPU-bound", priors=given, point=point, errors=np.zeros(2))
+        return dataclasses.replace(truth, fits={"GPU-bound": fit})
+
+    return of_now
 
 
-@pytest.mark.parametrize(
-    ("workload", "seed"),
-    [
-        ("resnet50", 0),
-        ("fourcastnet", 1),
-        *(pytest.param("resnet50", k, marks=pytest.mark.nightly) for k in range(2, 40)),
-    ],
-)
-def test_two_probes_of_100_s_forecast_the_default_study(fitted, monkeypatch, tmp_path, workload, seed):
-    truth = cores(fitted, workload, seed)
-    asked = probe.targets(workload, truth.site, [], {})
+def by_two_probes(fitted, workload: str, seed: int, monkeypatch, folder) -> dict:
+    """What two probes of 100 s with their starts tell of the default study in a world, beside its facts."""
+    truth_of = cores(fitted, workload, seed)
+    site = truth_of().site
+    asked = probe.targets(workload, site, [], {})
     assert len(asked) == 5 and {run.devices for run in asked} == {1, 2}
-    samples = probe.samples_of(asked[0])
-    clock = simulated(truth, monkeypatch)
-    found = probe.before(asked[0], truth.site, samples, None)
-    probes = probe.make_here(found, asked, tmp_path, truth.site, minutes=100 / 60, most=2)
-    assert len(probes) == 2 and clock.now_s <= 100
-    assert {one.run.devices for one in probes} == {1, 2}
-    simulate.write(truth, asked, tmp_path, print)
-    told = probe.outcome(probes, tmp_path, asked, truth.site)
-    assert told["training_s"] <= 70 and all(row["measured_runs"] == 1 for row in told["rows"])
-    assert told["median_error_percent"] <= 15
+    clock = simulated(truth_of, monkeypatch)
+    found = probe.before(asked[0], site, probe.samples_of(asked[0]), None)
+    probes = probe.make_here(found, asked, folder, site, minutes=100 / 60, most=2)
+    assert {one.run.devices for one in probes} == {1, 2} and clock.now_s <= 140  # a world may be slower than expected
+    for run in asked:
+        simulate.write(truth_of(), [run], folder, print)
+    told = probe.outcome(probes, folder, asked, site)
+    assert told["training_s"] <= 100 and all(row["measured_runs"] == 1 for row in told["rows"])
     assert "median error of the 5 configurations" in report.probes({"forecast": told, "probes": probe.as_json(probes)})
+    return told
+
+
+@pytest.mark.parametrize("workload", ["resnet50", "fourcastnet"])
+@pytest.mark.parametrize("number", [1, pytest.param(40, marks=pytest.mark.nightly)])
+def test_two_probes_of_100_s_forecast_the_default_study(fitted, monkeypatch, tmp_path, workload, number):
+    """Nine worlds in ten are forecast within 15 % (median), and facts lie inside the intervals."""
+    told = [by_two_probes(fitted, workload, seed, monkeypatch, tmp_path / str(seed)) for seed in range(number)]
+    assert np.quantile([of["median_error_percent"] for of in told], 0.9) <= 15
+    rows = [row for of in told for row in of["rows"]]
+    inside = [row["time_h"]["low"] <= row["measured_time_h"] <= row["time_h"]["high"] for row in rows]
+    assert np.mean(inside) >= 0.8
 
 
 def test_a_probe_finds_the_fact_by_the_device_that_it_had(fitted, tmp_path):
     """A run that asked for any device is the fact of one that asks for a core, if it ran on one."""
-    truth = cores(fitted, "resnet50", 0)
+    truth = cores(fitted, "resnet50", 0)()
     simulate.write(truth, [config.make("resnet50", device="auto", devices=2, repeat=3)], tmp_path, print)
     (found,) = runs.times_s(tmp_path, "resnet50", "local", set())
     assert found == config.make("resnet50", device="cpu", devices=2)
