@@ -317,10 +317,10 @@ def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
     return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
 
 
-REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=32, validation_samples=8, local_batch_size=4, epochs=3,
+REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=3,
                   loader_workers=1)  # fmt: skip
 # Runs that tell the parameters: the same, more samples, a larger batch; each twice, in turns.
-REMEDY_FIT = ({}, dict(training_samples=96), dict(local_batch_size=16)) * 2
+REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16)) * 2
 REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
 TURNS = 6
 
