@@ -22,6 +22,7 @@ IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
 RESNET50_OPERATIONS = 4.1e9  # multiply-adds of an image of 224 x 224 pixels
 SYNTHETIC_STATES = 64
+ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten members
 STATES_OF_A_YEAR = 1460  # of ERA5, every six hours, as FourCastNet's public files have them
 ERA5_STATE = (20, 720, 1440)  # channels, latitudes, longitudes
 REQUIRED = dataclasses.MISSING
@@ -309,14 +310,16 @@ class FourCastNetConfig(RunConfig):
         full_size = self.dataset in ("era5", "synthetic")
         training, validation = (number_of_years(text) for text in (self.training_years, self.validation_years))
         states = STATES_OF_A_YEAR if self.dataset == "era5" else 0
+        forward_steps = 2 if self.stage == "finetune" else 1
+        known = {"synthetic": SYNTHETIC_STATES, "era5_ensemble": ENSEMBLE_STATES // forward_steps}
         channels, latitudes, longitudes = ERA5_STATE[0], *GRIDS.get(self.dataset, ERA5_STATE[1:])
         patches = latitudes * longitudes // self.patch_size**2
         weights_of_a_patch = self.weights(channels, latitudes, longitudes) - patches * self.embed_dim
         return Epoch(
-            training_samples=SYNTHETIC_STATES if self.dataset == "synthetic" else training * states,
+            training_samples=known.get(self.dataset, training * states),
             validation_samples=validation * states,
             gradient_bytes=self.bytes_of_gradient * self.weights(*ERA5_STATE) if full_size else 0,
-            forward_steps=2 if self.stage == "finetune" else 1,
+            forward_steps=forward_steps,
             operations=patches * weights_of_a_patch,
         )
 

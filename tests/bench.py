@@ -317,26 +317,28 @@ def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
     return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
 
 
-REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=2,
+REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=3,
                   loader_workers=1)  # fmt: skip
-# Runs that tell the parameters: the same, more samples, a larger batch.
-REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16))
+# Runs that tell the parameters: the same, more samples, a larger batch; each twice, in turns.
+REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16)) * 2
 REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
-ROUNDS = 3
+TURNS = 6
 
 
 def remedies() -> list[dict]:
-    """What `energynn forecast advise` says that remedies save here, and what they save: parts of the CPU seconds.
+    """What `energynn forecast advise` says that remedies save here, and what they save: parts of the training time.
 
-    ResNet50 in small with one loader worker. CPU seconds of trainer and worker stand for the time, so that other
-    processes change little; all remedies take turns. The forecast is fitted to other runs of the same kind.
+    ResNet50 in small on one core with one loader worker; three minutes on two quiet cores. The run without a remedy
+    comes before and after each with one, so that a machine that becomes slower or faster does to both sides alike. The
+    forecast is fitted to runs of their own.
     """
     base = config.make("resnet50", **REMEDY_RUN)
     configs = [config.make("resnet50", **REMEDY_RUN | change) for change in REMEDY_FIT]
     time_s = np.array([trained_s(run) for run in configs])
-    print(f"  remedies, fitted to {np.round(time_s, 2)} s of CPU", file=sys.stderr, flush=True)
-    site = dataclasses.replace(systems.site("local"), gpu="")
-    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(3, np.nan), ("",) * 3)
+    print(f"  remedies, fitted to {np.round(time_s, 2)} s", file=sys.stderr, flush=True)
+    site = runs.here(systems.site("local"), machine.describe_machine(), on_gpu=False)
+    number = len(configs)
+    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(number, np.nan), ("",) * number)
     made = calibration.make(runs.Runs("resnet50", site, configs, observations, (0, 0), "measured", {}, []))
     rows = [row for row in advise.rows(made, base) if row["remedy"] in REMEDIES]
     changed = []
@@ -345,29 +347,30 @@ def remedies() -> list[dict]:
         changes["global_batch_size"] = changes.get("local_batch_size", base.local_batch_size)
         changed.append(dataclasses.replace(base, **changes))
     savings = []
-    for turn in range(ROUNDS):
-        order = [base, *changed][:: 1 if turn % 2 else -1]  # each comes first as often
-        taken = {run: trained_s(run) for run in order}
-        savings.append([100 * (1 - taken[run] / taken[base]) for run in changed])
-        print(f"  remedies, turn {turn + 1} of {ROUNDS}: {np.round(savings[-1])} %", file=sys.stderr, flush=True)
+    for turn in range(TURNS):
+        without_s, saved = trained_s(base), []
+        for run in changed:
+            with_s, before_s, without_s = trained_s(run), without_s, trained_s(base)
+            saved.append(100 * (1 - 2 * with_s / (before_s + without_s)))
+        savings.append(saved)
+        print(f"  remedies, turn {turn + 1} of {TURNS}: {np.round(saved)} %", file=sys.stderr, flush=True)
     entries = []
     for row, saved in zip(rows, np.transpose(savings), strict=True):
         said = [round(100 * row["time_saving"][end]) for end in ("low", "high")]
         spread = f"forecast {said[0]} to {said[1]} %, seen {min(saved):.0f} to {max(saved):.0f} %"
         value = float(statistics.median(saved))
-        entries.append(entry(row["remedy"], value, "% saved", spread, 1 - value / 100, pairs=ROUNDS))
+        entries.append(entry(row["remedy"], value, "% saved", spread, 1 - value / 100, pairs=TURNS))
     return entries
 
 
 def trained_s(made) -> float:
-    """CPU seconds of a training, without what comes before its measured region, with its loader's workers."""
+    """Seconds of a training, from the barrier before its first step to the one after its last."""
     marks, cores = [], os.sched_getaffinity(0)
 
     def noted(world, barrier=distributed.barrier):
-        marks.append(time.process_time())
         barrier(world)
+        marks.append(time.perf_counter())
 
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
     unwatched = dict.fromkeys(map(limit_variable, LIMITS_S), "1000000")  # there is no sampler that could be silent
     with (
         mock.patch.dict(os.environ, unwatched),
@@ -379,9 +382,7 @@ def trained_s(made) -> float:
     gc.collect()  # the loaders, so that workers that persist end
     os.sched_setaffinity(0, cores)
     torch.use_deterministic_algorithms(False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    of_workers = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
-    return marks[-1] - marks[-2] + of_workers
+    return marks[-1] - marks[-2]
 
 
 def image_loading() -> list[dict]:

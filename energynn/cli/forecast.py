@@ -166,11 +166,14 @@ def _range(text: str) -> tuple[int, int] | None:
 
 
 def _add_probe(actions) -> None:
-    example = "energynn forecast probe --workload resnet50 --system local --minutes 3 -p devices 2"
+    example = "energynn forecast probe --workload resnet50 --system local --minutes 1.7 --probes 2"
     parser = _add(actions, probe, "the two to four short runs that tell most of a long one; made, fitted", example)
     _add_workload_and_system(parser)
     _add_parameters(parser)
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all probes together")
+    text = "forecast its runs; default: here those of `make reproduce`, elsewhere the paper's run"
+    parser.add_argument("--study", action="append", default=[], metavar="STUDY", help=text)
+    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all probes together; default: 5")
+    parser.add_argument("--probes", type=int, choices=(2, 3, 4), default=4, metavar="N", help="at most; default: 4")
     parser.add_argument(
         "--like", type=Path, metavar="FILE", help="a fit of the workload on another system, to begin with"
     )
@@ -182,21 +185,22 @@ def probe(options) -> int:
     import contextlib
     import json
 
-    from energynn import config
     from energynn.cluster import systems
-    from energynn.forecast import calibration, probe, report
+    from energynn.forecast import calibration, probe, report, runs
+    from energynn.measure import machine
 
     site = systems.site(options.system)
     known = calibration.of_workload(options.like, options.workload) if options.like else None
-    preset = "paper" if site.scheduler == "slurm" else "smoke"
-    run = config.make(options.workload, **{"preset": preset, "system": site.name} | parameters_of(options))
-    samples = (run.epoch().training_samples or probe.UNKNOWN_SAMPLES, run.epoch().validation_samples)
-    found, among = probe.before(run, site, samples, known), probe.options(run, site, samples)
-    probes, forecast = probe.expect(found, among, options.minutes), None
+    asked = probe.targets(options.workload, site, options.study, parameters_of(options))
+    if site.scheduler == "local":
+        site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
+    samples = probe.samples_of(asked[0])
+    found, among = probe.before(asked[0], site, samples, known), probe.options(asked, site, samples)
+    probes, forecast = probe.expect(found, among, options.minutes, options.probes), None
     with contextlib.redirect_stdout(sys.stderr):  # where what a run tells does not get into the answer
         if not options.dry_run and site.scheduler == "local":
-            probes = probe.make_here(found, among, options.runs_dir, site, options.minutes)
-            forecast = probe.outcome(probes, options.runs_dir, run, site)
+            probes = probe.make_here(found, asked, options.runs_dir, site, options.minutes, options.probes)
+            forecast = probe.outcome(probes, options.runs_dir, asked, site, known)
         elif not options.dry_run:
             probe.hand_over(probes, site, options.runs_dir)
     answer = {"probes": probe.as_json(probes), "forecast": forecast}

@@ -15,6 +15,7 @@ from energynn.forecast import model
 from energynn.forecast.model import BY_NAME, NAMES, READINGS, Work
 
 ERROR = 0.015  # relative error of the model before data are seen, for times and for powers
+ERROR_ON_CORES = 0.08  # there runs of one configuration scatter by so much: others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 ERRORS_LEARNT = 6  # most rounds of parameters for an error, and the error for these parameters
 LEVEL = 0.9
@@ -119,10 +120,17 @@ def jacobian(names, point: np.ndarray, work: Work, reading: str) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def fit(seen: Observations, priors: dict[str, Prior], reading: str, prior_covariance: np.ndarray | None = None) -> Fit:
+def fit(
+    seen: Observations,
+    priors: dict[str, Prior],
+    reading: str,
+    prior_covariance: np.ndarray | None = None,
+    error: float = ERROR,
+) -> Fit:
     """The most probable parameters, their covariance, and the model's error as the residuals show it.
 
-    ``prior_covariance``: where priors are correlated, as those from another fit; else each has its spread.
+    ``prior_covariance``: where priors are correlated, as those from another fit; else each has its spread. ``error``:
+    relative, before data are seen.
     """
     centre = to_point({name: prior.centre for name, prior in priors.items()})
     if prior_covariance is None:
@@ -131,7 +139,7 @@ def fit(seen: Observations, priors: dict[str, Prior], reading: str, prior_covari
     whiten = np.linalg.cholesky(precision).T
     known = np.stack([np.isfinite(seen.time_s), np.isfinite(seen.power_W)])
     measured = np.log(np.where(known, np.stack([seen.time_s, seen.power_W]), 1.0))
-    errors, point = np.array([ERROR, ERROR]), centre
+    errors, point = np.array([error, error]), centre
     for _ in range(ERRORS_LEARNT):
         weights = known / errors[:, None]
 
@@ -149,7 +157,7 @@ def fit(seen: Observations, priors: dict[str, Prior], reading: str, prior_covari
         used = np.einsum("kij,jl,kil->k", weighted, covariance, weighted)  # observations that the parameters use up
         freedom = known.sum(axis=1) - used + ERROR_WEIGHT
         off = (outcomes(priors, point, seen.work, reading) - measured) * known
-        before, errors = errors, np.sqrt(((off**2).sum(axis=1) + ERROR_WEIGHT * ERROR**2) / freedom)
+        before, errors = errors, np.sqrt(((off**2).sum(axis=1) + ERROR_WEIGHT * error**2) / freedom)
         if np.allclose(before, errors, rtol=0.01):
             break
     evidence = -((off / errors[:, None]) ** 2).sum() / 2 - known.sum(axis=1) @ np.log(errors)

@@ -16,7 +16,6 @@ from energynn.forecast.runs import Runs
 
 # By how much the logarithm of the evidence must grow for a further term, and for a reading that is not the usual one.
 GAIN_OF_TERM, GAIN_OF_READING = 1.0, 2.0
-USUAL_READING = "loader-bound"
 LEAST_CONTRACTION, MOST_CORRELATION = 0.5, 0.95
 
 
@@ -27,19 +26,20 @@ def fits(runs: Runs, other: Runs | dict[str, Fit] | None = None) -> dict[str, Fi
     storage is a parameter only where it makes the data more probable. Raises ValueError where there are too few runs.
     """
     check(runs, other)
+    usual = priors.usual_reading(runs.site)
     if isinstance(other, dict):
-        return _ordered({reading: fit(runs, other, reading) for reading in READINGS})
-    plain = _ordered({reading: fit(runs, other, reading) for reading in READINGS})
+        return _ordered({reading: fit(runs, other, reading) for reading in READINGS}, usual)
+    plain = _ordered({reading: fit(runs, other, reading) for reading in READINGS}, usual)
     if len(set(runs.observations.work.nodes)) == 1:
         return plain
-    contended = _ordered({reading: fit(runs, other, reading, storage=True) for reading in READINGS})
+    contended = _ordered({reading: fit(runs, other, reading, storage=True) for reading in READINGS}, usual)
     without, with_it = (next(iter(found.values())).evidence for found in (plain, contended))
     return contended if with_it > without + GAIN_OF_TERM else plain
 
 
-def _ordered(found: dict[str, Fit]) -> dict[str, Fit]:
+def _ordered(found: dict[str, Fit], first: str) -> dict[str, Fit]:
     """The usual reading first, unless the other makes the data much more probable."""
-    usual, *others = found[USUAL_READING], *(one for one in found.values() if one.reading != USUAL_READING)
+    usual, *others = found[first], *(one for one in found.values() if one.reading != first)
     is_usual = all(one.evidence <= usual.evidence + GAIN_OF_READING for one in others)
     ordered = [usual, *others] if is_usual else [*others, usual]
     return {one.reading: one for one in ordered}
@@ -47,15 +47,15 @@ def _ordered(found: dict[str, Fit]) -> dict[str, Fit]:
 
 def fit(runs: Runs, other: Runs | dict[str, Fit] | None, reading: str, storage: bool = False) -> Fit:
     """One fit; the evidence counts the runs of ``other``, too."""
-    seen = runs.observations
+    seen, error = runs.observations, priors.error(runs.site)
     if other is None:
-        return calibrate.fit(seen, priors.make(seen, runs.site, runs.workers, storage), reading)
+        return calibrate.fit(seen, priors.make(seen, runs.site, runs.configs[0], storage), reading, error=error)
     if isinstance(other, dict):
         before, name = other[reading], "another system"
     else:
         before, name = fit(other, None, reading, storage), other.site.name
     from_there, covariance = priors.like(before, name)
-    found = calibrate.fit(seen, from_there, reading, covariance)
+    found = calibrate.fit(seen, from_there, reading, covariance, error)
     return dataclasses.replace(found, evidence=found.evidence + before.evidence)
 
 

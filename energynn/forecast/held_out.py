@@ -40,7 +40,8 @@ def _recipes(runs_dir: Path, site: Site, workload: str | None) -> dict[str, dict
         if not record["valid"] or record["system"] != site.name or "training_time_s" not in record:
             continue
         if record["config"] and workload in (None, record["workload"]):
-            kept = {name: value for name, value in record["config"].items() if name not in calibration.ACCOUNTED}
+            same = {*calibration.ACCOUNTED, "device"}  # that it had tells more than that it asked for
+            kept = {name: value for name, value in record["config"].items() if name not in same}
             of = found[config.digest([record["workload"], record.get("device_name"), kept])]
             of["workload"] = record["workload"]
             of["run_ids"].add(record["run_id"])

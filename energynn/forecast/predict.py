@@ -172,7 +172,8 @@ def outside(made: Calibration, run: RunConfig, work: Work, most: int | None = No
         lines.append("other workers or passes than calibrated: the interval covers loader-bound and GPU-bound")
     plain = vars(run)
     for name, occurred in made.fields.items():
-        if plain.get(name) not in occurred:
+        is_any = name == "device" and "auto" in (run.device, *occurred)
+        if plain.get(name) not in occurred and not is_any:
             lines.append(
                 f"{name} {plain.get(name)}: calibrated {', '.join(map(str, occurred))}; its effect is not known"
             )

@@ -11,6 +11,7 @@ from energynn.forecast import calibration, fitting, predict
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.held_out import QUANTITIES
 from energynn.forecast.plan import UNITS, Plan, as_json
+from energynn.measure.energy import SECOND_PER_HOUR
 
 TIME_CAUSES = {"images": "samples", "starts": "loaders' starts", "fill": "fill", "allreduce": "all-reduce"}
 
@@ -89,19 +90,41 @@ def plan(found: Plan, most: int = 12) -> str:
 
 
 def probes(answer: dict) -> str:
-    """The forecast if the probes were made, then the probes with what each adds."""
+    """The forecasts beside the facts if the probes were made, then the probes with what each adds."""
     lines = []
-    if answer["forecast"]:
-        lines += [predictions([answer["forecast"]])]
-        measured = answer["forecast"]["measured_time_h"]
-        lines += ["", f"measured: {measured:.4g} h" if measured else "no full run to compare with is there", ""]
+    if told := answer["forecast"]:
+        lines += [*_beside_facts(told), "", predictions(told["rows"]), ""]
     lines.append(
-        f"{'devices':>8}{'LBS':>6}{'samples':>9}{'epochs':>8}{'seconds':>9}   relative spread of the forecast after it"
+        f"{'devices':>8}{'LBS':>6}{'samples':>9}{'epochs':>8}{'seconds':>9}   relative spread of the forecasts after it"
     )
     for probe in answer["probes"]:
         sizes = f"{probe['devices']:8}{probe['local_batch_size']:6}{probe.get('training_samples', '-'):>9}"
         lines.append(f"{sizes}{probe['epochs']:8}{probe['expected_s']:9.0f}   {probe['relative_spread_after']:.1%}")
-    return "\n".join([*lines, "seconds and spreads are expected, by what was known before the probes"])
+    return "\n".join([*lines, "seconds, with start, and spreads are expected, by what was known before each probe"])
+
+
+def _beside_facts(told: dict) -> list[str]:
+    """One line a configuration: forecast, fact and error of the time, then the median of the errors."""
+    lines = [f"{'':38}{'samples':>8}{'epochs':>7}{'forecast in s (90 %)':>26}{'fact':>8}{'runs':>6}{'off':>7}   inside"]
+    for row in told["rows"]:
+        what = " ".join(filter(None, [row["workload"], row.get("stage", "")]))
+        what += f", {row['devices']} devices, LBS {row['local_batch_size']}"
+        seconds = {end: hours and hours * SECOND_PER_HOUR for end, hours in row["time_h"].items()}
+        line = f"{what:38}{row.get('training_samples', '') or 'all':>8}{row['epochs']:7}{_span(seconds):>26}"
+        lines.append(line + _fact(row))
+    median, probed = told["median_error_percent"], f"the probes trained {told['training_s']:.0f} s in all"
+    if median is None:
+        return [*lines, "", f"no run to compare with is there; {probed}"]
+    known = sum(row["measured_runs"] > 0 for row in told["rows"])
+    return [*lines, "", f"median error of the {known} configurations that were made: {median:.1f} %; {probed}"]
+
+
+def _fact(row: dict) -> str:
+    if not row["measured_runs"]:
+        return f"{'-':>8}"
+    fact, ends = row["measured_time_h"], row["time_h"]
+    inside = "yes" if (ends["low"] or 0) <= fact <= (ends["high"] or 0) else "no"
+    return f"{fact * SECOND_PER_HOUR:8.4g}{row['measured_runs']:6}{row['error_percent']:+5.0f} %   {inside}"
 
 
 def accuracy(answer: dict) -> str:

@@ -20,6 +20,7 @@ from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 BYTES_PER_GB = 1e9
 ENERGIES = {f"energy_{component}_J" for component in COMPONENTS}
 WATTS_KNOWN = ("measured", "simulated")  # an energy estimated from time says nothing of power
+MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
 
@@ -182,14 +183,12 @@ def own(
         if len(values) > 1:
             raise ValueError(f"{runs_dir}: runs of several {name}, {', '.join(values)}; put those of one into a folder")
     if site.scheduler == "local" and chosen[0]["launcher"] != "simulated":
-        site = _as_measured(site, chosen[0])
+        site = here(site, chosen[0]["machine"], chosen[0]["device_kind"] == "gpu")
     notes = []
     watts_known = _have_watts(chosen, notes)
     grouped = defaultdict(list)
     for record in chosen:
-        run = _config(record["config"])
-        same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
-        grouped[dataclasses.replace(run, **same)].append(record)
+        grouped[without_repeats(as_made(record))].append(record)
     configs = list(grouped)
     samples = _samples(chosen[0], configs[0])
     observations = Observations(
@@ -207,17 +206,41 @@ def own(
     return Runs(workload, site, configs, observations, samples, "simulated" if simulated else "measured", watts, notes)
 
 
-def _config(plain: dict) -> RunConfig:
-    """The configuration of a record, of an earlier version, too: what that did not have is as it is by default."""
+def as_made(record: dict) -> RunConfig:
+    """The configuration of a record, with the kind of device that it had, not the one that was asked for.
+
+    Of an earlier version, too: what that did not have is as it is by default.
+    """
+    plain = record["config"]
     known = {field.name for field in dataclasses.fields(config.make(plain["workload"]))}
-    return config.make(**{name: value for name, value in plain.items() if name in known})
+    made = {name: value for name, value in plain.items() if name in known}
+    return config.make(**made | {"device": "gpu" if record["device_kind"] == "gpu" else "cpu"})
 
 
-def _as_measured(site: Site, record: dict) -> Site:
-    """This machine with as many devices as a record found, which its file does not know; cores are no GPU."""
-    machine, on_gpu = record["machine"], record["device_kind"] == "gpu"
-    devices = len(machine["gpus"]) if on_gpu else machine["cores"]
-    return dataclasses.replace(site, devices_per_node=max(devices, 1), gpu=site.gpu if on_gpu else "")
+def without_repeats(run: RunConfig) -> RunConfig:
+    """The configuration that a run's repeats share."""
+    return dataclasses.replace(run, **{name: same for name, same in ONE_OF_MANY.items() if hasattr(run, name)})
+
+
+def times_s(runs_dir: Path, workload: str, system: str, but: set[str]) -> dict[RunConfig, list[float]]:
+    """Training times of valid records by what their repeats share; ``but``: names of runs that are left out."""
+    found = defaultdict(list)
+    for record in records.read_all(runs_dir):
+        is_asked = (record["workload"], record["system"]) == (workload, system) and record["run_id"] not in but
+        if is_asked and record["valid"]:
+            found[without_repeats(as_made(record))].append(record["training_time_s"])
+    return found
+
+
+def here(site: Site, machine: dict, on_gpu: bool) -> Site:
+    """This machine with as many devices as it has, which its file does not know.
+
+    Cores are no GPU, and share their gradients through memory: ``machine`` as a record has it.
+    """
+    if on_gpu:
+        return dataclasses.replace(site, devices_per_node=max(len(machine["gpus"]), 1))
+    memory = site.gpu_link_GB_per_s or MEMORY_GB_PER_S
+    return dataclasses.replace(site, devices_per_node=max(machine["cores"], 1), gpu="", gpu_link_GB_per_s=memory)
 
 
 def _have_watts(chosen: list[dict], notes: list[str]) -> bool:

@@ -64,7 +64,7 @@ def test_one_node_tells_what_256_gpus_need(one_node):
 def test_the_forecast_does_not_hang_on_the_priors_centres(one_node, number):
     made, seen, asked = one_node
     chance, medians = np.random.default_rng(0), []
-    given = priors.make(seen.observations, seen.site, seen.workers, storage=False)
+    given = priors.make(seen.observations, seen.site, seen.configs[0], storage=False)
     for _ in range(number):
         moved = {}
         for name, prior in given.items():
