@@ -17,6 +17,16 @@ def entry(state: str, name: str, words: str) -> str:
     return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
 
 
+def folded(text: str) -> str:
+    """The text with every line of more than 80 columns broken between words, and indented below; words stay whole."""
+    lines = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        facts = dict(subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines += textwrap.wrap(line, 79, **facts) if len(line) > 80 else [line]
+    return "\n".join(lines)
+
+
 def energy_words(energy_Wh: float) -> str:
     """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
     unit, size = ("kWh", 1000.0) if abs(energy_Wh) >= 999.5 else ("Wh", 1.0)

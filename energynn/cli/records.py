@@ -14,6 +14,7 @@ from energynn.cli.options import (
     find_run,
     number,
     require_folder,
+    tell,
 )
 
 
@@ -33,7 +34,7 @@ def check(options) -> int:
     require_folder(options.runs_dir)
     if options.write_anchor:
         files = records.write_anchor(options.runs_dir, options.write_anchor)
-        print(f"{options.write_anchor}: SHA-256 of {files} files; sign or publish it, and compare with --anchor")
+        tell(f"{options.write_anchor}: SHA-256 of {files} files; sign or publish it, and compare with --anchor")
         return 0
     changed, new = records.check_anchor(options.runs_dir, options.anchor) if options.anchor else ([], [])
     for name in new:
@@ -50,7 +51,7 @@ def check(options) -> int:
     ignored = sum(bool(records.why_ignored(folder)) for folder in records.run_dirs(options.runs_dir))
     words = f"{valid} of them valid as evidence" + (f", {simulated} simulated" if simulated else "")
     words += f", {ignored} ignored" if ignored else ""
-    print(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
+    tell(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
     return 1 if faults else 0
 
 
@@ -118,11 +119,11 @@ def footprint(options) -> int:
         words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / SECOND_PER_HOUR)]
         words += [f"{row['carbon_g']:.4g} g CO2eq"] if "carbon_g" in row else []
         words += [f"cost {row['price']:.4g}"] if "price" in row else []
-        print(", ".join(words))
+        tell(", ".join(words))
     for row in left_out:
-        print(f"left out: {row['run']}: {row['reason']}")
+        tell(f"left out: {row['run']}: {row['reason']}")
     if options.source and rows:
-        print(f"factors: {options.source}, {options.date}")
+        tell(f"factors: {options.source}, {options.date}")
     print("of GPUs, CPUs and RAM, while the runs went on; nothing else is counted")
     return 0
 
@@ -169,9 +170,9 @@ def recompute(options) -> int:
         print(json.dumps(answer, indent=1))
     else:
         for name in names:
-            print(_line(name, old, new))
+            tell(_line(name, old, new))
         for entry in by_perun:
-            print(_difference(entry))
+            tell(_difference(entry))
         for name, value in costs.items():
             print(f"{name:34} {value}")
     return 0 if all(identical.values()) else 1
@@ -222,7 +223,7 @@ def import_perun(options) -> int:
         print(json.dumps({"runs": imported}, indent=1))
         return 0
     for folder, record in zip(folders, imported, strict=True):
-        print(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+        tell(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
     return 0
 
 
@@ -276,5 +277,5 @@ def ignore(options) -> int:
     if not options.why.strip():
         raise ValueError("why: give the reason in words, for all who read")
     (run_dir / records.IGNORED).write_text(f"{options.why.strip()}\n")
-    print(f"{run_dir.name}: ignored; {run_dir / records.IGNORED} holds the reason, and --undo takes it back")
+    tell(f"{run_dir.name}: ignored; {run_dir / records.IGNORED} holds the reason, and --undo takes it back")
     return 0

@@ -19,6 +19,7 @@ from energynn.config import RunConfig
 from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
 from energynn.processes import end_with_parent
+from energynn.progress import folded
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -57,12 +58,12 @@ def run_study(
             left = f", about {min(left_s / 60, minutes - elapsed_s / 60):.0f} min left" if made else ""
             run_dir = _folder(config, runs_dir)
             done = f"{elapsed_s / 60:.1f} min so far{left}"
-            print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})", flush=True)
+            print(f"\n--- run {index + 1} of {len(missing)} ({done}):\n{run_dir.name}", flush=True)
             status, last_line = execute(config, runs_dir, run_dir)
             made.append((config, time.monotonic() - begun - elapsed_s))
             if status:
                 failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
-                print(f"energynn: {failed[-1]}", flush=True)
+                print(folded(f"energynn: {failed[-1]}"), flush=True)
             if archive:
                 pack(runs, runs_dir, archive)
     finally:

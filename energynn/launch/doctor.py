@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -52,10 +53,17 @@ def report(findings: list[Finding]) -> str:
     marks = {GOOD: "ok  ", WEAK: "WEAK", BAD: "BAD "}
     lines = []
     for finding in findings:
-        lines.append(f"{marks[finding.state]}  {finding.subject:14} {finding.found}")
+        name = f"{marks[finding.state]}  {finding.subject:14} "
+        lines.append(_filled(name + finding.found, len(name)))
         if finding.remedy:
-            lines.append(f"{'':6}{'':14}  -> {finding.remedy}")
+            lines.append(_filled(f"{'':{len(name)}} -> {finding.remedy}", len(name) + 4))
     return "\n".join(lines)
+
+
+def _filled(text: str, indent: int) -> str:
+    """Lines of 79 columns, all but the first indented."""
+    facts = dict(subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, 79, **facts)
 
 
 def as_json(findings: list[Finding]) -> dict:

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import segments
 from energynn.names import meant
-from energynn.progress import energy_words
+from energynn.progress import energy_words, folded
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
@@ -52,11 +51,11 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     run_dir = runs_dir / config.system / configuration.run_id(config)
     record = records.read(run_dir)
     if record and record["valid"]:
-        print(f"{run_dir.name}: a valid record exists; not run again", flush=True)
+        print(folded(f"{run_dir.name}: a valid record exists; not run again"), flush=True)
         return run_dir
     intent = intend(config, run_dir)
     for warning in preflight(intent):
-        print(textwrap.fill(f"energynn: warning: {warning}", 79, subsequent_indent="  "), flush=True)
+        print(folded(f"energynn: warning: {warning}"), flush=True)
     run_dir.mkdir(parents=True, exist_ok=True)
     held = lock(run_dir / START_LOCK)  # before anything is moved: the same run may be started twice in an instant
     if held is None:
@@ -107,7 +106,7 @@ def _with_power(lines: Iterable[str], run_dir: Path, every_s: float) -> Iterator
     looking, told = None, -math.inf
     for line in lines:
         yield line
-        if " samples/s, " not in line or time.monotonic() - told < every_s:
+        if " samples/s," not in line or time.monotonic() - told < every_s:
             continue
         told = time.monotonic()
         try:
