@@ -30,10 +30,10 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def tell(text: str) -> None:
-    """Print an answer for a person, in lines that a terminal of 80 columns holds."""
-    from energynn.progress import folded
+    """Print an answer for a person, on a terminal in lines of 80 columns."""
+    from energynn import progress
 
-    print(folded(text))
+    progress.tell(text)
 
 
 def reply(options, table: dict, text: str) -> None:

@@ -174,7 +174,7 @@ def recompute(options) -> int:
         for entry in by_perun:
             tell(_difference(entry))
         for name, value in costs.items():
-            print(f"{name:34} {value}")
+            tell(f"{name:34} {f'{value:.6g}' if isinstance(value, float) else value}")
     return 0 if all(identical.values()) else 1
 
 

@@ -104,21 +104,22 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
         lines += [*(textwrap.fill(part, 79) for part in text.split("\n\n")), "", _HEAD]
         repeats = Counter(dataclasses.replace(run, repeat=0, seed=0) for run in runs)
         lines += [_line(run, number, expect(run, gpu)) for run, number in repeats.items()]
-        lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
+        origin = f", from the paper's runs on {gpu}" if sums["gpu_hours"] else ""
+        lines.append(f"together {sums['runs']} runs, {in_words(sums)}{origin}")
     if not each_run:
         lines += [f"{name:15} stands for {', '.join(members)}" for name, members in GROUPS.items()]
     return "\n".join(lines)
 
 
-_HEAD = f"runs {'workload':11} devices {'LBS':>4} {'GBS':>6} epochs {'samples':>7} {'GPU hours':>9} {'kWh':>9} from"
+_HEAD = f"runs {'workload':11} devices {'LBS':>4} {'GBS':>6} epochs {'samples':>7} {'GPU h':>7} {'kWh':>9} from"
 
 
 def _line(run: RunConfig, number: int, cost: Cost) -> str:
     """A configuration on 80 columns: how often, what, and what each run of it costs."""
     sizes = f"{run.devices:7} {run.local_batch_size:4} {run.global_batch_size:6} {run.epochs:6}"
     samples = getattr(run, "training_samples", 0) or "all"
-    spent = f"{cost.gpu_hours:9,.1f} {cost.energy_kWh:9,.2f}" if cost.gpu_hours else f"{'?':>9} {'?':>9}"
-    return f"{number:4} {run.workload:11} {sizes} {samples:>7} {spent} {cost.source}"
+    spent = f"{cost.gpu_hours:7,.1f} {cost.energy_kWh:9,.2f}" if cost.gpu_hours else f"{'?':>7} {'?':>9}"
+    return f"{number:4} {getattr(run, 'stage', '') or run.workload:11} {sizes} {samples:>7} {spent} {cost.source}"
 
 
 def in_words(sums: dict) -> str:

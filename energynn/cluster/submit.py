@@ -19,7 +19,7 @@ from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import PACKAGE, REPOSITORY
-from energynn.progress import folded
+from energynn.progress import tell
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -217,7 +217,7 @@ def main(options) -> int:
     studies_of_runs = studies.find(options.studies, site.name)
     for name, study in studies_of_runs.items():
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
-        print(folded(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}"))
+        tell(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
     runs = list(dict.fromkeys(itertools.chain(*studies_of_runs.values())))
     return _hand_over(runs, list(studies_of_runs), site, options, options.limit, options.yes, options.dry_run)
 
@@ -276,11 +276,9 @@ def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
             if cost.source == "unknown":
                 unknown += job.minutes / 60 * job.devices
     words = f"; at most {unknown:,.1f} device hours for each start of the unknown" if unknown else ""
-    print(
-        folded(
-            f"{runs - len(expected)} of {runs} runs are made or queued; {len(expected)} to make in {len(jobs)} job "
-            f"arrays, {costs.in_words(costs.total(expected))}; {reserved:,.0f} GPU hours of whole nodes{words}"
-        )
+    tell(
+        f"{runs - len(expected)} of {runs} runs are made or queued; {len(expected)} to make in {len(jobs)} job arrays, "
+        f"{costs.in_words(costs.total(expected))}; {reserved:,.0f} GPU hours of whole nodes{words}"
     )
     return reserved + unknown
 
@@ -302,11 +300,7 @@ def check(site: Site) -> int:
         raise
     record = records.read(folder) or {}
     if row["state"] != "finished":
-        print(
-            folded(
-                f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt"
-            )
-        )
+        tell(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]

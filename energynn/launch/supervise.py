@@ -25,7 +25,6 @@ from energynn.files import lock
 from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
 from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
-from energynn.progress import folded
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 DELETED = "its folder was deleted while it ran"
@@ -74,7 +73,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
         print(f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}", flush=True)
         return 1
     with contextlib.suppress(BrokenPipeError):  # who started us may be dead
-        print(folded(summary(record)), flush=True)
+        print(summary(record), flush=True)
     return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
 
 

@@ -17,7 +17,6 @@ import torch
 
 from energynn.config import RunConfig
 from energynn.measure.samples import Events
-from energynn.progress import folded
 
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 PERIOD_S = 2.0  # between two lines for the person who waits
@@ -158,7 +157,7 @@ class Progress:
         rate = (done - self.first) / elapsed_s  # of this segment of the run
         place = f"epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}"
         speed = f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
-        print(folded(f"{self.name}: {place}, {speed}"), flush=True)
+        print(f"{self.name}: {place}, {speed}", flush=True)
         if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
             self.told_s = elapsed_s
             self.events.mark("progress", samples_trained=done * self.batch, samples_to_train=total * self.batch)

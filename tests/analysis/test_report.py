@@ -152,7 +152,10 @@ def test_figures_have_the_papers_captions_and_own_runs_stand_apart(built):
     assert "figure-resnet50_own" in of_own_runs and "figure-resnet50_scaled_data" not in of_own_runs
     numbers = json.loads((built.parent / "numbers.json").read_text())
     lines_said = f"the lines in D are least squares through the origin from {numbers['node_gpus']['text']} GPUs on."
-    assert f"Points and bars as in “Energy against GPU hours”; {lines_said}" in text
+    assert (
+        f"Points and bars as in “Energy against GPU hours”; short dashes join the runs of a series; {lines_said}"
+        in text
+    )
     assert text.count("<figcaption>") == text.count('<div id="figure-') - len(report.INTERACTIVE)
     assert "«" not in text and "#num" not in text
 

@@ -1,6 +1,7 @@
 """energynn forecast as a person uses it: fit, predict, plan, simulate; and one line for what cannot be done."""
 
 import json
+import sys
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_tables_have_the_answer_first(capsys, fit_file):
     "words",
     [
         ("predict", "R1", "--fit", "FIT"),
-        ("predict", "-p", "devices", "4096", "--fit", "FIT"),
+        ("predict", "-p", "devices", "512", "--fit", "FIT"),
         ("plan", *RESNET50, "--fit", "FIT", "--deadline-h", "3"),
         ("advise", *RESNET50, "--fit", "FIT", "-p", "devices", "4"),
         ("probe", *RESNET50, "--dry-run"),
@@ -80,6 +81,7 @@ def test_tables_have_the_answer_first(capsys, fit_file):
 )
 def test_answers_fit_a_terminal_of_80_columns(capsys, fit_file, simulated, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)  # so that no path is long
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     places = {"FIT": tmp_path / "fit.json", "RUNS": tmp_path / "runs"}
     places["FIT"].symlink_to(fit_file)
     places["RUNS"].symlink_to(simulated)
