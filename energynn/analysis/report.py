@@ -74,7 +74,7 @@ def _figures(headings: dict[str, str], said: dict[str, str]) -> str:
         if heading != last:
             parts.append(f'<h3 id="{_id(heading)}">{heading}</h3>')
         last = heading
-        title, _, rest = said.get(name, name.replace("_", " ").capitalize()).partition(". ")
+        title, _, rest = said.get(name, f"{name.replace('_', ' ').capitalize()}. Not in this paper.").partition(". ")
         caption = f"<b>{html.escape(title.rstrip('.'))}.</b> {html.escape(rest)}"
         drawing = f'<div id="figure-{name}" class="figure"></div>'
         parts.append(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>")
