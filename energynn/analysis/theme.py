@@ -97,6 +97,16 @@ def enable() -> None:
     alt.theme.enable("energynn")
     alt.renderers.enable("energynn")
     alt.data_transformers.disable_max_rows()
+    pd.set_option("display.max_colwidth", 120)
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """A table for a screen: blanks for underscores in its headings, so that a narrow one can break them.
+
+    >>> list(readable(pd.DataFrame(columns=["standard_error"])))
+    ['standard error']
+    """
+    return table.rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def provenance(

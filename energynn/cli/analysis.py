@@ -125,7 +125,7 @@ def _side_by_side(table) -> str:
         for quantity, row in table.iterrows():
             cells = "".join(f"{_short(row[run], width - 1):>{width}}" for run in shown)
             lines.append(f"{quantity:28}{cells}" + (_ratio_text(row) if is_last else ""))
-    return "\n".join([*lines, "in brackets: 95 %, statistical; errors that sensors or models share are not in it"])
+    return "\n".join([*lines, "in brackets: 95 %, statistical, without errors that sensors or models share"])
 
 
 def _short(value, width: int) -> str:

@@ -82,7 +82,7 @@ def add_footprint(commands) -> None:
     text = "energy, CO2 equivalents and cost of any runs, by factors that you give with source and date"
     example = "energynn footprint smoke --cost-per-kWh 0.3 --source 'our contract' --date 2026-01-01"
     parser = add_command(commands, footprint, text, example)
-    text = "a study, a run's folder or name, or the beginning of its name; default: all"
+    text = "a study, a system, a run's folder or name, or the beginning of its name; default: all"
     parser.add_argument("chosen", nargs="*", metavar="STUDY_OR_RUN", help=text)
     _add_factors(parser)
     add_json(parser)
@@ -129,16 +129,27 @@ def footprint(options) -> int:
 
 
 def _chosen(names: list[str], runs_dir: Path) -> list[Path]:
-    """Folders of the runs of studies, or of runs that are named; without names of all but earlier attempts."""
+    """Folders of the runs of studies, systems, or runs that are named; without names of all but earlier attempts.
+
+    Raises ValueError where a name stands for no run.
+    """
     from energynn import records, studies
     from energynn.cluster import status
 
+    runs_dir = runs_dir.absolute()
+    every = [folder for folder in records.run_dirs(runs_dir) if folder.parent.name != "superseded"]
     if not names:
-        return [folder for folder in records.run_dirs(runs_dir) if folder.parent.name != "superseded"]
+        return every
     found = []
     for name in names:
-        is_study = name in studies.STUDIES or name in studies.GROUPS or name.endswith(".py")
-        found += status.folders(runs_dir.absolute(), [name]) if is_study else [find_run(name, runs_dir)]
+        of_name = [folder for folder in every if folder.parent.name == name]  # a system
+        if name in studies.STUDIES or name in studies.GROUPS or name.endswith(".py"):
+            of_name += status.folders(runs_dir, [name])
+            if not of_name:
+                raise ValueError(
+                    f"{name}: none of its runs is below {runs_dir}; `energynn status` lists those that are"
+                )
+        found += of_name or [find_run(name, runs_dir)]
     return list(dict.fromkeys(found))
 
 
