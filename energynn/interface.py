@@ -12,12 +12,9 @@ from energynn import records
 from energynn.analysis import observations
 from energynn.measure import energy
 from energynn.measure.window import Window, window
-from energynn.reading import one_fault
 
 __all__ = ["Window", "compare", "load", "trace", "window"]
 
-# Workload -> origin of runs that train none of our networks.
-ORIGINS = {"command": "command", "perun import": "imported"}
 UNITS = {"Wh": "Wh", "kWh": "kWh", "kW": "kW", "W": "W", "h": "h", "hours": "h", "percent": "%", "m": "m"}
 TEXTS = ("origin", "series", "name", "workload", "stage", "dataset", "system", "device_kind", "device_name")
 TEXTS += ("provenance", "run_dir")
@@ -36,7 +33,7 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     """
     long = observations.load(runs_dir)
     table = observations.distinct(observations.wide(long, "std"))
-    others, excluded = _without_training(Path(runs_dir))
+    others = observations.without_training(runs_dir)
     table = pd.concat([table, others], ignore_index=True)
     table[list(TEXTS)] = table.reindex(columns=TEXTS).fillna("").astype(object)  # before: a text that no run has stays
     table = table.dropna(axis="columns", how="all").set_index("run")
@@ -45,7 +42,7 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
         unit = UNITS.get(name.removesuffix("_std").rsplit("_", 1)[-1])
         runs[name].attrs |= {"units": unit} if unit else {}
     described = [name for name in (*observations.WHAT, "provenance", "run_dir") if name in runs]
-    return runs.set_coords(described).assign_attrs(excluded=[*long.attrs["excluded"], *excluded])
+    return runs.set_coords(described).assign_attrs(excluded=long.attrs["excluded"] + others.attrs["excluded"])
 
 
 def export(runs_dir: Path, csv: Path | None, netcdf: Path | None, parquet: Path | None) -> tuple[Path, int]:
@@ -67,38 +64,6 @@ def export(runs_dir: Path, csv: Path | None, netcdf: Path | None, parquet: Path 
     except ImportError as error:
         raise ValueError("export: parquet needs pyarrow: pip install pyarrow, or take --csv or --netcdf") from error
     return path, runs.sizes["run"]
-
-
-def _without_training(runs_dir: Path) -> tuple[pd.DataFrame, list[str]]:
-    """Measured commands and imported files: what their records have of the quantities of a training."""
-    rows, excluded = [], []
-    for run_dir in records.run_dirs(runs_dir):
-        try:
-            with one_fault(run_dir):
-                record = records.read(run_dir)
-                if record is None or record["workload"] not in records.NO_TRAINING:
-                    continue
-                if why := records.why_ignored(run_dir):
-                    raise ValueError(f"ignored: {why}")
-                if not record["valid"]:
-                    raise ValueError("; ".join(record["invalid_reasons"]))
-                rows.append(_row(records.told_apart(record, run_dir), run_dir))
-        except ValueError as reason:
-            excluded.append(str(reason))
-    return pd.DataFrame(rows), excluded
-
-
-def _row(record: dict, run_dir: Path) -> dict:
-    row = {name: record.get(name) for name in ("workload", "system", "device_kind", "device_name", "devices")}
-    row |= {"run": record["run_id"], "run_dir": str(run_dir), "series": "", "origin": ORIGINS[record["workload"]]}
-    row |= {"name": record["config"].get("command", record["run_id"])}
-    row |= {"provenance": record.get("energy_total_provenance", "")}
-    row |= {"training_time_h": record["training_time_s"] / energy.SECOND_PER_HOUR}
-    row |= {"gpu_hours": record["device_hours_training"]}
-    for component in (*energy.COMPONENTS, "total"):
-        joules = record.get(f"energy_{component}_J")
-        row[f"energy_{component}_kWh"] = np.nan if joules is None else joules / energy.JOULE_PER_KWH
-    return row
 
 
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:

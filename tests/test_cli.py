@@ -7,13 +7,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from energynn import cli, config
+from energynn import cli, config, files, records
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.progress import energy_words
+from tests.conftest import write_perun_hdf5, write_run_dir
 
 
 def said(capsys, *words):
@@ -157,6 +159,63 @@ def test_power_and_energy_so_far_stand_below_the_progress_of_a_run(run_dir):
 )
 def test_energies_in_words_have_no_exponents(energy_Wh, words):
     assert energy_words(energy_Wh) == words
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A folder with three runs, one of them a measured command, and the numbers of a paper."""
+    folder = tmp_path_factory.mktemp("checkout")
+    runs = [write_run_dir(folder / "runs", system) for system in ("local", "measured", "other")]
+    made = runs[1].rename(runs[1].with_name(MEASURED))
+    intent = json.loads((made / "run.json").read_text())
+    settings = {"command": "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90 --workers 8"}
+    files.write_json(made / "run.json", intent | {"run_id": MEASURED, "workload": "command", "config": settings})
+    for run in (runs[0], made, runs[2]):
+        records.build(run, "finished", "")
+    source = "least squares through the origin on R4, n=1 to 256, and on R6, n=32 to 256, of the published values"
+    found = {
+        "text": "0.284",
+        "unit": "kW",
+        "provenance": "published",
+        "source": source,
+        "notebook": "60_x",
+        "value": 0.284,
+    }
+    (folder / "build").mkdir()
+    files.write_json(folder / "build" / "numbers.json", {"slope_ResNet50": found})
+    write_perun_hdf5(folder / "train.hdf5", 20.0, 30.0)
+    return folder
+
+
+MEASURED = "20260101-000000-1-python"
+RUNS = ["runs/local/RUN", f"runs/measured/{MEASURED}", "runs/other/RUN"]
+SOURCE = "electricitymaps.com, mean of 2025, Germany, life cycle; the contract says nothing else about its origin"
+FACTORS = ["--gCO2-per-kWh", "344", "--cost-per-kWh", "0.3", "--source", SOURCE, "--date", "2026-01-01"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["study", "list"], ["system", "list"], ["status"], ["check", "runs/other"], ["number", "slope_ResNet50"]),
+        *(["study", "show", name] for name in ("smoke", "R1", "T1", "gpu", "large-batch")),
+        *(["show", RUNS[1]], ["compare", *RUNS[::2]], ["compare", *RUNS], ["export", "--csv", "all.csv"]),
+        *(["footprint", *FACTORS], ["recompute", RUNS[1], *FACTORS], ["watch", RUNS[0], "--once"]),
+        *(["import-perun", "train.hdf5"], ["merge", "runs", "--runs-dir", "more"], ["run", "--list"]),
+        *(["ignore", RUNS[0], "--why", "a backup ran beside it"], ["ignore", RUNS[0], "--undo"]),
+        ["reference"],
+        pytest.param(["claims"], marks=pytest.mark.slow),
+        pytest.param(["doctor"], marks=pytest.mark.slow),
+        pytest.param(["measure", "--", "sleep", "0.2"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)
+def test_answers_fit_a_terminal_of_80_columns(capfd, monkeypatch, checkout, words):
+    monkeypatch.chdir(checkout)  # so that no path is long
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    words = [str(next(Path().glob(word.replace("RUN", "*")))) if word.endswith("/RUN") else word for word in words]
+    assert cli.main(words) in (0, 1)
+    said = "".join(capfd.readouterr())
+    assert said and not [line for line in said.splitlines() if len(line) > 80], said
 
 
 def test_a_new_system_is_possible_where_its_folder_was_made(tmp_path):

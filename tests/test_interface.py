@@ -49,6 +49,7 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     files.write_json(made / "run.json", {"workload": "command"})
     files.write_json(made / "record.json", record)
     runs = energynn.load(tmp_path / "runs")
+    assert runs.hardware.sel(run="sleep-1") == runs.hardware.sel(run=folder.name)
     assert runs.origin.sel(run="sleep-1") == "command" and runs.name.sel(run="sleep-1") == "sleep 1"
 
 

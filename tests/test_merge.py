@@ -144,3 +144,5 @@ def test_the_footprint_of_any_runs_by_a_factor_with_source_and_date(own, theirs,
         "simulated: 1 runs, 0.667 Wh" in said and "ignored: a test" in said and "factors: a table, 2026-01-01" in said
     )
     assert cli.main([*words, str(theirs_here)]) == 0 and "left out" in capsys.readouterr().out
+    assert cli.main([*words, "local"]) == 0 and "simulated: 1 runs" in capsys.readouterr().out  # a system
+    assert cli.main([*words, "R1"]) == 2 and "none of its runs is below" in capsys.readouterr().err

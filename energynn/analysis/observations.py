@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from energynn import records
 from energynn.analysis import published, results
+from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
+from energynn.reading import one_fault
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
@@ -164,6 +167,50 @@ def published_runs(derived: bool = False) -> pd.DataFrame:
     )
 
 
+# Workload -> origin of runs that train none of our networks.
+ORIGINS = {"command": "command", "perun import": "imported"}
+
+
+def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
+    """Measured commands and imported perun files, one row each, with the columns of ``wide`` that their records have.
+
+    ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in ``attrs["excluded"]``.
+    """
+    rows, excluded = [], []
+    for run_dir in records.run_dirs(Path(runs_dir)):
+        try:
+            with one_fault(run_dir):
+                record = records.read(run_dir)
+                if record is None or record["workload"] not in records.NO_TRAINING:
+                    continue
+                if why := records.why_ignored(run_dir):
+                    raise ValueError(f"ignored: {why}")
+                if not record["valid"]:
+                    raise ValueError("; ".join(record["invalid_reasons"]))
+                rows.append(_row_without_training(records.told_apart(record, run_dir), run_dir))
+        except ValueError as reason:
+            excluded.append(str(reason))
+    table = pd.DataFrame(rows)
+    if rows:
+        table["hardware"] = _hardware(table)
+    table.attrs["excluded"] = excluded
+    return table
+
+
+def _row_without_training(record: dict, run_dir: Path) -> dict:
+    row = {name: record.get(name) for name in ("workload", "system", "device_kind", "device_name", "devices")}
+    row |= {"run": record["run_id"], "run_dir": str(run_dir), "series": "", "origin": ORIGINS[record["workload"]]}
+    row |= {"name": record["config"].get("command", record["run_id"])}
+    row |= {"provenance": record.get("energy_total_provenance", "")}
+    row |= {"training_time_h": record["training_time_s"] / SECOND_PER_HOUR}
+    row |= {"gpu_hours": record["device_hours_training"]}
+    for component in results.COMPONENTS:
+        joules = record.get(f"energy_{component}_J")
+        row[f"energy_{component}_kWh"] = np.nan if joules is None else joules / JOULE_PER_KWH
+    row["energy_per_gpu_hour_kW"] = row["energy_total_kWh"] / row["gpu_hours"] if row["gpu_hours"] else np.nan
+    return row
+
+
 def _own(runs) -> pd.DataFrame:
     table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
     per_device = table["devices"].replace(0, np.nan)
@@ -219,9 +266,8 @@ def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
 
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     """Add what follows from energies and times of a run."""
-    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
     energy_kWh, hours = table["energy_total_kWh"], table["gpu_hours"]
-    table["hardware"] = model.fillna(table["device_kind"])
+    table["hardware"] = _hardware(table)
     table["energy_per_gpu_hour_kW"] = energy_kWh / hours
     table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
     table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
@@ -230,6 +276,12 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
         if f"share_{part}_percent" not in table:  # the study printed its own
             table[f"share_{part}_percent"] = 100 * table[f"energy_{part}_kWh"] / energy_kWh
     return table
+
+
+def _hardware(table: pd.DataFrame) -> pd.Series:
+    """The model of GPU as the study calls it, else the kind of device."""
+    model = table["device_name"].str.extract(r"\b([ABHV]\d{2,3}[A-Z]?)\b")[0]
+    return model.fillna(table["device_kind"])
 
 
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:

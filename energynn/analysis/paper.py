@@ -39,6 +39,23 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     return [build_dir / name for name in MANUSCRIPTS]
 
 
-def figures(manuscript: str) -> list[str]:
-    """Names of the figures that a manuscript shows, in order."""
-    return re.findall(r'#?drawing\("(\w+)"', manuscript)
+def figures(manuscript: str) -> dict[str, str]:
+    """The figures that a manuscript shows, in order: name -> the heading under which it stands."""
+    heading, found = "", {}
+    for words, name in re.findall(r'^=+ ([^<\n]+)|drawing\("(\w+)"', manuscript, re.MULTILINE):
+        heading = words.strip() or heading
+        if name:
+            found[name] = heading
+    return found
+
+
+def captions(build_dir: str | Path = "build") -> dict[str, str]:
+    """The captions of the paper's figures as plain text, by the figure's name; a reference is a title in quotes."""
+    source = PAPER / "energynn.typ"
+    inputs = {"build": str(Path(build_dir).resolve())}
+    answer = typst.query(source, "<drawing>", field="value", root="/", ignore_system_fonts=True, sys_inputs=inputs)
+    found = {figure["name"]: " ".join(figure["caption"].split()) for figure in json.loads(answer)}
+    labels = re.findall(r'drawing\("(\w+)"(?:(?!drawing\().)*?<(fig-[\w-]+)>', source.read_text(), re.DOTALL)
+    titles = {label: f"“{found[name].split('.')[0]}”" for name, label in labels if name in found}
+    named = re.compile("«(.*?)»")
+    return {name: named.sub(lambda label: titles.get(label[1], "the text"), words) for name, words in found.items()}

@@ -35,7 +35,7 @@ def compare(runs_dir: Path = Path("runs"), build_dir: Path = Path("build")) -> t
         shown = "absent" if value is None else f"{value:.4g}"
         verdict = "PASS" if good else "FAIL"
         interval = f"[{band['low']:g}, {band['high']:g}]"
-        lines.append(f"  {verdict}  {band['quantity']:38} {shown:>9}  {interval}  {band['why']}")
+        lines.append(f"  {verdict}  {band['quantity']:38} {shown:>9}  {interval}\n        {band['why']}")
     lines.append(f"{passed} of {len(bands)} bands passed.")
     pdf, figures = build_dir / "paper.pdf", build_dir / "figures"
     lines.append(f"\nOpen {pdf} and {figures}; `make lab` explores; runs are in {runs_dir}.")

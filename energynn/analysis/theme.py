@@ -27,7 +27,7 @@ GREY = "#6b6b6b"
 # The study's series have fixed colours in all figures. Those of one workload share panels: each is lighter than the one
 # before by at least 10 of 100 steps, so that they differ in grey, and with any kind of colour blindness.
 RESNET50 = {"R1": "#03336D", "R4": "#9E046E", "R2": "#CC4216", "R3": "#09A570", "R5": "#EB9E14", "R6": "#82D7FD"}
-FOURCASTNET = {"F1": "#19247E", "F2": "#970246", "F4": "#9F40A7", "F3": "#10998D", "F5": "#B7AF16", "T1": "#84DAFC"}
+FOURCASTNET = {"F1": "#19247E", "F2": "#970246", "F4": "#9F40A7", "F3": "#10998D", "F5": "#B7AF16", "T1": "#FBC1C9"}
 SERIES = RESNET50 | FOURCASTNET
 RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#c8e020"]  # "viridis": any number of colours, darkest first
 # verdict of the ledger -> colour
@@ -97,6 +97,16 @@ def enable() -> None:
     alt.theme.enable("energynn")
     alt.renderers.enable("energynn")
     alt.data_transformers.disable_max_rows()
+    pd.set_option("display.max_colwidth", 120)
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """A table for a screen: blanks for underscores in its headings, so that a narrow one can break them.
+
+    >>> list(readable(pd.DataFrame(columns=["standard_error"])))
+    ['standard error']
+    """
+    return table.rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def provenance(

@@ -11,8 +11,10 @@ from energynn.cli.options import (
     add_run,
     add_runs_dir,
     find_run,
+    reply,
     require_folder,
     runs_dir,
+    tell,
 )
 
 
@@ -24,13 +26,11 @@ def add_claims(commands) -> None:
 
 
 def claims(options) -> int:
-    import json
-
     from energynn.analysis import claims
 
     require_folder(options.data)
     verdicts = claims.evaluate(options.data)
-    print(json.dumps(verdicts, indent=1) if options.json else claims.report(verdicts))
+    reply(options, verdicts, claims.report(verdicts))
     return 0
 
 
@@ -48,7 +48,7 @@ def paper(options) -> int:
         numbers.colophon(options.build_dir)
         numbers.merge(options.build_dir)
         written = [*paper.compile(options.build_dir), report.build(options.build_dir)]
-        print(f"wrote {', '.join(map(str, written))}")
+        tell(f"wrote {', '.join(map(str, written))}")
     return 0
 
 
@@ -66,7 +66,7 @@ def reference(options) -> int:
     require_folder(options.runs_dir)
     with one_fault(options.build_dir):
         lines, passed = reference.compare(options.runs_dir, options.build_dir)
-    print("\n".join(lines))
+    tell("\n".join(lines))
     return 0 if passed else 1
 
 
@@ -79,22 +79,15 @@ def add_show(commands) -> None:
 
 
 def show(options) -> int:
-    import json
-
     from energynn import records
     from energynn.launch import command
 
     run_dir = find_run(options.run, options.runs_dir)
-    record = records.read_record(run_dir)
-    if options.json:
-        print(json.dumps(record, indent=1))
-        return 0
-    print(command.report(record))
-    for name, value in record.get("metrics", {}).items():
-        print(f"  {name}: {value:.6g}")
-    if why := records.why_ignored(run_dir):
-        print(f"  left out of figures and fits: {why}")
-    print(f"  {run_dir}")
+    record, why = records.read_record(run_dir), records.why_ignored(run_dir)
+    lines = [command.report(record)]
+    lines += [f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()]
+    lines += [f"  left out of figures and fits: {why}"] if why else []
+    reply(options, record, "\n".join([*lines, f"  {run_dir}"]))
     return 0
 
 
@@ -112,23 +105,35 @@ def compare(options) -> int:
     from energynn import interface
 
     table = interface.compare(*[find_run(run, options.runs_dir) for run in options.runs])
-    if options.json:
-        print(json.dumps({"rows": json.loads(table.reset_index().to_json(orient="records"))}, indent=1))
-        return 0
-    runs = [name for name in table if not name.startswith("ratio")]
-    for number, run in enumerate(runs):
-        print(f"{'ABCDEFGHIJ'[number % 10]}  {run}")
-    print(f"{'':28}" + "".join(f"{'ABCDEFGHIJ'[i % 10]:>14}" for i in range(len(runs))) + "  last / A")
-    for quantity, row in table.iterrows():
-        print(f"{quantity:28}" + "".join(f"{_short(row[run]):>14}" for run in runs) + _ratio_text(row))
-    print("in brackets: 95 %, statistical; errors that sensors or models share are not in it")
+    rows = json.loads(table.reset_index().to_json(orient="records"))
+    reply(options, {"rows": rows}, _side_by_side(table))
     return 0
 
 
-def _short(value) -> str:
+BESIDE = 3  # runs beside each other on 80 columns; further ones stand below
+
+
+def _side_by_side(table) -> str:
+    runs = [name for name in table if not name.startswith("ratio")]
+    numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
+    lines = [f"{number}  {run}" for run, number in numbers.items()]
+    width = 30 // min(len(runs), BESIDE)
+    for begin in range(0, len(runs), BESIDE):
+        shown = runs[begin : begin + BESIDE]
+        is_last = begin + BESIDE >= len(runs)
+        heads = "".join(f"{numbers[run]:>{width}}" for run in shown)
+        lines.append(f"{'':28}{heads}" + (f"  {numbers[shown[-1]]} / run 1" if is_last else ""))
+        for quantity, row in table.iterrows():
+            cells = "".join(f"{_short(row[run], width - 1):>{width}}" for run in shown)
+            lines.append(f"{quantity:28}{cells}" + (_ratio_text(row) if is_last else ""))
+    return "\n".join([*lines, "in brackets: 95 %, statistical, without errors that sensors or models share"])
+
+
+def _short(value, width: int) -> str:
     if value is None or value != value:
         return ""
-    return f"{value:.5g}" if isinstance(value, float) else str(value)[:13]
+    text = f"{value:.{min(5, width - 5)}g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if len(text) > width and isinstance(value, int) else text[:width]
 
 
 def _ratio_text(row) -> str:
@@ -152,7 +157,7 @@ def export(options) -> int:
 
     require_folder(options.runs_dir)
     written, number = interface.export(options.runs_dir, options.csv, options.netcdf, options.parquet)
-    print(f"{written}: {number} runs; each says its origin and its provenance")
+    tell(f"{written}: {number} runs; each says its origin and its provenance")
     return 0
 
 
@@ -173,14 +178,13 @@ def number(options) -> int:
     numbers = json_table(path)
     if options.name in numbers:
         found = numbers[options.name]
-        print(f"{options.name} = {found['text']} {found['unit']} ({found['provenance']})")
-        print(f"  from {found['source']}")
-        print(f"  by notebooks/{found['notebook']}.ipynb")
+        tell(f"{options.name} = {found['text']} {found['unit']} ({found['provenance']})")
+        tell(f"  from {found['source']}\n  by notebooks/{found['notebook']}.ipynb")
         return 0
     alike = [name for name in numbers if options.name.lower() in name.lower()]
     if not alike:
         near = suggestion(options.name, numbers)
         raise ValueError(f"number: no number of the paper is called {options.name!r}{near}")
     for name in alike:
-        print(f"{name} = {numbers[name]['text']} {numbers[name]['unit']}")
+        tell(f"{name} = {numbers[name]['text']} {numbers[name]['unit']}")
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, number, require_folder
+from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, number, require_folder, tell
 
 
 def _add_studies_or_runs(parser: ArgumentParser) -> None:
@@ -88,7 +88,7 @@ def cancel(options) -> int:
         raise ValueError("cancel: say which studies or runs, or --all")
     require_folder(options.runs_dir)
     number = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
-    print(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
+    tell(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
     return 0
 
 

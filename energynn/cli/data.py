@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from energynn.cli.options import add_command, count
+from energynn.cli.options import add_command, count, tell
 
 
 def add_manifest(commands) -> None:
@@ -30,7 +30,7 @@ def manifest(options) -> int:
         message = f"{dataset}: every file is there and has its SHA-256"
         if (root / "train.ppm").is_file():
             message += ", but for a prepared store's pixels, of which none is known"
-        print(f"{message} ({root})")
+        tell(f"{message} ({root})")
     return 0
 
 
@@ -59,7 +59,7 @@ def imagenet(options) -> int:
     cost = energy.cost_so_far(options.out)
     written_GB = sum(path.stat().st_size for path in options.out.glob("*.ppm")) / 1e9
     used_kWh = cost["energy_total_J"] / energy.JOULE_PER_KWH
-    print(
+    tell(
         f"{options.out}: {written_GB:.3g} GB in {cost['seconds']:.1f} s with {used_kWh:.3g} kWh "
         f"({cost['energy_total_provenance']}); "
         "other pixels than the originals', so training with them is another experiment"
@@ -99,5 +99,5 @@ def era5(options) -> int:
     from energynn.data import era5_store
 
     era5_store.prepare(options.source, options.out, era5_store.parse_years(options.years), options.workers)
-    print(f"{options.out}: complete; `energynn manifest build era5 --root {options.out}` describes it")
+    tell(f"{options.out}: complete; `energynn manifest build era5 --root {options.out}` describes it")
     return 0

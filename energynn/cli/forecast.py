@@ -7,7 +7,16 @@ import re
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_runs_dir, count, number, require_folder
+from energynn.cli.options import (
+    add_command,
+    add_flag,
+    add_json,
+    add_runs_dir,
+    count,
+    number,
+    reply,
+    require_folder,
+)
 from energynn.cli.runs import parameters_of
 
 
@@ -88,7 +97,7 @@ def fit(options) -> int:
     errors = fitting.examine(seen, other, made.fit, _tell)
     calibration.write(options.out, made, errors)
     answer = json.loads(options.out.read_text())
-    print(json.dumps(answer, indent=1) if options.json else report.fit(made, errors, options.out))
+    reply(options, answer, report.fit(made, errors, options.out))
     return 0
 
 
@@ -104,14 +113,12 @@ def _add_predict(actions) -> None:
 
 
 def predict(options) -> int:
-    import json
-
     from energynn.forecast import calibration, predict, report
 
     made = calibration.read(options.fit)
     asked = predict.asked(made, options.what, parameters_of(options))
     rows = predict.rows(made, asked, options.max_global_batch_size)
-    print(json.dumps({"rows": rows}, indent=1) if options.json else report.predictions(rows))
+    reply(options, {"rows": rows}, report.predictions(rows))
     return 0
 
 
@@ -139,8 +146,6 @@ def _calibrated(options, site):
 
 
 def plan(options) -> int:
-    import json
-
     from energynn.cluster import systems
     from energynn.forecast import accuracy, plan, report
 
@@ -151,7 +156,7 @@ def plan(options) -> int:
     limits["global_batch_size"] = options.max_global_batch_size or accuracy.threshold(run) or None
     limits = {name: most for name, most in limits.items() if most is not None}
     found = plan.make(made, run, *plan.grid(made, run, _range(options.devices)), limits)
-    print(json.dumps(plan.as_json(found), indent=1) if options.json else report.plan(found))
+    reply(options, plan.as_json(found), report.plan(found))
     return 0
 
 
@@ -183,7 +188,6 @@ def _add_probe(actions) -> None:
 
 def probe(options) -> int:
     import contextlib
-    import json
 
     from energynn.cluster import systems
     from energynn.forecast import calibration, probe, report, runs
@@ -204,7 +208,7 @@ def probe(options) -> int:
         elif not options.dry_run:
             probe.hand_over(probes, site, options.runs_dir)
     answer = {"probes": probe.as_json(probes), "forecast": forecast}
-    print(json.dumps(answer, indent=1) if options.json else report.probes(answer))
+    reply(options, answer, report.probes(answer))
     return 0
 
 
@@ -218,8 +222,6 @@ def _add_simulate(actions) -> None:
 
 
 def simulate(options) -> int:
-    import json
-
     from energynn import studies
     from energynn.forecast import calibration, simulate
 
@@ -228,10 +230,8 @@ def simulate(options) -> int:
     if not options.repeats:
         asked = [run for run in asked if run.repeat == 0]
     folders = simulate.write(made, list(dict.fromkeys(asked)), options.out, _tell)
-    if options.json:
-        print(json.dumps({"runs": [str(folder) for folder in folders], "provenance": "simulated"}, indent=1))
-    else:
-        print(f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them as such")
+    table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
+    reply(options, table, f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them")
     return 0
 
 
@@ -247,8 +247,6 @@ def _add_advise(actions) -> None:
 
 
 def advise(options) -> int:
-    import json
-
     from energynn.cluster import systems
     from energynn.forecast import advise, predict, report
 
@@ -257,7 +255,7 @@ def advise(options) -> int:
     what, parameters = str(options.run) if options.run else None, parameters_of(options)
     (run,) = predict.asked(made, what, parameters if what or parameters else {"devices": 1})
     rows = advise.rows(made, run)
-    print(json.dumps({"remedies": rows}, indent=1) if options.json else report.remedies(rows, run))
+    reply(options, {"remedies": rows}, report.remedies(rows, run))
     return 0
 
 
@@ -272,13 +270,11 @@ def _add_accuracy(actions) -> None:
 
 
 def accuracy(options) -> int:
-    import json
-
     from energynn.forecast import accuracy, report
 
     require_folder(options.runs_dir)
     answer = accuracy.of_runs(options.runs_dir, options.workload, options.metric, options.error)
-    print(json.dumps(answer, indent=1) if options.json else report.accuracy(answer))
+    reply(options, answer, report.accuracy(answer))
     return 0
 
 
@@ -293,12 +289,10 @@ def _add_held_out(actions) -> None:
 
 
 def held_out(options) -> int:
-    import json
-
     from energynn.cluster import systems
     from energynn.forecast import held_out, report
 
     require_folder(options.runs_dir)
     rows = held_out.rows(options.runs_dir, systems.site(options.system), options.workload, options.max_devices)
-    print(json.dumps({"recipes": rows}, indent=1) if options.json else report.held_out(rows))
+    reply(options, {"recipes": rows}, report.held_out(rows))
     return 0

@@ -29,6 +29,23 @@ def add_json(parser: ArgumentParser) -> None:
     add_flag(parser, "--json", "for a program: JSON on standard output")
 
 
+def tell(text: str) -> None:
+    """Print an answer for a person, on a terminal in lines of 80 columns."""
+    from energynn import progress
+
+    progress.tell(text)
+
+
+def reply(options, table: dict, text: str) -> None:
+    """Print the table as JSON where --json asks for it, else the text."""
+    import json
+
+    if options.json:
+        print(json.dumps(table, indent=1))
+    else:
+        tell(text)
+
+
 def add_runs_dir(parser: ArgumentParser) -> None:
     text = "folder of the records; default: $ENERGYNN_RUNS, else runs"
     parser.add_argument("--runs-dir", type=Path, default=runs_dir(), metavar="DIR", help=text)

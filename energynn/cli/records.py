@@ -15,6 +15,7 @@ from energynn.cli.options import (
     number,
     require_folder,
     runs_dir,
+    tell,
 )
 
 
@@ -35,7 +36,7 @@ def check(options) -> int:
     require_folder(options.runs_dir)
     if options.write_anchor:
         files = records.write_anchor(options.runs_dir, options.write_anchor)
-        print(f"{options.write_anchor}: SHA-256 of {files} files; sign or publish it, and compare with --anchor")
+        tell(f"{options.write_anchor}: SHA-256 of {files} files; sign or publish it, and compare with --anchor")
         return 0
     changed, new = records.check_anchor(options.runs_dir, options.anchor) if options.anchor else ([], [])
     for name in new:
@@ -52,7 +53,7 @@ def check(options) -> int:
     ignored = sum(bool(records.why_ignored(folder)) for folder in records.run_dirs(options.runs_dir))
     words = f"{valid} of them valid as evidence" + (f", {simulated} simulated" if simulated else "")
     words += f", {ignored} ignored" if ignored else ""
-    print(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
+    tell(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
     return 1 if faults else 0
 
 
@@ -83,7 +84,7 @@ def add_footprint(commands) -> None:
     text = "energy, CO2 equivalents and cost of any runs, by factors that you give with source and date"
     example = "energynn footprint smoke --cost-per-kWh 0.3 --source 'our contract' --date 2026-01-01"
     parser = add_command(commands, footprint, text, example)
-    text = "a study, a run's folder or name, or the beginning of its name; default: all"
+    text = "a study, a system, a run's folder or name, or the beginning of its name; default: all"
     parser.add_argument("chosen", nargs="*", metavar="STUDY_OR_RUN", help=text)
     _add_factors(parser)
     add_json(parser)
@@ -120,26 +121,37 @@ def footprint(options) -> int:
         words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / SECOND_PER_HOUR)]
         words += [f"{row['carbon_g']:.4g} g CO2eq"] if "carbon_g" in row else []
         words += [f"cost {row['price']:.4g}"] if "price" in row else []
-        print(", ".join(words))
+        tell(", ".join(words))
     for row in left_out:
-        print(f"left out: {row['run']}: {row['reason']}")
+        tell(f"left out: {row['run']}: {row['reason']}")
     if options.source and rows:
-        print(f"factors: {options.source}, {options.date}")
+        tell(f"factors: {options.source}, {options.date}")
     print("of GPUs, CPUs and RAM, while the runs went on; nothing else is counted")
     return 0
 
 
 def _chosen(names: list[str], runs_dir: Path) -> list[Path]:
-    """Folders of the runs of studies, or of runs that are named; without names of all but earlier attempts."""
+    """Folders of the runs of studies, systems, or runs that are named; without names of all but earlier attempts.
+
+    Raises ValueError where a name stands for no run.
+    """
     from energynn import records, studies
     from energynn.cluster import status
 
+    runs_dir = runs_dir.absolute()
+    every = [folder for folder in records.run_dirs(runs_dir) if folder.parent.name != "superseded"]
     if not names:
-        return [folder for folder in records.run_dirs(runs_dir) if folder.parent.name != "superseded"]
+        return every
     found = []
     for name in names:
-        is_study = name in studies.STUDIES or name in studies.GROUPS or name.endswith(".py")
-        found += status.folders(runs_dir.absolute(), [name]) if is_study else [find_run(name, runs_dir)]
+        of_name = [folder for folder in every if folder.parent.name == name]  # a system
+        if name in studies.STUDIES or name in studies.GROUPS or name.endswith(".py"):
+            of_name += status.folders(runs_dir, [name])
+            if not of_name:
+                raise ValueError(
+                    f"{name}: none of its runs is below {runs_dir}; `energynn status` lists those that are"
+                )
+        found += of_name or [find_run(name, runs_dir)]
     return list(dict.fromkeys(found))
 
 
@@ -171,11 +183,11 @@ def recompute(options) -> int:
         print(json.dumps(answer, indent=1))
     else:
         for name in names:
-            print(_line(name, old, new))
+            tell(_line(name, old, new))
         for entry in by_perun:
-            print(_difference(entry))
+            tell(_difference(entry))
         for name, value in costs.items():
-            print(f"{name:34} {value}")
+            tell(f"{name:34} {f'{value:.6g}' if isinstance(value, float) else value}")
     return 0 if all(identical.values()) else 1
 
 
@@ -224,7 +236,7 @@ def import_perun(options) -> int:
         print(json.dumps({"runs": imported}, indent=1))
         return 0
     for folder, record in zip(folders, imported, strict=True):
-        print(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+        tell(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
     return 0
 
 
@@ -278,5 +290,5 @@ def ignore(options) -> int:
     if not options.why.strip():
         raise ValueError("why: give the reason in words, for all who read")
     (run_dir / records.IGNORED).write_text(f"{options.why.strip()}\n")
-    print(f"{run_dir.name}: ignored; {run_dir / records.IGNORED} holds the reason, and --undo takes it back")
+    tell(f"{run_dir.name}: ignored; {run_dir / records.IGNORED} holds the reason, and --undo takes it back")
     return 0

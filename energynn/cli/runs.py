@@ -7,7 +7,18 @@ import ast
 import sys
 from pathlib import Path
 
-from energynn.cli.options import add_command, add_flag, add_json, add_run_dir, add_runs_dir, count, number, runs_dir
+from energynn.cli.options import (
+    add_command,
+    add_flag,
+    add_json,
+    add_run_dir,
+    add_runs_dir,
+    count,
+    number,
+    reply,
+    runs_dir,
+    tell,
+)
 
 
 class _HelpWithParameters(argparse.Action):
@@ -96,7 +107,10 @@ def study(options) -> int:
 
     is_one = options.action == "show"
     runs_by_study = studies.find([options.name] if is_one else list(studies.STUDIES))
-    print(costs.as_json(runs_by_study) if options.json else costs.report(runs_by_study, each_run=is_one))
+    if options.json:
+        print(costs.as_json(runs_by_study))
+    else:
+        tell(costs.report(runs_by_study, each_run=is_one))
     return 0
 
 
@@ -111,7 +125,7 @@ def _run_study(options) -> int:
         runs = studies.STUDIES[options.name](dry_run=True)
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
     made = len(runs) - len(failed)
-    print(f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, sep="\n")
+    tell("\n".join([f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))
     return 1 if failed else 0
 
 
@@ -126,17 +140,13 @@ def add_measure(commands) -> None:
 
 
 def measure(options) -> int:
-    import json
-
     from energynn.launch import command
 
     words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
     record, status = command.measure(words, options.out, options.period, quiet=options.json, perun=options.perun)
-    if record and options.json:
-        print(json.dumps(record, indent=1))
-    elif record:
+    if record:
         folder = options.out or runs_dir() / "measured" / record["run_id"]
-        print(f"{command.report(record)}\n  record: {folder}")
+        reply(options, record, f"{command.report(record)}\n  record: {folder}")
     return status
 
 
@@ -163,7 +173,6 @@ def add_doctor(commands) -> None:
 
 
 def doctor(options) -> int:
-    import json
     import os
 
     from energynn.launch import doctor
@@ -171,5 +180,5 @@ def doctor(options) -> int:
 
     powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
     findings = doctor.examine(options.devices, powercap)
-    print(json.dumps(doctor.as_json(findings), indent=1) if options.json else doctor.report(findings))
+    reply(options, doctor.as_json(findings), doctor.report(findings))
     return doctor.exit_status(findings)

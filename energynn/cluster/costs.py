@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import textwrap
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from math import log2
 
 from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id, to_dict
+from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
@@ -98,21 +100,28 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
         sums = total(expect(run, gpu) for run in dict.fromkeys(runs))
         if not each_run:
             cost = f"{sums['gpu_hours']:,.0f} GPU hours, {sums['energy_kWh']:,.0f} kWh"
-            first = text.splitlines()[0]
-            lines.append(f"{name:15} {sums['runs']:4} runs  {cost if sums['gpu_hours'] else 'no value':31} {first}")
+            known = f", {cost}" if sums["gpu_hours"] else ""
+            lines.append(entry(f"{name:15}", f"{sums['runs']} runs{known}", text.splitlines()[0]))
             continue
-        lines += [text, ""]
+        lines += [*(textwrap.fill(part, 79) for part in text.split("\n\n")), "", _HEAD]
         repeats = Counter(dataclasses.replace(run, repeat=0, seed=0) for run in runs)
-        for run, number in repeats.items():
-            cost = expect(run, gpu)
-            words = f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.2f} kWh each ({cost.source})"
-            lines.append(
-                f"{number} x {run.workload} n={run.devices} LBS={run.local_batch_size} GBS={run.global_batch_size} "
-                f"epochs={run.epochs} samples={getattr(run, 'training_samples', 0) or 'all'}: "
-                f"{words if cost.gpu_hours else 'cost unknown: nothing published'}"
-            )
-        lines.append(f"together {sums['runs']} runs, {in_words(sums)}, from the paper's runs on {gpu}")
+        lines += [_line(run, number, expect(run, gpu)) for run, number in repeats.items()]
+        origin = f", from the paper's runs on {gpu}" if sums["gpu_hours"] else ""
+        lines.append(f"together {sums['runs']} runs, {in_words(sums)}{origin}")
+    if not each_run:
+        lines += [f"{name:15} stands for {', '.join(members)}" for name, members in GROUPS.items()]
     return "\n".join(lines)
+
+
+_HEAD = f"runs {'workload':11} devices {'LBS':>4} {'GBS':>6} epochs {'samples':>7} {'GPU h':>7} {'kWh':>9} from"
+
+
+def _line(run: RunConfig, number: int, cost: Cost) -> str:
+    """A configuration on 80 columns: how often, what, and what each run of it costs."""
+    sizes = f"{run.devices:7} {run.local_batch_size:4} {run.global_batch_size:6} {run.epochs:6}"
+    samples = getattr(run, "training_samples", 0) or "all"
+    spent = f"{cost.gpu_hours:7,.1f} {cost.energy_kWh:9,.2f}" if cost.gpu_hours else f"{'?':>7} {'?':>9}"
+    return f"{number:4} {getattr(run, 'stage', '') or run.workload:11} {sizes} {samples:>7} {spent} {cost.source}"
 
 
 def in_words(sums: dict) -> str:

@@ -19,6 +19,7 @@ from energynn.config import RunConfig
 from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
 from energynn.processes import end_with_parent
+from energynn.progress import tell
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
@@ -57,12 +58,12 @@ def run_study(
             left = f", about {min(left_s / 60, minutes - elapsed_s / 60):.0f} min left" if made else ""
             run_dir = _folder(config, runs_dir)
             done = f"{elapsed_s / 60:.1f} min so far{left}"
-            print(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})", flush=True)
+            tell(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})")
             status, last_line = execute(config, runs_dir, run_dir)
             made.append((config, time.monotonic() - begun - elapsed_s))
             if status:
                 failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
-                print(f"energynn: {failed[-1]}", flush=True)
+                tell(f"energynn: {failed[-1]}")
             if archive:
                 pack(runs, runs_dir, archive)
     finally:
@@ -111,7 +112,7 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
         for line in papermill.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
             if not in_traceback and not line.startswith(NOISE):  # of an error, the last line says what it is
-                print(line, end="", flush=True)
+                tell(line.removesuffix("\n"))
             last_line = line.strip() or last_line
     except BaseException:
         papermill.terminate()

@@ -27,6 +27,7 @@ from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.progress import tell
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -320,7 +321,7 @@ def main(options) -> int:
     studies_of_runs = studies.find(options.studies, site.name)
     for name, study in studies_of_runs.items():
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
-        print(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
+        tell(f"{name}: {sums['runs']} runs, {costs.in_words(sums)}")
     runs = list(dict.fromkeys(itertools.chain(*studies_of_runs.values())))
     return _hand_over(runs, list(studies_of_runs), site, options)
 
@@ -366,10 +367,10 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
         if not options.dry_run:
             raise
         queued = set()
-        print(f"energynn: what is queued is unknown: {error}")
+        tell(f"energynn: what is queued is unknown: {error}")
     cancelled = [name for name in queued if (runs_dir / site.name / name / "job" / "cancelled").exists()]
     if cancelled:
-        print(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
+        tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
     if options.dry_run:
         for job in jobs:
@@ -394,7 +395,7 @@ def _tell_others(runs: list[RunConfig], others: dict[str, str]) -> None:
     """Say whose runs are left to those who have submitted them."""
     names = {configuration.run_id(run) for run in runs}
     for user, number in Counter(user for name, user in others.items() if name in names).items():
-        print(f"{number} of them {user} has submitted; to make them yourself give a --runs-dir of your own")
+        tell(f"{number} of them {user} has submitted; to make them yourself give a --runs-dir of your own")
 
 
 def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
@@ -408,7 +409,7 @@ def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
             if cost.source == "unknown":
                 unknown += job.minutes / 60 * job.devices
     words = f"; at most {unknown:,.1f} device hours for each start of the unknown" if unknown else ""
-    print(
+    tell(
         f"{runs - len(expected)} of {runs} runs are made or queued; {len(expected)} to make in {len(jobs)} job arrays, "
         f"{costs.in_words(costs.total(expected))}; {reserved:,.0f} GPU hours of whole nodes{words}"
     )
@@ -437,14 +438,15 @@ def check(site: Site) -> int:
         raise
     record = records.read(folder) or {}
     if row["state"] != "finished":
-        print(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
+        tell(f"WRONG: the run is {row['state']}: {row.get('reason', '')}\n  {row.get('log', '')}; see job/log.txt")
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
     asks_for_gpus = any("gpu" in option for option in site.sbatch)
     if asks_for_gpus and record["device_kind"] != "gpu":
         wrong.append(f"no GPU was visible, though sbatch asks for some: the run was made on {record['device_name']}")
-    if record["device_kind"] == "gpu" and site.gpu not in record["device_name"]:
+    is_other_gpu = record["device_kind"] == "gpu" and site.gpu not in record["device_name"]
+    if is_other_gpu and site.scheduler == "slurm":
         wrong.append(f"gpu: {record['device_name']}, where the file says {site.gpu}")
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")

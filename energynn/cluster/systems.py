@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -123,4 +124,8 @@ def _check_type(key: str, value, annotation: str) -> None:
 def known() -> str:
     """The systems that there are, each with the first line of its file."""
     files = sorted(shipped("systems").glob("*.toml"))
-    return "\n".join(f"{path.stem:15} {path.read_text().splitlines()[0].lstrip('# ')}" for path in files)
+    lines = []
+    for path in files:
+        words = f"{path.stem:15} {path.read_text().splitlines()[0].lstrip('# ')}"
+        lines.append(textwrap.fill(words, 79, subsequent_indent=" " * 16, break_on_hyphens=False))
+    return "\n".join(lines)

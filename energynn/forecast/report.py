@@ -24,10 +24,10 @@ def fit(made: Calibration, errors: dict, path: Path) -> str:
         for question, of in questions.items():
             both = "  ".join(_errors(of[name]) for name in ("gpu_hours", "energy"))
             lines.append(f"  {predictor + ', ' + question:36}{both}")
-    lines += ["", "parameter           value       90 % interval  told by the data   meaning"]
+    lines += ["", "parameter           value           90 % interval  told by the data"]
     for name, of in calibration.describe(made.fit).items():
         ends = f"{of['low']:.3g} to {of['high']:.3g} {of['unit']}"
-        lines.append(f"  {name:13}{of['value']:10.4g}{ends:>24}{of['contraction']:10.0%}   {of['meaning']}")
+        lines.append(f"  {name:13}{of['value']:10.4g}{ends:>24}{of['contraction']:18.0%}\n      {of['meaning']}")
     lines += ["", *fitting.flags(made.fit), *made.notes]
     others = ", ".join(list(made.fits)[1:])
     lines.append(f"read as {made.fit.reading}; {others} is kept beside it, and intervals cover both where they differ")
@@ -39,24 +39,37 @@ def _errors(of: dict | None) -> str:
 
 
 def predictions(rows: list[dict]) -> str:
-    """One line a configuration, then what lies outside the calibrated runs."""
-    lines = [_HEAD + "   most of the time"]
+    """A configuration with what takes most of its time, then what lies outside the calibrated runs."""
+    lines = [_HEAD]
     for row in rows:
         causes = sorted(row["time_causes_h"].items(), key=lambda item: -item[1])[:3]
         whole = sum(row["time_causes_h"].values())
         words = ", ".join(f"{TIME_CAUSES.get(name, name)} {hours / whole:.0%}" for name, hours in causes)
-        lines.append(_line(row) + f"   {words}")
+        lines += [_line(row), f"{'':18}  most of the time: {words}"]
     lines += ["", *_outside(rows)]
     return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
 
 
-_HEAD = f"{'':14}{'devices':>8}{'LBS':>6}{'GBS':>7}{'hours':>33}{'GPU hours':>33}{'kWh':>33}"
+_HEAD = f"devices{'LBS':>5}{'GBS':>6}{'hours':>20}{'GPU hours':>20}{'kWh':>20}"
 
 
-def _line(row: dict, name: str = "") -> str:
-    sizes = f"{row['devices']:8}{row['local_batch_size']:6}{row['global_batch_size']:7}"
-    spans = f"{_span(row['time_h']):>33}{_span(row['gpu_hours']):>33}{_span(row['energy_kWh']):>33}"
-    return f"{name:14}{sizes}{spans}{' *' if row['outside'] else '  '}"
+def _line(row: dict) -> str:
+    sizes = f"{row['devices']:7}{row['local_batch_size']:5}{row['global_batch_size']:6}"
+    spans = "".join(f"{_short_span(row[name]):>20}" for name in ("time_h", "gpu_hours", "energy_kWh"))
+    return f"{sizes}{spans}{' *' if row['outside'] else ''}"
+
+
+def _short_span(of: dict[str, float | None]) -> str:
+    if of["value"] is None:
+        return "not known"
+    if of["low"] is None:
+        return _digits(of["value"])
+    return f"{_digits(of['value'])} ({_digits(of['low'])}-{_digits(of['high'])})"
+
+
+def _digits(value: float) -> str:
+    """Three digits, without an exponent where the number is large."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def _span(of: dict[str, float | None]) -> str:
@@ -77,7 +90,7 @@ def plan(found: Plan, most: int = 12) -> str:
     told = as_json(found)
     lines = [_HEAD]
     for name, row in told["choices"].items():
-        lines += [_line(row, name), f"{'':14}{row['reason']}"]
+        lines += [_line(row), f"{'':9}{name}: {row['reason']}"]
     pareto = told["pareto"]
     shown = pareto[:: max(1, len(pareto) // most)]
     lines += ["", f"nothing beats these in time, {UNITS['energy_kWh']} and GPU hours ({len(shown)} of {len(pareto)}):"]
@@ -148,7 +161,7 @@ def accuracy(answer: dict) -> str:
 
 def held_out(rows: list[dict]) -> str:
     """The forecasts beside the facts of each recipe, then what the few runs do not tell."""
-    lines = [f"{'':36}{'forecast (90 %)':>32}{'fact':>12}{'off':>8}   inside"]
+    lines = [f"{'':16}{'forecast (90 %)':>32}{'fact':>12}{'off':>9}   inside"]
     for row in rows:
         name = " ".join(filter(None, [row["workload"], row["stage"]]))
         for of in row["forecasts"]:
@@ -156,7 +169,7 @@ def held_out(rows: list[dict]) -> str:
             for quantity, unit in QUANTITIES.items():
                 if told := of.get(quantity):
                     off, inside = 100 * (told["value"] / told["fact"] - 1), "yes" if told["is_inside"] else "no"
-                    lines.append(f"  {unit:34}{_span(told):>32}{told['fact']:12.4g}{off:+7.0f} %   {inside}")
+                    lines.append(f"  {unit:14}{_span(told):>32}{told['fact']:12.4g}{off:+7.0f} %   {inside}")
     for row in rows:
         name = " ".join(filter(None, [row["workload"], row["stage"]]))
         lines += [
@@ -169,10 +182,10 @@ def held_out(rows: list[dict]) -> str:
 
 def remedies(rows: list[dict], run: RunConfig) -> str:
     """One line a remedy, the largest saving first."""
-    lines = [f"{'remedy':38}{'saves time':>16}{'energy':>16}   what narrows it"]
+    lines = [f"{'remedy, and what narrows it':38}{'saves time':>16}{'energy':>16}"]
     for row in rows:
         spans = [_percent(row[name]) for name in ("time_saving", "energy_saving")]
-        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}   {row['probe']}")
+        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}\n      {row['probe']}")
     of = f"of {run.workload} on {run.devices} devices with a local batch of {run.local_batch_size}"
     return "\n".join([*lines, "", f"{of}; ranges over loader-bound and GPU-bound; {rows[0]['provenance']}"])
 

@@ -6,15 +6,18 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import launchers
+from energynn.files import IS_CHECKOUT
 from energynn.measure import machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
+INSTALL = "make train-env" if IS_CHECKOUT else "to train, pip install 'energynn[train]'; to measure commands, nothing"
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
 PATIENCE_S = 30.0  # with all sensors together
 LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
@@ -52,10 +55,17 @@ def report(findings: list[Finding]) -> str:
     marks = {GOOD: "ok  ", WEAK: "WEAK", BAD: "BAD "}
     lines = []
     for finding in findings:
-        lines.append(f"{marks[finding.state]}  {finding.subject:14} {finding.found}")
+        name = f"{marks[finding.state]}  {finding.subject:14} "
+        lines.append(_filled(name + finding.found, len(name)))
         if finding.remedy:
-            lines.append(f"{'':6}{'':14}  -> {finding.remedy}")
+            lines.append(_filled(f"{'':{len(name)}} -> {finding.remedy}", len(name) + 4))
     return "\n".join(lines)
+
+
+def _filled(text: str, indent: int) -> str:
+    """Lines of 79 columns, all but the first indented."""
+    facts = dict(subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, 79, **facts)
 
 
 def as_json(findings: list[Finding]) -> dict:
@@ -169,13 +179,13 @@ def _package_findings() -> list[Finding]:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(package, BAD, "is not installed", "make train-env"))
+            findings.append(Finding(package, BAD, "is not installed", INSTALL))
             continue
         fits = version == PERUN_VERSION if package == "perun" else _release(version) >= (2, 7)
         if fits:
             findings.append(Finding(package, GOOD, version))
         else:
-            findings.append(Finding(package, BAD, version, f"install {wanted}: make train-env"))
+            findings.append(Finding(package, BAD, version, f"install {wanted}: {INSTALL}"))
     return findings
 
 

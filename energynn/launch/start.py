@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import segments
 from energynn.names import meant
-from energynn.progress import energy_words
+from energynn.progress import energy_words, tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
@@ -52,11 +51,11 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     run_dir = runs_dir / config.system / configuration.run_id(config)
     record = records.read(run_dir)
     if record and record["valid"]:
-        print(f"{run_dir.name}: a valid record exists; not run again", flush=True)
+        tell(f"{run_dir.name}: a valid record exists; not run again")
         return run_dir
     intent = intend(config, run_dir)
     for warning in preflight(intent):
-        print(textwrap.fill(f"energynn: warning: {warning}", 79, subsequent_indent="  "), flush=True)
+        tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
     held = lock(run_dir / START_LOCK)  # before anything is moved: the same run may be started twice in an instant
     if held is None:
@@ -88,13 +87,13 @@ def _supervised(intent: Intent, held: TextIO) -> None:
     supervisor = subprocess.Popen(command, pass_fds=[held.fileno()], **APART)
     try:
         for line in _with_power(supervisor.stdout, intent.run_dir, max(POWER_S, intent.config.devices / 4)):
-            print(line, end="", flush=True)
+            tell(line.removesuffix("\n"))
             if terminal:
                 terminal.write(line)
     except BaseException:  # the cell was interrupted: stop the run, but let its supervisor write the record
         supervisor.terminate()
         for line in supervisor.stdout:
-            print(line, end="", flush=True)
+            tell(line.removesuffix("\n"))
         raise
     finally:
         supervisor.wait()

@@ -26,6 +26,9 @@ BROWSER = next(
 )
 
 
+COMMAND = "20260101-000000-1-python"
+
+
 @pytest.fixture(scope="module")
 def page():
     """A browser page that records what it complains of and what it asks the network for."""
@@ -44,10 +47,14 @@ def page():
 
 
 @pytest.fixture(scope="module")
-def built(synthetic, executed):
-    """Report of a build with own runs that have a trace."""
+def built(synthetic, executed, tmp_path_factory):
+    """Report of a build with own runs that have a trace, and with a measured command."""
     folder = executed("with own runs", synthetic.write_study)
-    execute("90_explore", runs_dir=str(folder / "runs"), build_dir=str(folder), live=False)
+    runs_dir = shutil.copytree(folder / "runs", tmp_path_factory.mktemp("measured") / "runs")
+    command = {"command": "python train.py", "sampling_period_s": 0.04}
+    about = dict(workload="command", system="measured", run_id=COMMAND, config=command)
+    synthetic.write_run(runs_dir, config.make("resnet50", repeat=9), "estimated", time_s=30.0, **about)
+    execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
 
@@ -100,7 +107,7 @@ def test_a_click_in_the_report_shows_record_and_profile(built, page):
     assert "simulated" in before and lines(page) == 1  # it starts on a run that has a profile
     own = page.query_selector_all("#figure-explore g.mark-symbol.role-mark path")
     clicked = 0
-    for mark in reversed(own):  # the last ones are own runs; some lie under others
+    for mark in reversed(own[:-1]):  # the last one is a command, those before are own runs; some lie under others
         mark.scroll_into_view_if_needed()
         box = mark.bounding_box()
         page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -113,6 +120,56 @@ def test_a_click_in_the_report_shows_record_and_profile(built, page):
     run = shown[shown.index("run") :]
     assert any(text.startswith(("resnet50-n", "fourcastnet-")) for text in run) and "simulated" in run
     assert page.errors == []
+
+
+def click_on(page, mark, *keys):
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    for key in keys:
+        page.keyboard.down(key)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    for key in keys:
+        page.keyboard.up(key)
+    page.wait_for_timeout(300)
+
+
+def test_a_measured_command_is_in_explorer_and_report_and_stands_beside_a_run(built, page):
+    page.goto(built.as_uri())
+    page.wait_for_function("window.views.explore", timeout=60000)
+    assert "python train.py" in page.inner_text("#measured + div") and COMMAND in page.inner_text("#measured + div")
+    run = next(text for text in texts(page) if text.startswith(("resnet50-n", "fourcastnet-")))  # it starts on this
+    click_on(page, page.query_selector_all("#figure-explore g.mark-symbol.role-mark path")[-1], "Shift")
+    shown = texts(page)
+    assert {run, COMMAND, "python train.py", "measured command", "estimated"} <= set(shown)
+    assert lines(page) == 2 and page.errors == []
+
+
+def test_figures_have_the_papers_captions_and_own_runs_stand_apart(built):
+    text = re.sub(r"<script>.*?</script>", "", built.read_text(), flags=re.DOTALL)
+    headings = re.findall(r'<h3 id="([\w-]+)">', text)
+    assert all(f'href="#{heading}"' in text for heading in headings) and headings[-1] == "own-runs"
+    of_own_runs = text.partition('<h3 id="own-runs">')[2]
+    assert "figure-resnet50_own" in of_own_runs and "figure-resnet50_scaled_data" not in of_own_runs
+    numbers = json.loads((built.parent / "numbers.json").read_text())
+    lines_said = f"the lines in D are least squares through the origin from {numbers['node_gpus']['text']} GPUs on."
+    assert (
+        f"Points and bars as in “Energy against GPU hours”; short dashes join the runs of a series; {lines_said}"
+        in text
+    )
+    assert text.count("<figcaption>") == text.count('<div id="figure-') - len(report.INTERACTIVE)
+    assert "«" not in text and "#num" not in text
+
+
+def test_the_page_is_dark_where_the_reader_wants_it_and_figures_stay_on_white(built, page):
+    page.emulate_media(color_scheme="dark")
+    page.goto(built.as_uri())
+    page.wait_for_function("window.views.claims", timeout=60000)
+    colours = (
+        "[document.body, document.querySelector('#figure-claims')].map(one => getComputedStyle(one).backgroundColor)"
+    )
+    assert page.evaluate(colours) == ["rgb(23, 25, 29)", "rgb(255, 255, 255)"]
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(colours)[0] == "rgb(255, 255, 255)"
 
 
 def test_choices_and_brush_filter_the_points(built, page):
@@ -289,11 +346,13 @@ def test_results_stand_first_and_are_the_readmes(built):
         assert html.escape(answer) in report_text
 
 
-@pytest.mark.parametrize(("width", "height_at_most"), [(1440, 9000), (390, 12000)])
+@pytest.mark.parametrize(("width", "height_at_most"), [(1440, 9000), (390, 30000)])
 def test_the_report_fits_a_desktop_and_a_phone(page, built, width, height_at_most):
     page.set_viewport_size({"width": width, "height": 900})
     page.goto(built.as_uri())
     page.wait_for_function("Object.keys(window.views || {}).length >= 10")
     wide, high = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+    boxes = "[...document.querySelectorAll('.figure')].filter(one => one.scrollWidth > one.clientWidth + 1)"
+    sideways = page.evaluate(f"{boxes}.map(one => one.id)")  # figures that scroll in their box
     page.set_viewport_size({"width": 1300, "height": 1400})
-    assert wide <= width and high <= height_at_most
+    assert wide <= width and high <= height_at_most and sideways == []

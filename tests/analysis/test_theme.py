@@ -63,6 +63,12 @@ def test_colours_of_one_panel_differ_in_grey_and_for_a_deuteranope(name):
         assert np.linalg.norm(lab(one, DEUTERANOPE) - lab(other, DEUTERANOPE)) >= 15, (one, other)
 
 
+def test_colours_of_rings_and_squares_in_one_figure_are_not_alike():
+    fitted = [theme.SERIES[name] for name in ("R4", "R5", "R6", "F1", "F3", "F4", "F5", "T1")]
+    for one, other in itertools.combinations(fitted, 2):
+        assert np.linalg.norm(lab(one) - lab(other)) >= 20, (one, other)
+
+
 def test_okabes_and_itos_colours_would_fail_in_grey():
     assert abs(lab(theme.COLOURS[1])[0] - lab(theme.COLOURS[2])[0]) < 10
 

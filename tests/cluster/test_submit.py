@@ -126,7 +126,7 @@ def test_study_list_and_show(capsys):
     assert cli.main(["study", "show", "R1", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["R1"]
     assert shown["total"]["runs"] == len(shown["runs"]) == 45 and shown["total"]["published"] == 5
-    assert cli.main(["study", "show", "R5"]) == 0 and "5 x resnet50 n=16 LBS=16 GBS=256" in capsys.readouterr().out
+    assert cli.main(["study", "show", "R5"]) == 0 and "5 resnet50         16   16    256" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans

@@ -1,6 +1,7 @@
 """energynn forecast as a person uses it: fit, predict, plan, simulate; and one line for what cannot be done."""
 
 import json
+import sys
 
 import pytest
 
@@ -63,7 +64,30 @@ def test_tables_have_the_answer_first(capsys, fit_file):
     assert last == "estimated by a model fitted to published runs, intervals at 90 %"
     assert cli.main(["forecast", "plan", *RESNET50, "--fit", str(fit_file), "--deadline-h", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [lines[row].split("  ")[0] for row in (1, 3, 5)] == ["fastest", "most frugal", "balanced"]
+    assert [lines[row].split(":")[0].strip() for row in (2, 4, 6)] == ["fastest", "most frugal", "balanced"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("predict", "R1", "--fit", "FIT"),
+        ("predict", "-p", "devices", "512", "--fit", "FIT"),
+        ("plan", *RESNET50, "--fit", "FIT", "--deadline-h", "3"),
+        ("advise", *RESNET50, "--fit", "FIT", "-p", "devices", "4"),
+        ("probe", *RESNET50, "--dry-run"),
+        ("held-out", "--runs-dir", "RUNS", "--system", "horeka-a100"),
+        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "own.json"),
+    ],
+)
+def test_answers_fit_a_terminal_of_80_columns(capsys, fit_file, simulated, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)  # so that no path is long
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    places = {"FIT": tmp_path / "fit.json", "RUNS": tmp_path / "runs"}
+    places["FIT"].symlink_to(fit_file)
+    places["RUNS"].symlink_to(simulated)
+    assert cli.main(["forecast", *(places[word].name if word in places else word for word in words)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") > 3 and max(map(len, said.splitlines())) <= 80, said
 
 
 def test_plan_answers_on_a_fresh_clone(capsys):
