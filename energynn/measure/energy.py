@@ -345,21 +345,29 @@ def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarra
     edges = np.flatnonzero(np.diff(block_of)) + 1
     for begin, end in pairwise([0, *edges.tolist(), len(x)]):
         xs, ys = x[begin:end] - x[begin], y[..., begin:end]
-        mean_x, mean_y = _mean_around(xs), _mean_around(ys)
-        spread = _mean_around(xs * xs) - mean_x**2
-        slope = np.where(spread > 1e-9, (_mean_around(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
+        count = _count_around(len(xs))
+        mean_x, mean_y = _sum_around(xs) / count, _sum_around(ys) / count
+        spread = _sum_around(xs * xs) / count - mean_x**2
+        slope = np.where(
+            spread > 1e-9, (_sum_around(xs * ys) / count - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0
+        )
         result[..., begin:end] = mean_y + slope * (xs - mean_x)
     return result
 
 
-def _mean_around(values: np.ndarray) -> np.ndarray:
-    """At each point (the last axis) the mean of its neighbours, ``SMOOTHING`` to each side where there are as many."""
-    points, index = values.shape[-1], np.arange(values.shape[-1])
-    count = np.minimum(points, index + SMOOTHING + 1) - np.maximum(0, index - SMOOTHING)
+def _count_around(points: int) -> np.ndarray:
+    """How many points are no further from each of some than ``SMOOTHING``, itself included."""
+    index = np.arange(points)
+    return np.minimum(points, index + SMOOTHING + 1.0) - np.maximum(0.0, index - SMOOTHING)
+
+
+def _sum_around(values: np.ndarray) -> np.ndarray:
+    """At each point (the last axis) the sum of these neighbours."""
+    points = values.shape[-1]
     sums = np.zeros((*values.shape[:-1], points + 2 * SMOOTHING + 1))  # its ends go on as they are
     np.cumsum(values, axis=-1, out=sums[..., SMOOTHING + 1 : SMOOTHING + 1 + points])
     sums[..., SMOOTHING + 1 + points :] = sums[..., [SMOOTHING + points]]
-    return (sums[..., 2 * SMOOTHING + 1 :] - sums[..., :points]) / count
+    return sums[..., 2 * SMOOTHING + 1 :] - sums[..., :points]
 
 
 # --------------------------------------------------------------------------------------------------- energy of windows
@@ -459,13 +467,13 @@ def doubtful_J(entries: list[dict], checks: list[dict]) -> dict[str, float]:
         elif own and not known_J and component != "ram":
             doubtful[component] = float("inf")
     whole = {(e["host"], e["device"]) for e in entries if e.get("checks") and e.get("coverage", 0.0) >= WHOLE_CHECK}
+    contradicted: dict[tuple, float] = {}  # of a device that has two powers, by the one that differs more
     for check in checks:
-        if (
-            check["flagged"]
-            and abs(check["gap"]) > SYSTEMATIC["measured"]
-            and (check["host"], check["device"]) in whole
-        ):
-            doubtful["gpu"] = doubtful.get("gpu", 0.0) + abs(check["power_J"] - check["counter_J"])
+        device, off_J = (check["host"], check["device"]), abs(check["power_J"] - check["counter_J"])
+        if check["flagged"] and abs(check["gap"]) > SYSTEMATIC["measured"] and device in whole:
+            contradicted[device] = max(off_J, contradicted.get(device, 0.0))
+    if contradicted:
+        doubtful["gpu"] = doubtful.get("gpu", 0.0) + sum(contradicted.values())
     return doubtful
 
 
