@@ -31,7 +31,7 @@ LEAST_COVERAGE = 0.99
 WORTH_A_PROCESS = 200  # records: to check fewer takes no longer than to start processes
 MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 # Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
-ACCOUNTING = 2
+ACCOUNTING = 3
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
