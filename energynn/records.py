@@ -31,7 +31,7 @@ LEAST_COVERAGE = 0.99
 WORTH_A_PROCESS = 200  # records: to check fewer takes no longer than to start processes
 MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 # Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
-ACCOUNTING = 2
+ACCOUNTING = 3
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
@@ -193,7 +193,9 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
 
 def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
-    paths = [path for path in sorted(run_dir.rglob("*")) if path.is_file() and _is_raw(path.relative_to(run_dir))]
+    names = [Path(folder, name).relative_to(run_dir) for folder, _, files in os.walk(run_dir) for name in files]
+    names = sorted(name for name in names if _is_raw(name))
+    paths = [run_dir / name for name in names if (run_dir / name).is_file()]
     sizes_B = [path.stat().st_size for path in paths]
     if sum(sizes_B) < WORTH_A_PROCESS_B:
         digests = [sha256(path) for path in paths]

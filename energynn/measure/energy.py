@@ -143,6 +143,16 @@ def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
     return curve
 
 
+def _over_edges(curve: Curve, start_ns: int, end_ns: int) -> Curve:
+    """A window may begin before a power's first reading, or end after its last: less than a period is no gap."""
+    period_ns = int(curve.period_s * 1e9)
+    if curve.watts is not None and 0 < curve.t_ns[0] - start_ns:
+        curve = _prolonged(curve, 0, max(start_ns, curve.t_ns[0] - period_ns))
+    if curve.watts is not None and 0 < end_ns - curve.t_ns[-1]:
+        curve = _prolonged(curve, -1, min(end_ns, curve.t_ns[-1] + period_ns))
+    return curve
+
+
 def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
     """A curve with one more knot beyond its first (``edge`` 0) or last (-1)."""
     length_ns = end_ns - curve.t_ns[edge]
@@ -272,17 +282,17 @@ def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) 
         shaped = _shaped_by_power(t_ns, energy_J, watts, new, breaks)
         if shaped is not None:
             return Curve(**reads, t_ns=t_ns, variance_J2=judgement.variance_J2, **shaped)
-    update_s = reads["sensor"].get("update_s")
-    late_s = np.concatenate([[np.inf], np.diff(t_ns)[new - 1] / 1e9])
+    update_s, since_s = reads["sensor"].get("update_s"), np.diff(t_ns)[new - 1] / 1e9  # the reading before
+    is_known = update_s is not None or len(new) <= 0.9 * (len(t_ns) - 1)
     if update_s is None:
         update_s = _update_seen_in_samples(t_ns, new, period_s)
-        if len(new) > 0.9 * (len(t_ns) - 1):
-            late_s[:] = 0.0  # nobody knows, and it may be a thousandth of the period
-    late_ns = (np.minimum(late_s, update_s) * 5e8).astype(np.int64)
+    late_s = np.minimum(np.concatenate([[np.inf], since_s]), update_s)  # at most
+    edge_s = BOUNDED * np.sqrt(np.mean(late_s[1:] ** 2) / 12 * 2 / 3)
+    if not is_known:
+        late_s[:] = 0.0  # it may be a thousandth of the period
     knots = np.concatenate([[0], new])
-    knots_ns = t_ns[knots] - late_ns
+    knots_ns = t_ns[knots] - (late_s * 5e8).astype(np.int64)
     knots_J, variance_J2 = energy_J[knots], judgement.variance_J2[knots]
-    edge_s = BOUNDED * min(update_s, period_s) / np.sqrt(12) * np.sqrt(2 / 3)
     edges, added = CounterEdges(knots_ns, knots_J, edge_s), (0, 0)
     if t_ns[-1] > knots_ns[-1]:
         # The last reading is a knot, too: it goes on as before, unless the counter has stood still for some steps.
@@ -345,21 +355,29 @@ def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarra
     edges = np.flatnonzero(np.diff(block_of)) + 1
     for begin, end in pairwise([0, *edges.tolist(), len(x)]):
         xs, ys = x[begin:end] - x[begin], y[..., begin:end]
-        mean_x, mean_y = _mean_around(xs), _mean_around(ys)
-        spread = _mean_around(xs * xs) - mean_x**2
-        slope = np.where(spread > 1e-9, (_mean_around(xs * ys) - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0)
+        count = _count_around(len(xs))
+        mean_x, mean_y = _sum_around(xs) / count, _sum_around(ys) / count
+        spread = _sum_around(xs * xs) / count - mean_x**2
+        slope = np.where(
+            spread > 1e-9, (_sum_around(xs * ys) / count - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0
+        )
         result[..., begin:end] = mean_y + slope * (xs - mean_x)
     return result
 
 
-def _mean_around(values: np.ndarray) -> np.ndarray:
-    """At each point (the last axis) the mean of its neighbours, ``SMOOTHING`` to each side where there are as many."""
-    points, index = values.shape[-1], np.arange(values.shape[-1])
-    count = np.minimum(points, index + SMOOTHING + 1) - np.maximum(0, index - SMOOTHING)
+def _count_around(points: int) -> np.ndarray:
+    """How many points are no further from each of some than ``SMOOTHING``, itself included."""
+    index = np.arange(points)
+    return np.minimum(points, index + SMOOTHING + 1.0) - np.maximum(0.0, index - SMOOTHING)
+
+
+def _sum_around(values: np.ndarray) -> np.ndarray:
+    """At each point (the last axis) the sum of these neighbours."""
+    points = values.shape[-1]
     sums = np.zeros((*values.shape[:-1], points + 2 * SMOOTHING + 1))  # its ends go on as they are
     np.cumsum(values, axis=-1, out=sums[..., SMOOTHING + 1 : SMOOTHING + 1 + points])
     sums[..., SMOOTHING + 1 + points :] = sums[..., [SMOOTHING + points]]
-    return (sums[..., 2 * SMOOTHING + 1 :] - sums[..., :points]) / count
+    return sums[..., 2 * SMOOTHING + 1 :] - sums[..., :points]
 
 
 # --------------------------------------------------------------------------------------------------- energy of windows
@@ -377,7 +395,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
         entry = {**curve.sensor, "host": curve.host, "samples": int(inside.sum())}
         entry["failed_reads"] = int(((curve.failed_ns >= start_ns) & (curve.failed_ns <= end_ns)).sum())
         if end_ns > start_ns:
-            entry["energy_J"], sd_J = curve.between(start_ns, end_ns)
+            entry["energy_J"], sd_J = _over_edges(curve, start_ns, end_ns).between(start_ns, end_ns)
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
             if curve.watts is not None:
@@ -459,13 +477,13 @@ def doubtful_J(entries: list[dict], checks: list[dict]) -> dict[str, float]:
         elif own and not known_J and component != "ram":
             doubtful[component] = float("inf")
     whole = {(e["host"], e["device"]) for e in entries if e.get("checks") and e.get("coverage", 0.0) >= WHOLE_CHECK}
+    contradicted: dict[tuple, float] = {}  # of a device that has two powers, by the one that differs more
     for check in checks:
-        if (
-            check["flagged"]
-            and abs(check["gap"]) > SYSTEMATIC["measured"]
-            and (check["host"], check["device"]) in whole
-        ):
-            doubtful["gpu"] = doubtful.get("gpu", 0.0) + abs(check["power_J"] - check["counter_J"])
+        device, off_J = (check["host"], check["device"]), abs(check["power_J"] - check["counter_J"])
+        if check["flagged"] and abs(check["gap"]) > SYSTEMATIC["measured"] and device in whole:
+            contradicted[device] = max(off_J, contradicted.get(device, 0.0))
+    if contradicted:
+        doubtful["gpu"] = doubtful.get("gpu", 0.0) + sum(contradicted.values())
     return doubtful
 
 

@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,7 +27,7 @@ import numpy as np
 
 from energynn.launchers import ranks_of_this_host
 from energynn.processes import end_forks_with_this, end_with_parent
-from energynn.reading import require_file, require_plain_hdf5
+from energynn.reading import Hdf5, require_file, require_plain_hdf5
 
 if TYPE_CHECKING:
     from energynn.measure.sensors import Sensor
@@ -380,9 +381,8 @@ def read_runs(path: Path) -> list[PerunRun]:
     try:
         require_file(path)
         with h5py.File(path, "r") as file:
-            require_plain_hdf5(file, MOST_VALUES)
-            ((application, root),) = file.items()
-            runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
+            ((application, root),) = require_plain_hdf5(file, MOST_VALUES).members.items()
+            runs = [_read_run(application, name, run) for name, run in root.members["nodes"].members.items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
     if not runs:
@@ -390,36 +390,57 @@ def read_runs(path: Path) -> list[PerunRun]:
     return sorted(runs, key=lambda run: str(run.attributes.get("execution_dt", run.name)))
 
 
-def _read_run(application: str, name: str, run) -> PerunRun:
+def _read_run(application: str, name: str, run: Hdf5) -> PerunRun:
     hosts, sensors = set(), []
-    for round_name, round_ in run["nodes"].items():
-        for host, node in round_["nodes"].items():
+    for round_name, round_ in run.members["nodes"].members.items():
+        for host, node in round_.members["nodes"].members.items():
             hosts.add(host)
-            for component, group in node["nodes"].items():
+            for component, group in node.members["nodes"].members.items():
                 sensors += _read_sensors(group, round_name, host, component)
-    reported_J = float(run["metrics/ENERGY"].attrs["sum"]) if "metrics/ENERGY" in run else None
-    attributes = {name: run.attrs[name] for name in ORIGIN if name in run.attrs}
+    metrics, told = run.members.get("metrics"), _attributes(run)
+    total = metrics and metrics.members.get("ENERGY")
+    reported_J = float(_attributes(total)["sum"]) if total else None
+    attributes = {name: told[name] for name in ORIGIN if name in told}
     return PerunRun(application, name, attributes, reported_J, sorted(hosts), sensors)
 
 
-def _read_sensors(group, round_name: str, host: str, component: str) -> list[PerunSensor]:
+def _read_sensors(group: Hdf5, round_name: str, host: str, component: str) -> list[PerunSensor]:
     """The sensors of one component of a host; a component that perun knows but did not read has none."""
     sensors = []
-    for name, sensor in group["nodes"].items() if "nodes" in group else ():
-        raw = sensor["raw_data"]
-        seconds = raw["timesteps"][:].astype("float32") * np.float32(raw["timesteps"].attrs["mag"].item())
+    for name, sensor in group.members["nodes"].members.items() if "nodes" in group.members else ():
+        raw = sensor.members["raw_data"].members
+        times = raw["timesteps"]
+        seconds = _numbers(times).astype("float32") * np.float32(_attributes(times)["mag"].item())
         values = _read_series(raw["values"])
         kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
         counter = kept if kept.unit == "J" else None
         if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
-            raise ValueError(f"{sensor.name}: its times and values do not match")
+            raise ValueError(f"{sensor.path}: its times and values do not match")
         sensors.append(PerunSensor(round_name, host, component, name, seconds, values, counter))
     return sensors
 
 
-def _read_series(dataset) -> Series:
-    facts = dataset.attrs
-    return Series(dataset[:], facts["unit"], float(facts["mag"].item()), float(facts.get("valid_max", np.inf)))
+def _read_series(dataset: Hdf5) -> Series:
+    facts = _attributes(dataset)
+    valid_max = float(facts["valid_max"]) if "valid_max" in facts else np.inf
+    return Series(_numbers(dataset), facts["unit"], float(facts["mag"].item()), valid_max)
+
+
+def _attributes(of: Hdf5) -> Mapping:
+    from h5py import AttributeManager
+
+    return AttributeManager(of)
+
+
+def _numbers(dataset: Hdf5) -> np.ndarray:
+    """All numbers of a data set. Raises TypeError for what has no row of them."""
+    from h5py import h5s
+
+    if not dataset.id.shape:
+        raise TypeError(f"{dataset.path}: is no row of numbers")
+    numbers = np.empty(dataset.id.shape, dataset.id.dtype)
+    dataset.id.read(h5s.ALL, h5s.ALL, numbers)
+    return numbers
 
 
 def read_hdf5(path: Path, run: str | None = None) -> dict:

@@ -31,9 +31,9 @@ LIMITS_S = {
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
 }
-# Of a line of a sample as the sampler writes it, all but these characters stays where the numbers are left out, and
-# only these go where the numbers are to be left alone.
-NUMBER, WORDS, COMMA_FOR_NEWLINE = b"0123456789.", b'{}[]":twdv', bytes.maketrans(b"\n", b",")
+# A line of a sample as the sampler writes it: how it begins, what follows its first commas, and how it ends.
+BEGIN, AFTER_COMMAS, END = b'{"t":', (b'"w":', b'"d":', b'"v":['), b"]}\n"
+WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
 PERCENTILES = (50, 95, 99)  # of the time between samples
 LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
 BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
@@ -196,7 +196,7 @@ class Reader:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
         text, found = b",".join(lines), []
         # Where all begin with a brace and there is no bracket, no object can go on in the next line.
-        if b"[" not in text and all(line.startswith(b"{") for line in lines):
+        if b"[" not in text and text.startswith(b"{") and text.count(b"\n,{") == len(lines) - 1:
             with contextlib.suppress(*ILL_TYPED):
                 found = json.loads(b"[%b]" % text)
         for line in found if len(found) == len(lines) else lines:
@@ -223,16 +223,14 @@ class Reader:
     def _take_at_once(self, block: bytes) -> bool:
         """Take lines of samples; False, and nothing is taken, where one is not as the sampler writes it."""
         sensors = len(self.header["sensors"]) if self.header else 0
-        words = b'{"t":,"w":,"d":,"v":[' + b"," * (sensors - 1) + b"]}\n"
-        has_nulls, has_points = b"n" in block, b"." in block
-        left = (block.replace(b"null", b"") if has_nulls else block).translate(None, NUMBER)
-        lines = len(left) // len(words)
-        if left != words * lines:
+        lines, nulls = block.count(b"\n"), block.count(b"null")
+        if not lines or not _has_only_numbers(block, lines, sensors, nulls):
             return False
         numbers = b"," + block.translate(COMMA_FOR_NEWLINE, WORDS)
-        if has_nulls:
+        if nulls:
             numbers = numbers.replace(b",null", b",-1")
-        if LEADING_ZERO.search(numbers) or has_nulls and b"null" in numbers:
+        has_points = b"." in block
+        if b",0" in numbers and LEADING_ZERO.search(numbers) or nulls and b"null" in numbers:
             return False
         if has_points and any(odd in numbers for odd in (b",.", b".,", b"-1.")):
             return False
@@ -246,10 +244,11 @@ class Reader:
         except (ValueError, DeprecationWarning):
             return False
         moments, readings = whole[:, :2], values[:, 3:]
-        is_too_large = whole.max() == np.iinfo(np.int64).max
-        if is_too_large or whole[:, :3].min() < 0 or readings.min() < -1 or (moments != values[:, :2]).any():
+        if whole.max() == np.iinfo(np.int64).max or has_points and (moments != values[:, :2]).any():
             return False
-        if has_nulls:
+        if nulls:
+            if whole[:, :3].min() < 0 or readings.min() < -1:
+                return False
             readings[readings < 0] = np.nan
         self.times.frombytes(moments[:, 0].tobytes())
         self.walls.frombytes(moments[:, 1].tobytes())
@@ -306,6 +305,25 @@ class Reader:
             unreadable_lines=self.unreadable,
             thinned_s=self.thinned_s,
         )
+
+
+def _has_only_numbers(block: bytes, lines: int, sensors: int, nulls: int) -> bool:
+    """Whether each line has the words of a sample where the sampler puts them, and else digits and points alone."""
+    text = np.frombuffer(block, np.uint8)
+    commas, ends = np.flatnonzero(text == ord(",")), np.flatnonzero(text == ord("\n")) + 1
+    words_B = len(BEGIN + b"".join(AFTER_COMMAS) + END) + sensors + 2
+    numbers_B = np.count_nonzero(text - np.uint8(ord("0")) < 10) + block.count(b".") + 4 * nulls
+    if len(commas) != lines * (sensors + 2) or ends[-1] != len(text) or len(text) != numbers_B + lines * words_B:
+        return False
+    commas = commas.reshape(lines, sensors + 2)
+    places = [(BEGIN, np.append(0, ends[:-1])), (END, ends - len(END))]
+    places += [(word, commas[:, number] + 1) for number, word in enumerate(AFTER_COMMAS)]
+    return all(_stands_at(text, word, begins) for word, begins in places)
+
+
+def _stands_at(text: np.ndarray, word: bytes, begins: np.ndarray) -> bool:
+    """Whether a word begins at each of some places of a text."""
+    return all((text.take(begins + at, mode="clip") == letter).all() for at, letter in enumerate(word))
 
 
 def _lines_apart(file, begin_B: int, end_B: int, apart_B: float) -> bytes:

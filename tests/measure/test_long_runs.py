@@ -66,6 +66,8 @@ def some_lines(random):
             line = line[:at] + bytes([random.integers(256)]) + line[at + 1 :]
         if kind == 4:
             line = line[:at] + line[at + random.integers(5) :]
+        if kind == 6:
+            line = line[:at] + b"5" + line[at:]
         lines.append(line)
         if kind == 5:
             lines.append(OTHERS[random.integers(len(OTHERS))])

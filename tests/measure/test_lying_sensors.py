@@ -95,6 +95,9 @@ def machine(kind, gpu_load, t, random):
         return found + gpu(t, random, gpu_load)
     if kind == "counter and mean power":
         return found + gpu(t, random, gpu_load, power="averaged")
+    if kind == "counter and both powers":
+        mean, *values = gpu(t, random, gpu_load, power="averaged")[1]
+        return found + gpu(t, random, gpu_load) + [(mean | {"id": "gpu_0_power_mean"}, *values)]
     if kind == "counter":
         return found + gpu(t, random, gpu_load, power=None)
     if kind == "power":
@@ -312,6 +315,17 @@ def test_what_another_sensor_or_a_neighbour_tells_is_not_lost(tmp_path, kind, li
     record, reasons, truth = outcome(tmp_path, kind, lies, fault, "constant")
     assert not reasons and not wrong(record, truth)
     assert all(f"energy_{component}_J" in record for component in truth)
+
+
+@pytest.mark.parametrize("fault", ["always x 1.3", "always x 0.5"])
+def test_a_counter_that_lies_is_doubted_once_where_its_device_has_two_powers(tmp_path, fault):
+    intervals_J = []
+    for kind in ("counter and power", "counter and both powers"):
+        (tmp_path / kind).mkdir()
+        record, reasons, truth = outcome(tmp_path / kind, kind, "gpu_0_energy", fault, "constant")
+        assert reasons and not wrong(record, truth)
+        intervals_J.append(record["energy_gpu_statistical_J"])
+    assert intervals_J[1] == pytest.approx(intervals_J[0], rel=0.03)
 
 
 def table(folder) -> str:
