@@ -149,6 +149,9 @@ class RunConfig:
         choices=("none", "bfloat16"),
         is_later=True,
     )
+    gradient_buckets: bool = parameter(
+        False, "gradients stay in the buckets in which they travel: one copy less, the same numbers", is_later=True
+    )
     gradient_noise_steps: int = parameter(
         0,
         "steps of the optimizer from one look at the norms of the gradients to the next, of each local batch and of "
@@ -182,7 +185,14 @@ class RunConfig:
         0.25, "seconds between two of perun's samples; the study: 1", least=0.1, most=60
     )
     collective_timeout_s: float = parameter(
-        120.0, "seconds after which a rank that waits for others fails", least=1, most=86_400
+        120.0, "seconds after which a rank that waits for others in the training fails", least=1, most=86_400
+    )
+    setup_timeout_s: float = parameter(
+        1800.0,
+        "the same before the training: data are listed for the first time, checkpoints read, code compiled",
+        least=1,
+        most=86_400,
+        is_later=True,
     )
     save_weights: bool = parameter(False, "keep the weights when the run has ended")
     checkpoint_period_s: float = parameter(
@@ -355,6 +365,9 @@ PAPER = {"resnet50": LOADING | IMAGENET, "fourcastnet": LOADING | ERA5 | AFNO}
 FAST = dict(
     precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, persistent_workers=True
 )
+FAST |= dict(gradient_buckets=True)
+# compile stays off: nobody has seen it on a GPU here, and it needs a C compiler, and before each training about as long
+# as a run of the study gpu takes. `-p compile true` tries it.
 FAST_IMAGES = dict(
     channels_last=True,
     uint8_to_device=True,
@@ -676,7 +689,7 @@ def document() -> str:
         for name, known in parameters.items():
             lines.append(f"| `{name}` | {_kind(name, group)} | {_default(name, group)} | {_explanation(known)} |")
     for workload in CONFIGS:
-        presets = {preset: to_dict(make(workload, preset=preset)) for preset in PRESETS}
+        presets = {preset: dataclasses.asdict(make(workload, preset=preset)) for preset in PRESETS}
         lines += ["", f"## Presets of {workload}", "", f"| parameter | {' | '.join(presets)} |", "|---|---|---|---|"]
         for name in presets["smoke"]:
             values = [str(made[name]) for made in presets.values()]

@@ -17,7 +17,7 @@ __all__ = ["Window", "compare", "load", "trace", "window"]
 
 UNITS = {"Wh": "Wh", "kWh": "kWh", "kW": "kW", "W": "W", "h": "h", "hours": "h", "percent": "%", "m": "m"}
 TEXTS = ("origin", "series", "name", "workload", "stage", "dataset", "system", "device_kind", "device_name")
-TEXTS += ("provenance", "run_dir")
+TEXTS += ("recipe_at_any_pace", "preset", "loader", "provenance", "run_dir")
 
 
 def load(runs_dir: str | Path = "runs") -> xr.Dataset:

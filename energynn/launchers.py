@@ -15,6 +15,7 @@ SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun s
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
 LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
+AFTER_A_LOSS = "its own last lines, or its host's log, say why; started again, the run goes on from its checkpoint"
 
 
 # --------------------------------------------------------------------------------------------- what a rank is told

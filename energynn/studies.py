@@ -160,7 +160,7 @@ def gpu(dry_run: bool = False) -> list[RunConfig]:
     """What one GPU needs by local batch size, update rate, recipe and loader, in a seeded random order.
 
     ResNet50 on images that stay on the device, also at a part of its rate, and through the loader; FourCastNet at full
-    size on random states. Figures: own points of notebooks 20 and 30. Hardware: one NVIDIA GPU with 80 GB. Command:
+    size on random states. Figures: notebooks/45_one_gpu. Hardware: one NVIDIA GPU with 80 GB. Command:
     `make gpu-study`. Cost: nine minutes, about 0.07 kWh. Expected: energy per sample falls with the local batch size,
     and with the fast recipe much further; the paper's loader keeps the GPU waiting. ``dry_run``: the same points in
     small on CPU cores.

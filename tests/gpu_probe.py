@@ -19,7 +19,8 @@ import torch
 
 from energynn.measure import machine, sensors
 
-IDLE_S, WAVE_S, HALF_WAVE_S = 5.0, 20.0, 1.0
+IDLE_S, STEPS_S, WAVE_S, HALF_WAVE_S = 5.0, 5.0, 20.0, 1.0
+SETTLE_S = 2.0  # until what the start of a context stirred up is over
 
 
 def facts() -> dict:
@@ -35,7 +36,7 @@ def facts() -> dict:
     }
 
 
-def counter_steps(seconds: float = 5.0) -> dict:
+def counter_steps(seconds: float) -> dict:
     """How often and by how much each counter and power changes, asked every millisecond, and what asking costs."""
     found, _ = sensors.nvml_sensors()
     changes: dict[str, list] = {sensor.id: [] for sensor in found}
@@ -83,7 +84,7 @@ def mean_powers_W(seconds: float) -> dict:
 
 def product(device: str, dtype: torch.dtype):
     """A matrix product on random numbers, and its operations."""
-    size = 8192 if device == "cuda" else 512
+    size = 8192 if device == "cuda" else 128
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return partial(torch.mm, a, b), 2 * size**3
 
@@ -96,17 +97,24 @@ def wait(device: str) -> None:
 def square_wave(device: str) -> dict:
     """A load that is there for a second and away for one: the edges by our clock, and what the sensors say."""
     work, _ = product(device, torch.bfloat16 if device == "cuda" else torch.float32)
-    lines, edges = [], []
-    watcher = threading.Thread(target=lambda: lines.extend(trace(WAVE_S)))
-    watcher.start()
-    while watcher.is_alive():
-        edges.append(["on", time.monotonic()])
-        while time.monotonic() < edges[-1][1] + HALF_WAVE_S:
-            work()
-            wait(device)
-        edges.append(["off", time.monotonic()])
-        time.sleep(HALF_WAVE_S)
-    watcher.join()
+    edges, is_over = [], threading.Event()
+
+    def load() -> None:
+        while not is_over.is_set():
+            edges.append(["on", time.monotonic()])
+            while time.monotonic() < edges[-1][1] + HALF_WAVE_S:
+                work()
+                wait(device)
+            edges.append(["off", time.monotonic()])
+            is_over.wait(HALF_WAVE_S)
+
+    worker = threading.Thread(target=load)
+    worker.start()
+    try:
+        lines = trace(WAVE_S)
+    finally:
+        is_over.set()
+        worker.join()
     return {"sensors": [sensor.id for sensor in sensors.nvml_sensors()[0]], "edges": edges, "lines": lines}
 
 
@@ -122,7 +130,7 @@ def ceilings(device: str) -> dict:
         work, operations = product(device, dtype)
         rates[f"{name}_TFLOP_per_s"] = operations / best_s(work, device) / 1e12
     torch.backends.cuda.matmul.allow_tf32 = False
-    source = torch.zeros(2**30 if device == "cuda" else 2**24, device=device)
+    source = torch.zeros(2**30 if device == "cuda" else 2**20, device=device)
     rates["copy_GB_per_s"] = 2 * 4 * len(source) / best_s(source.clone, device) / 1e9
     return rates
 
@@ -152,13 +160,13 @@ def main(folder: Path) -> None:
     def context() -> dict:
         torch.zeros(1, device=device)
         wait(device)
-        time.sleep(2.0)  # what the start stirred up is over
+        time.sleep(SETTLE_S)
         return mean_powers_W(IDLE_S)
 
     parts = {
         "facts": facts,
         "nvidia_smi": partial(smi, folder),
-        "counter_steps_idle": counter_steps,
+        "counter_steps_idle": partial(counter_steps, STEPS_S),
         "idle_without_context_W": partial(mean_powers_W, IDLE_S),
         "idle_with_context_W": context,
         "ceilings": partial(ceilings, device),

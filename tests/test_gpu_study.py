@@ -1,7 +1,10 @@
 """The study for one GPU, before there is one: what its points can tell, what it brings home, and when it ends."""
 
 import importlib.metadata
+import importlib.util
+import json
 import subprocess
+import sys
 import tarfile
 from functools import partial
 
@@ -13,6 +16,7 @@ from energynn.cluster import local
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
+from tests import gpu_probe
 
 GRID = studies.gpu_grid()
 ANCHOR = config.to_dict(GRID[0])
@@ -32,28 +36,33 @@ def rates_per_s(runs, t0_s=0.008, t1_s=0.0007):
 
 
 def fits(runs, random, b_J=0.1, c_J=2.0, a_W=120.0, noise=0.01):
-    """What a fit of power = a + b samples/s + c updates/s + drift gives for b and c, and half their 95 % intervals."""
+    """What a fit of power = a + b samples/s + c updates/s + drift gives for b and c, and half their 95 % intervals.
+
+    As in notebook 45, weights are 1 / P^2. Noise is in proportion to power, and without weights the interval of c held
+    the truth in 91 % of the worlds without b: the run with most updates decides c alone, and there draws the most.
+    """
     samples, updates = rates_per_s(runs)
     place = np.linspace(0, 1, len(runs))
     truth_W = a_W + b_J * samples + c_J * updates + 10 * place
     power_W = truth_W * (1 + random.normal(0, noise, len(runs)))
     columns = np.column_stack([np.ones(len(runs)), samples, updates, place])
-    inverse = np.linalg.pinv(columns.T @ columns)
-    found = inverse @ columns.T @ power_W
-    sd_W = np.sqrt(((power_W - columns @ found) ** 2).sum() / (len(runs) - 4))
-    return found[1:3], 2.2 * sd_W * np.sqrt(np.diag(inverse))[1:3]  # t of 11 degrees of freedom
+    weighted, one = columns / power_W[:, None], np.ones(len(runs))
+    inverse = np.linalg.pinv(weighted.T @ weighted)
+    found = inverse @ weighted.T @ one
+    sd = np.sqrt(((one - weighted @ found) ** 2).sum() / (len(runs) - 4))
+    return found[1:3], 2.2 * sd * np.sqrt(np.diag(inverse))[1:3]  # t of 11 degrees of freedom
 
 
 def test_the_grid_tells_samples_from_updates():
     assert len(ON_DEVICE) == 15
-    random, hits = np.random.default_rng(0), np.zeros(2)
+    random, (samples, updates) = np.random.default_rng(0), rates_per_s(ON_DEVICE)
     for truth in ((0.1, 2.0), (0.1, 0.0), (0.0, 2.0), (0.0, 0.0)):
-        for _ in range(100):
+        hits = np.zeros(2)
+        for _ in range(500):
             found, half = fits(ON_DEVICE, random, *truth)
             hits += np.abs(found - truth) <= half
-            samples, updates = rates_per_s(ON_DEVICE)
             assert (half * [np.ptp(samples), np.ptp(updates)]).max() < 12, "W, over the range of the grid"
-    assert (hits >= 360).all(), hits
+        assert (hits >= 465).all(), (truth, hits)  # 95 % are expected; 90 of 100 is what is asked for
 
 
 def test_an_lbs_sweep_alone_cannot_tell_them():
@@ -90,6 +99,12 @@ def test_points_are_as_a_gpu_needs_them():
                 )
     assert len({run.local_batch_size for run in ON_DEVICE if not run.step_period_s}) >= 5
     assert {run.sampling_period_s for run in ON_DEVICE} == {0.02, 0.2}, "what sampling costs"
+
+
+def test_the_memory_that_is_needed_is_said():
+    """The paper's recipe keeps 44 GB at a local batch size of 512."""
+    places = [studies.gpu.__doc__, studies.gpu_grid.__doc__, (REPOSITORY / "docs/gpu.md").read_text()]
+    assert all("80 GB" in " ".join(words.split()) for words in places)
 
 
 @pytest.mark.parametrize("study", [studies.gpu, studies.gpu_grid])
@@ -186,3 +201,29 @@ def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):
 def test_the_makefile_knows_both_lengths(words, expected):
     done = subprocess.run(["make", "-n", "gpu-study", *words], cwd=REPOSITORY, capture_output=True, text=True)
     assert expected in " ".join(done.stdout.replace("\\", "").split()), done.stdout + done.stderr
+
+
+def test_the_probe_tells_what_an_imagined_gpu_is(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("pynvml", REPOSITORY / "tests/measure/fake_sensors/pynvml.py")
+    fake = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    gpu = {"shape": "square", "rhythm_s": 0.2, "low_W": 100, "high_W": 500, "update_s": 0.05, "averaged": True}
+    monkeypatch.setenv("FAKE_GPUS", json.dumps([gpu]))
+    for name, seconds in (("IDLE_S", 0.6), ("STEPS_S", 1.0), ("WAVE_S", 0.6), ("HALF_WAVE_S", 0.1), ("SETTLE_S", 0.0)):
+        monkeypatch.setattr(gpu_probe, name, seconds)
+    gpu_probe.main(tmp_path)
+    found = json.loads((tmp_path / "gpu-probe.json").read_text())
+    faults = {name: part for name, part in found.items() if isinstance(part, dict) and "error" in part}
+    assert set(faults) <= {"nvidia_smi"}, faults
+    counter = found["counter_steps_idle"]["gpu_0_energy"]
+    assert counter["interval_p5_p50_p95_s"][1] == pytest.approx(0.05, rel=0.1) and counter["read_median_s"] < 0.01
+    for part in ("idle_without_context_W", "idle_with_context_W", "idle_after_load_W"):
+        assert found[part]["gpu_0_energy"] == pytest.approx(300, rel=0.2), part
+        assert found[part]["gpu_0_power"] == pytest.approx(300, rel=0.05), "a mean over a second"
+    assert found["ceilings"]["copy_GB_per_s"] > 0 and found["ceilings"]["bfloat16_TFLOP_per_s"] > 0
+    wave = found["square_wave"]
+    assert (
+        len(wave["lines"]) > 20 and len(wave["edges"]) >= 4 and len(wave["lines"][0]) == 1 + len(wave["sensors"]) == 4
+    )
+    assert found["facts"]["sensors"][0]["provenance"] == "simulated"

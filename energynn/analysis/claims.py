@@ -24,8 +24,9 @@ they were made again? There runs scatter, and nobody knows how the errors of ene
 
 *Supported*: all intervals lie within the range. *Contradicted*: one lies wholly outside. *Inconclusive*: an interval
 reaches to both sides, or the verdict hangs on the correlation. *No data*: no such numbers. *By construction*: the
-energies were not measured, or the values were taken from the statement itself. Only runs on GPUs with the study's data
-sets count.
+energies were not measured, or the values were taken from the statement itself. Only runs on GPUs count, for statements
+about power those with the presets paper and fast on any data, for all others those with the study's data sets. Where no
+series is asked for, runs of several recipes are never pooled: the recipe that most configurations have counts.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ HISTORY = shipped("paper") / "ledger_history.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "by construction")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")
+OF_POWER = ("mean_power_", "profile_", FACTOR)  # quantities that own runs on any data tell
+ONE_RECIPE = ["workload", "stage", "hardware", "system"]  # runs that are equal in these have one recipe
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)  # of the errors of energy and GPU hours of one run
 ENERGY, HOURS = "energy_total_kWh", "gpu_hours"
 
@@ -84,13 +87,12 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     ledger, of_study = tomllib.loads(text), _of_study(text)
     table = observations.means(observations.load(runs_dir))
     own = table[table["origin"] == "own"]
-    used = own[(own["device_kind"] == "gpu") & own["dataset"].isin(DATA_SETS)]
+    used = own[own["dataset"].isin(DATA_SETS) | own["preset"].isin(["paper", "fast"])]
+    used = used[used["device_kind"] == "gpu"]
     used = pd.concat([used, _profiles(used)], ignore_index=True)
-    every = {"all": configurations(used, ledger["scatter"])} if len(used) else {}
-    machines = {
-        " ".join(machine): configurations(rows, ledger["scatter"])
-        for machine, rows in used.groupby(["system", "hardware"])
-    }
+    with_its_data = used[used["dataset"].isin(DATA_SETS)]
+    about_power = _groups(used, ledger["scatter"])
+    about_all = about_power if len(with_its_data) == len(used) else _groups(with_its_data, ledger["scatter"])
     nothing = "there are no own runs"
     if len(own):
         kinds = sorted(set(own["device_kind"] + " with " + own["dataset"]))
@@ -103,8 +105,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["errata"] = [erratum["id"] for erratum in published.errata() if claim["id"] in erratum.get("claims", [])]
         entry |= of_study[claim["id"]]
         crosses = any({"hardware", "system"} & set(claim.get(side, {})) for side in ("a", "b"))
-        groups = every if crosses else machines
-        judged = [{"on": name, **judge(claim, ledger, group)} for name, group in groups.items()]
+        chosen = (about_power if _is_about_power(claim) else about_all)["every" if crosses else "machines"]
+        judged = [{"on": name, **judge(claim, ledger, group)} for name, group in chosen.items()]
         tested = [verdict for verdict in judged if "effect" in verdict]
         nobody = {"on": "", "verdict": NO_DATA, "observed": {"verdict": NO_DATA}, "reason": nothing}
         entry["own"] = tested or judged[:1] or [nobody]
@@ -117,6 +119,22 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         "claims": claims,
         "errata": published.errata(),
     }
+
+
+def _groups(table: pd.DataFrame, scatter: dict) -> dict[str, dict[str, Configurations]]:
+    """What own runs are judged on: ``every`` run together, and those of each of the ``machines``, by name."""
+    every = {"all": configurations(table, scatter)} if len(table) else {}
+    with_preset = table["preset"].map({"fast": " fast"}).fillna("")
+    names = table["system"] + " " + table["hardware"] + with_preset
+    machines = {name: configurations(rows, scatter) for name, rows in table.groupby(names)}
+    return {"every": every, "machines": machines}
+
+
+def _is_about_power(claim: dict) -> bool:
+    """Whether a statement is about power alone, which any data show, and not about time, energy or accuracy."""
+    quantities = claim.get("quantity", "")
+    names = [quantities] if isinstance(quantities, str) else quantities
+    return all(name.startswith(OF_POWER) for name in names) and "versus" not in claim
 
 
 @functools.cache
@@ -257,7 +275,8 @@ def implied_by(claim: dict, ledger: dict, group: Configurations) -> dict | None:
 def _of_model() -> Configurations:
     """The study's configurations with the values that the model, fitted to the published runs, draws of them."""
     found = modelled.load("resnet50", "fourcastnet")
-    rows = found.rows.reindex(columns=list(dict.fromkeys([*found.rows, *observations.QUANTITIES])))
+    columns = dict.fromkeys([*found.rows, *observations.WHAT, *observations.QUANTITIES])
+    rows = found.rows.reindex(columns=list(columns)).assign(recipe_at_any_pace="model")
     drawn = {name: values[: 1 + DRAWS] for name, values in found.drawn.items()}
     for name in ("dataset_samples", "devices", "doublings", "sockets_per_gpu"):
         drawn[name] = np.tile(rows[name].to_numpy(float), (1 + DRAWS, 1))
@@ -344,14 +363,18 @@ def _profiles(table: pd.DataFrame) -> pd.DataFrame:
     for row in table.drop_duplicates(observations.RUN).to_dict("records"):
         try:
             with one_fault(row["run_dir"]):
-                idle_W = profiles.idle_W(read_record(Path(row["run_dir"])))
+                record = read_record(Path(row["run_dir"]))
+                if record["config"].get("step_period_s"):
+                    continue  # it waits by itself
+                idle_W = profiles.idle_W(record)
                 trace = profiles.load(row["run_dir"])
                 if trace.empty and list(Path(row["run_dir"]).rglob("samples-*.jsonl")):
                     raise ValueError("its samples tell no power of a GPU")
         except ValueError as error:  # the run's samples cannot be read; its record and the other runs can
             print(f"energynn: no power over time of {error}", file=sys.stderr)
             continue
-        summary, changes = profiles.summary(trace, idle_W), {"repeats": 1, "std": np.nan}
+        provenance = record.get("energy_gpu_provenance", row["provenance"])
+        summary, changes = profiles.summary(trace, idle_W), {"repeats": 1, "std": np.nan, "provenance": provenance}
         found += [{**row, **changes, "quantity": f"profile_{name}", "value": value} for name, value in summary.items()]
     return pd.DataFrame(found, columns=table.columns).astype(table.dtypes).dropna(subset="value")
 
@@ -363,6 +386,8 @@ def _select(claim: dict, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     rows = match(rows, claim["select"])
     sides = [match(rows, claim[side]) for side in ("a", "b") if side in claim]
     by_series = "series" in claim["select"] or any("series" in claim.get(side, {}) for side in ("a", "b"))
+    if not by_series:
+        rows, sides = _of_one_recipe(rows), [_of_one_recipe(side) for side in sides]
     if sides:
         rows = pd.concat(sides)
         rows = rows[~rows.index.duplicated()]
@@ -381,6 +406,12 @@ def _select(claim: dict, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         usual = rows.groupby("series")["recipe"].transform(lambda recipes: recipes.mode().iloc[0])
         rows = rows[rows["recipe"] == usual]
     return rows, quantity
+
+
+def _of_one_recipe(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each workload, stage, hardware and system, the runs of the recipe that most of them have, at any pace."""
+    usual = rows.groupby(ONE_RECIPE, dropna=False)["recipe_at_any_pace"].transform(lambda names: names.mode().iloc[0])
+    return rows[rows["recipe_at_any_pace"] == usual]
 
 
 def _others(claim: dict) -> list[str]:

@@ -25,13 +25,15 @@ class NoData(Exception):
 
 
 def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
-    """The rows that meet the conditions: equal to a value, or to one of a list; <name>_min and <name>_max bound it."""
+    """The rows that meet the conditions: equal to a value to one of a list, at least _min, at most _max, _not this."""
     keep = np.ones(len(rows), bool)
     for name, wanted in conditions.items():
         if name.endswith("_min"):
             keep &= rows[name.removesuffix("_min")].to_numpy() >= wanted
         elif name.endswith("_max"):
             keep &= rows[name.removesuffix("_max")].to_numpy() <= wanted
+        elif name.endswith("_not"):
+            keep &= rows[name.removesuffix("_not")].to_numpy() != wanted
         else:
             keep &= rows[name].isin(wanted if isinstance(wanted, list) else [wanted]).to_numpy()
     return rows[keep]

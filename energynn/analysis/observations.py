@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +15,17 @@ from energynn.reading import one_fault
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
-ENERGIES = [f"energy_{component}_kWh" for component in results.COMPONENTS]
-# Quantities of both origins, energies first: the first of a run decides how good the run is said to be, see ``wide``.
+ENERGIES = [f"energy_{component}_kWh" for component in ("total", *results.COMPONENTS[:3])]
+# Quantities of both origins, the total first: the first of a run decides how good the run is said to be, see ``wide``.
 QUANTITIES = [*ENERGIES, "gpu_hours", "training_time_h", "top1_error_percent", "z500_rmse_m", "lead_time_h"]
 QUANTITIES += ["persistence_m", "samples_per_gpu_hour", "passes_per_gpu_hour", "sockets_per_gpu", "mean_power_gpu_W"]
 QUANTITIES += ["mean_power_cpu_socket_W", "energy_per_gpu_hour_kW", "energy_per_dataset_sample_Wh", "speed_up"]
 QUANTITIES += ["share_cpu_percent", "share_ram_percent"]
 # What was run.
 WHAT = ["origin", "series", "name", "workload", "stage", "dataset", "data", "system", "device_kind", "device_name"]
-WHAT += ["hardware", "recipe", "base_devices", *COUNTED]
+WHAT += ["hardware", "recipe", "recipe_at_any_pace", "preset", "loader", "base_devices", *COUNTED]
 RUN = ["origin", "series", "run"]  # one run, or one configuration, in one series
+PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 MEASURED = ["quantity", "value", "std", "half", "provenance", "place"]
 # Published quantities that follow from others, whose places and errors they have.
 DERIVED_FROM = {
@@ -75,8 +77,8 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 def wide(table: pd.DataFrame, *beside: str) -> pd.DataFrame:
     """One row per run (or configuration) and series, with a column for the value of each quantity.
 
-    ``beside``: "std", "half" or "place", to have them as ``<quantity>_std`` and so on. ``provenance`` is that of the
-    energies, where there are any: times and metrics may be better known.
+    ``beside``: "std", "half", "place" or "provenance", to have them as ``<quantity>_std`` and so on. ``provenance`` is
+    that of the total energy, where there is one: its parts, times and metrics may be better known.
     """
     described = [name for name in table if name in {*WHAT, "repeats", "run", "run_dir", "provenance"}]
     rows = table.drop_duplicates(RUN)[described].set_index(RUN).join(of_each(table, "value"))
@@ -101,7 +103,7 @@ def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
     known = rows[rows[quantity].notna()]
     spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
     value = known[quantity]
-    provenance = _provenance(quantity, known["provenance"])
+    provenance = known.get(f"{quantity}_provenance", _provenance(quantity, known))
     return known.assign(value=value, low=value - spread, high=value + spread, provenance=provenance)
 
 
@@ -110,8 +112,11 @@ def distinct(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.drop_duplicates(["origin", "run"])
 
 
-def _provenance(quantity: str, of_energy: pd.Series) -> pd.Series:
-    """How good a quantity is: times and metrics of a run whose energy is estimated are measured."""
+def _provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
+    """How good a quantity is: a part of the energy may be better known than the total, times and metrics always are."""
+    of_energy, part = runs["provenance"], PART.match(quantity)
+    if part:
+        of_energy = runs.get(f"energy_{part[1]}_provenance", of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
         return of_energy
     return of_energy.replace("estimated", "measured")
@@ -120,14 +125,13 @@ def _provenance(quantity: str, of_energy: pd.Series) -> pd.Series:
 def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
     """One row per run and quantity that it has; ``beside``: further columns, tables by run and quantity."""
     described = runs.reindex(columns=[*WHAT, "repeats", "run", "run_dir"]).reset_index(drop=True)
-    provenance = runs["provenance"].reset_index(drop=True)
     beside = {name: table.reindex(index=runs["run"], columns=QUANTITIES) for name, table in beside.items()}
     parts = []
     for quantity in QUANTITIES:
         part = described.assign(quantity=quantity, value=runs[quantity].to_numpy(float))
         for name, table in beside.items():
             part[name] = table[quantity].to_numpy()
-        parts.append(part.assign(provenance=_provenance(quantity, provenance)))
+        parts.append(part.assign(provenance=_provenance(quantity, runs).to_numpy()))
     return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
 
 
@@ -149,6 +153,7 @@ def published_runs(derived: bool = False) -> pd.DataFrame:
     runs["samples_per_gpu_hour"] = samples / hours
     runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
     runs = runs.assign(system="HoreKa", device_kind="gpu", seed=0, recipe="published", provenance="published")
+    runs["recipe_at_any_pace"] = "published"
     runs = _with_derived(runs)
     for quantity, sources in DERIVED_FROM.items():
         place[quantity] = place[sources].agg(lambda places: "; ".join(sorted(set(places.dropna()))) or None, axis=1)

@@ -21,7 +21,7 @@ COMPONENTS = ("gpu", "cpu", "ram", "total")
 # Quantities of a record that become variables; units and meanings stand in the data dictionary, records.FIELDS.
 # An absent one becomes NaN, never 0.
 QUANTITIES = ("nodes", "sockets", "dataset_samples", "samples_trained", "samples_evaluated", "optimizer_steps")
-QUANTITIES += ("forward_backward_passes", "training_time_s", "perun_time_s")
+QUANTITIES += ("forward_backward_passes", "memory_gpu_peak_B", "training_time_s", "perun_time_s")
 QUANTITIES += ("device_hours_training", "device_hours_perun")
 QUANTITIES += tuple(f"energy_{c}_J" for c in COMPONENTS)
 QUANTITIES += (*(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J")
@@ -33,7 +33,8 @@ METRICS = ("top1_error", "validation_loss")  # always there; others, named with 
 TEXTS = ("status", "started_at", "boot_id", "git_commit", *(f"energy_{c}_provenance" for c in COMPONENTS))
 # What of the configuration can be selected by; the rest stands in the record and enters ``recipe``.
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
-LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe", "run_dir")
+LABELS = ("run_id", "workload", "stage", "dataset", "system", "device_kind", "device_name", "recipe")
+LABELS += ("recipe_at_any_pace", "preset", "loader", "run_dir")
 # What may vary within a recipe.
 VARIED = ("devices", "local_batch_size", "global_batch_size", "accumulation_steps", "repeat", "initial_run")
 VARIED += ("training_samples", "validation_samples")
@@ -45,11 +46,12 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
     """Load the records of all systems under ``runs_dir`` into one Dataset with dimension ``run``.
 
     Coordinates say what was run (run_id, workload, stage, system, device_kind, devices, local_batch_size ...);
-    ``recipe`` is equal for runs that differ in devices, batch sizes and repeat only. Data variables are the quantities
-    of the record with ``units`` in their attributes, provenances as texts, final metrics under their own names, and the
+    ``recipe`` is equal for runs that differ in devices, batch sizes and repeat only, ``recipe_at_any_pace`` also for
+    those at another rate of steps; ``loader`` says what gives the batches. Data variables are the quantities of the
+    record with ``units`` in their attributes, provenances as texts, final metrics under their own names, and the
     derived kWh, h and kW. NaN: absent from the record. ``only_the_studys`` leaves out workloads of one's own, which
-    belong to none of its series. Records that were left out stand with the reason in
-    ``attrs["excluded"]``. No records at all give an empty Dataset with the same variables.
+    belong to none of its series. Records that were left out stand with the reason in ``attrs["excluded"]``. No records
+    at all give an empty Dataset with the same variables.
     """
     rows, excluded, seen = [], [], {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
@@ -94,7 +96,8 @@ def _row(record: dict, path: Path) -> dict:
     row = {name: record.get(name, "") for name in names}
     row |= {name: int(_number(f"config.{name}", configuration[name])) for name in CONFIG_NUMBERS}
     row |= {"stage": configuration.get("stage", ""), "dataset": configuration.get("dataset", "")}
-    row |= {"recipe": _recipe(record), "run_dir": str(path.parent)}
+    row |= {"recipe": _recipe(record, VARIED), "recipe_at_any_pace": _recipe(record, _at_any_pace(configuration))}
+    row |= {"preset": configuration.get("preset", ""), "loader": _loader(configuration), "run_dir": str(path.parent)}
     row |= {"valid": bool(record["valid"]), "invalid_reasons": "; ".join(record.get("invalid_reasons", []))}
     row |= {name: _number(name, record[name]) for name in QUANTITIES if name in record}
     row |= {name: _number(name, value) for name, value in record.get("metrics", {}).items()}
@@ -139,9 +142,22 @@ def _check_files(record: dict, run_dir: Path) -> None:
             raise ValueError(f"{name} has {path.stat().st_size} of {facts['bytes']} bytes: its trace is not the run's")
 
 
-def _recipe(record: dict) -> str:
-    """Short digest of what is equal in a scaling series: not devices, batch and data set size, and repeat."""
-    kept = {name: value for name, value in record["config"].items() if name not in VARIED}
+def _loader(configuration: dict) -> str:
+    """What gives the batches: the way of loading and its workers, as "pil-4"; "device" where one batch stays there."""
+    loading = configuration.get("image_loading", "states")
+    if loading == "device" or configuration.get("states_on_device"):
+        return "device"
+    return f"{loading}-{configuration.get('loader_workers', 0)}"
+
+
+def _at_any_pace(configuration: dict) -> tuple[str, ...]:
+    """What may vary where power is asked for; where one batch stays on the device, epochs only make a run longer."""
+    return VARIED + (("step_period_s", "epochs") if _loader(configuration) == "device" else ("step_period_s",))
+
+
+def _recipe(record: dict, varied: tuple[str, ...]) -> str:
+    """Short digest of what is equal in a scaling series: all but what ``varied`` names."""
+    kept = {name: value for name, value in record["config"].items() if name not in varied}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
 
 

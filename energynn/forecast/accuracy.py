@@ -26,6 +26,7 @@ MAY_DIFFER |= {"learning_rate", "system", "device", "initial_run", "save_weights
 MAY_DIFFER |= {"sampling_period_s", "perun_sampling_period_s", "idle_baseline_s", "collective_timeout_s"}
 MAY_DIFFER |= {"loader_workers", "data_staging", "persistent_workers", "pinned_memory", "synchronous_phases"}
 MAY_DIFFER |= {"threads_per_device", "gradient_noise_steps", "idle_ready_s", "step_period_s"}
+MAY_DIFFER |= {"setup_timeout_s", "gradient_buckets"}
 
 # ------------------------------------------------------------------------------------------------------ the threshold
 

@@ -27,6 +27,7 @@ ACCOUNTED |= {"validation_samples", "evaluate_training_set", "training_years", "
 ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "idle_ready_s", "perun_sampling_period_s"}
 ACCOUNTED |= {"collective_timeout_s", "gradient_compression", "gradient_noise_steps", "persistent_workers"}
 ACCOUNTED |= {"save_weights", "checkpoint_period_s", "warmup_epochs", "plateau_patience", "on_bad_image"}
+ACCOUNTED |= {"setup_timeout_s"}
 
 
 @dataclass(frozen=True)

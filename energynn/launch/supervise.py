@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -24,7 +25,7 @@ from typing import TextIO
 import energynn
 from energynn import processes, records
 from energynn.files import lock
-from energynn.launchers import CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
+from energynn.launchers import AFTER_A_LOSS, CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
 from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
@@ -38,6 +39,8 @@ GRACE_S = 2.0  # between asking the ranks to stop and killing them
 APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 APART |= {"text": True, "errors": "replace", "start_new_session": True}
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
+# What torch prints for a rank that NCCL fails for want of another, before it ends the process by SIGABRT.
+NCCL_LOST = re.compile(r"\[Rank (\d+)\].*?(Watchdog caught collective operation timeout|NCCL error: [^,]+)")
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 
@@ -151,7 +154,8 @@ def ranks_command(run_dir: Path, intent: dict, mpirun: str, flavour: str) -> lis
     ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
     if SRUN_VARIABLE in os.environ:
         options = shlex.split(os.environ[SRUN_VARIABLE])
-        return ["srun", "--export=ALL", "--kill-on-bad-exit=1", f"--ntasks={devices}", *options, *ranks]
+        fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
+        return [*fixed, *options, *ranks]
     if not mpirun:  # a run that mpirun began, and that goes on where it is missing
         mpirun, flavour = find_mpi()
     return [*mpi_start(mpirun, flavour, devices), *ranks]
@@ -230,12 +234,21 @@ def _relay(lines, log_path: Path, last_words: list[str]) -> None:
     with open(log_path, "w", buffering=1) as log:
         for line in lines:
             print(line, end="", flush=True)
-            if line.startswith(LAST_WORDS):
-                last_words.append(line.removeprefix("energynn: ").strip())
+            if words := _last_words(line):
+                last_words.append(words)
             try:
                 log.write(line)
             except OSError:
                 continue
+
+
+def _last_words(line: str) -> str:
+    """Why a rank ends, where this line of the log says so, with or without srun's label; NCCL ends it by a signal."""
+    line = re.sub(r"^ *\d+: ", "", line)
+    if line.startswith(LAST_WORDS):
+        return line.removeprefix("energynn: ").strip()
+    of_nccl = NCCL_LOST.search(line)
+    return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}" if of_nccl else ""
 
 
 def _end_everything(ranks: subprocess.Popen) -> None:

@@ -105,6 +105,15 @@ def gpus() -> list[dict]:
     return described
 
 
+def part_of_gpu(index: int) -> str:
+    """The name of the part (MIG) that CUDA's device of this number is, from CUDA_VISIBLE_DEVICES; "" for a whole GPU.
+
+    Parts of one GPU may have its UUID in common, and a process sees one of them only.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
+    return named[index] if index < len(named) and named[index].startswith("MIG-") else ""
+
+
 def pin_to_gpu(uuid: str) -> None:
     """Keep this process and those that it starts on the cores beside its GPU, as NVML tells them; else as it is."""
     with contextlib.suppress(Exception):  # no NVML, or no such facts; another NUMA node is slower, no fault

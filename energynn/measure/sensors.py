@@ -151,6 +151,8 @@ def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
         problems.append(
             f"CUDA_VISIBLE_DEVICES names {unknown!r}, no GPU of this host: neither it nor what follows counts"
         )
+    if "MIG-" in (visible or "").upper():
+        problems.append("CUDA_VISIBLE_DEVICES names a part of a GPU (MIG): what others do on that GPU counts, too")
     lost = []
     for index in sorted(used):
         try:

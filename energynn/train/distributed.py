@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from energynn.config import RunConfig
-from energynn.launchers import SRUN, TORCHRUN, started_by_mpi
+from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 from energynn.measure.samples import Events, Silence
@@ -48,6 +48,11 @@ class World:
             facts |= {"device": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}
         return facts
 
+    def memory(self) -> dict[str, int]:
+        """The most memory that tensors have taken on this process's GPU; nothing without one."""
+        on_gpu = self.device.type == "cuda"
+        return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)} if on_gpu else {}
+
     def tell(self, line: str) -> None:
         """Print a line once for all ranks."""
         if self.rank == 0:
@@ -60,7 +65,7 @@ def join(config: RunConfig) -> World:
     Connects also if this process is the only one, so that one rank and many take the same path. Raises ValueError
     if the number of ranks is not ``config.devices``, or if this host has fewer GPUs than ranks.
     """
-    timeout = datetime.timedelta(seconds=config.collective_timeout_s)
+    timeout = datetime.timedelta(seconds=config.setup_timeout_s)  # `limit_waiting` shortens it
     rank, size, local_rank, make_store = _find()
     if size != config.devices:
         raise ValueError(
@@ -86,7 +91,7 @@ def join(config: RunConfig) -> World:
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
         uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(store, world, uuid)
+        require_own_gpu(store, world, machine.part_of_gpu(index) or uuid)
         machine.pin_to_gpu(uuid)  # before any worker is forked
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
@@ -106,6 +111,11 @@ def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
                 "it has GPUs, or let the launcher show each rank one of its own"
             )
         rank_of[used] = rank
+
+
+def limit_waiting(seconds: float) -> None:
+    """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
 def leave() -> None:
@@ -138,7 +148,7 @@ def barrier(world: World) -> None:
 
 
 class LostRank(ConnectionError):
-    """Another rank ended, or was silent for longer than ``collective_timeout_s``."""
+    """Another rank ended, or was silent for longer than ``collective_timeout_s``, in the set-up ``setup_timeout_s``."""
 
 
 @contextlib.contextmanager
@@ -149,10 +159,7 @@ def lost_ranks_named() -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(words in str(error) for words in OF_CONNECTIONS):
             raise
-        raise LostRank(
-            f"another rank is lost ({str(error).splitlines()[0]}); its own last lines, or its host's log, say why; "
-            "started again, the run goes on from its checkpoint"
-        ) from error
+        raise LostRank(f"another rank is lost ({str(error).splitlines()[0]}); {AFTER_A_LOSS}") from error
 
 
 def end_the_world() -> None:
@@ -265,7 +272,8 @@ class StopVote:
 
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:
     """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
-    parallel = DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
+    device_ids = [world.device] if world.device.type == "cuda" else None
+    parallel = DistributedDataParallel(model, device_ids, gradient_as_bucket_view=config.gradient_buckets)
     if config.compile:
         parallel.compile()
     return parallel

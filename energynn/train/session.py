@@ -71,6 +71,7 @@ class Session:
         self.gradients.require_shared()
         self._be_idle()
         distributed.barrier(self.world)
+        distributed.limit_waiting(self.config.collective_timeout_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
         self.to_disk.soon()
@@ -78,7 +79,8 @@ class Session:
         self.stop.close()
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
-        self.events.mark("training_end", **self._counts(), forward_backward_passes=passes, metrics=self.metrics)
+        counts = self._counts() | {"forward_backward_passes": passes} | self.world.memory()
+        self.events.mark("training_end", **counts, metrics=self.metrics)
         self.phase.write()
         self.progress.end(self.metrics)
 

@@ -89,6 +89,8 @@ KINDS = {
         | {"undecidable": (0.9 ** (N == 256), EVEN, 0.036)},
     ),
 }
+OF_STUDY = {"workload": "resnet50", "stage": "", "system": "HoreKa", "recipe": "published"}
+OF_STUDY |= {"recipe_at_any_pace": "published"}
 EXPECTED = {"true": "supported", "false": "contradicted", "undecidable": "inconclusive"}
 
 
@@ -128,7 +130,7 @@ def world(kind: str, truth: str, seed: int) -> claims.Configurations:
         rows["gpu_hours"] = x * (1 + relative * common)
         rows["energy_per_gpu_hour_kW"] = rows["energy_total_kWh"] / rows["gpu_hours"]
     names = [f"run {i}" for i in range(len(rows))]
-    rows = rows.assign(run=names, origin="published", recipe="published", sockets_per_gpu=0.5)
+    rows = rows.assign(run=names, origin="published", sockets_per_gpu=0.5, **OF_STUDY)
     return configurations(rows, scatter)
 
 

@@ -343,3 +343,19 @@ def test_limits_are_noted_where_they_are_and_cost_nothing_where_not(tmp_path, mo
     (zone / "constraint_1_power_limit_uw").write_text("420000000\n")
     (zone / "constraint_1_max_power_uw").write_text("0\n")
     assert [sensor.notes for sensor in sensors.rapl_sensors(tmp_path)[0]] == [{"limit_W": 420.0}, {}]
+
+
+def test_a_part_of_a_gpu_is_known_by_its_name_and_counts_as_its_whole(monkeypatch):
+    """With MIG a job is shown a part by its UUID, and only the whole GPU has sensors."""
+    nvml, parts = fake_nvml(), {1: ["MIG-p", "MIG-q"]}
+    nvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 7 if handle in parts else 0
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda handle, part: parts[handle][
+        part
+    ]  # IndexError where there is none
+    nvml.nvmlDeviceGetUUID = lambda handle: handle if isinstance(handle, str) else f"GPU-{handle}"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    for shown in ("MIG-q", "MIG-GPU-1/2/0"):
+        found, problems = sensors.nvml_sensors(shown)
+        assert [sensor.device for sensor in found] == ["1", "1"] and len(problems) == 1, shown
+        assert "what others do on that GPU counts, too" in problems[0]
+    assert "names 'MIG-r', no GPU" in sensors.nvml_sensors("MIG-r")[1][0] and sensors.nvml_sensors("GPU-1")[1] == []

@@ -1,4 +1,5 @@
 import copy
+import json
 import os
 import random
 import sys
@@ -9,9 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from energynn import launchers
+from energynn import config, launchers, records
+from energynn.launch import supervise
 from energynn.measure import machine
+from energynn.measure.samples import Events
 from energynn.train import distributed
+from tests.ranks import start_ranks
+from tests.train.conftest import HERE
 
 VARIABLES = (
     *(variables.rank for variables in launchers.OF_MPI),
@@ -103,6 +108,16 @@ def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
     assert pinned == [[2, 3]]
 
 
+def test_the_most_memory_of_a_gpu_reaches_the_record(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 44 * 10**9)
+    told = distributed.World(0, 1, 0, torch.device("cuda", 0), "a").memory()
+    assert records._counts([{"event": "training_end", "samples_trained": 8, **told}], []) == {
+        "samples_trained": 8,
+        "memory_gpu_peak_B": 44 * 10**9,
+    }
+    assert distributed.World(0, 1, 0, torch.device("cpu"), "a").memory() == {}
+
+
 def test_ranks_that_share_a_gpu_are_named():
     store = torch.distributed.HashStore()
     worlds = [distributed.World(rank, 3, rank, torch.device("cuda", 0), "a") for rank in range(3)]
@@ -128,3 +143,96 @@ def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
         assert os.sched_getaffinity(0) == {min(cores)}
     finally:
         os.sched_setaffinity(0, cores)
+
+
+def test_parts_of_one_gpu_are_told_apart_by_their_names(monkeypatch):
+    """Two ranks on one host, each shown its own part: the GPU's UUID may be the same."""
+    names = []
+    for shown in ("MIG-aa", "MIG-bb, MIG-cc", "GPU-aa,GPU-bb", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        names.append(machine.part_of_gpu(0))
+    assert names == ["MIG-aa", "MIG-bb", "", ""]
+    world = distributed.World(0, 2, 0, torch.device("cuda", 0), "a")
+    for others, is_fault in (("MIG-bb", False), ("MIG-aa", True)):
+        store = torch.distributed.HashStore()
+        store.set("gpu-of-rank-1", others)
+        if is_fault:
+            with pytest.raises(ValueError, match="ranks 0 and 1 use one GPU .MIG-aa."):
+                distributed.require_own_gpu(store, world, "MIG-aa")
+        else:
+            distributed.require_own_gpu(store, world, "MIG-aa")
+
+
+OF_NCCL = "[rank0]:[E1122 14:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 0] "
+WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1)"
+REMOTE = (
+    "Process group watchdog thread terminated with exception: NCCL error: remote process exited or there was a network "
+    "error, NCCL version 2.27.3"
+)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        (OF_NCCL + WATCHDOG, "rank 0: another rank is lost (Watchdog caught collective operation timeout); its own"),
+        (OF_NCCL + REMOTE, "rank 0: another rank is lost (NCCL error: remote process exited or there was a network"),
+        (f"12: {OF_NCCL}{WATCHDOG}", "rank 0: another rank is lost (Watchdog"),
+        (" 1: energynn: rank 1: the disk is full", "rank 1: the disk is full"),
+        ("energynn: rank 1: the disk is full", "rank 1: the disk is full"),
+    ],
+)
+def test_a_rank_that_nccl_ends_by_a_signal_is_a_lost_rank_and_labels_hide_nothing(tmp_path, line, words):
+    for rank in range(2):
+        Events(tmp_path, rank).mark("rank_start", rank=rank)
+    said = []
+    supervise._relay(["resnet50: epoch 1/2\n", line + "\n"], tmp_path / "log.txt", said)
+    assert (tmp_path / "log.txt").read_text().endswith(line + "\n")
+    status, reason = supervise.verdict(tmp_path, {"devices": 2, "launcher": "srun"}, 134, [], said)
+    assert status == "failed" and reason.startswith(words), reason
+
+
+def test_sruns_logs_say_which_rank_speaks(tmp_path, monkeypatch):
+    monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmi2")
+    intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}
+    command = supervise.ranks_command(tmp_path, intent, "", "")
+    assert command[0] == "srun" and "--label" in command[: command.index("--mpi=pmi2")]
+
+
+SETTINGS = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2, epochs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup_s, is_there", [(60, True), (1, False)])
+def test_a_rank_that_is_late_is_waited_for_in_the_set_up(tmp_path, train, setup_s, is_there):
+    """It comes 3 s late, as one that lists its data for the first time; in the training a second is too long."""
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    settings = config.to_dict(config.make("fourcastnet", **SETTINGS, collective_timeout_s=1.0, setup_timeout_s=setup_s))
+    done = start_ranks(2, HERE / "late_rank.py", run_dir, json.dumps(settings), "float32")
+    assert (done.returncode == 0) == is_there, done.stdout
+    assert ("another rank is lost" in done.stdout) == (not is_there)
+
+
+def test_gradients_in_buckets_are_the_same_numbers(train, tmp_path):
+    alone = dict(SETTINGS, devices=1, epochs=2)
+    losses = [
+        train(tmp_path / str(is_on), "fourcastnet", **alone, gradient_buckets=is_on).losses for is_on in (False, True)
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) > 3
+
+
+def test_gradients_in_buckets_lie_side_by_side():
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        world = distributed.World(0, 1, 0, torch.device("cpu"), "a")
+        for is_on in (False, True):
+            about = SimpleNamespace(gradient_buckets=is_on, compile=False)
+            model = distributed.data_parallel(nn.Linear(4, 4), about, world)
+            for _ in range(2):  # after the first the buckets have their order
+                model.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+            places = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+            assert len(places) == (1 if is_on else 2)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,128 @@
+"""Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands here."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from energynn import studies
+from energynn.config import RunConfig, to_dict
+from tests.analysis.conftest import write_run
+
+PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}  # shares of the time
+SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}  # of a pass, where a choice is not paper's
+LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 + t1 LBS.
+
+    ``wave``: by how much of it the power goes up and down where a loader gives the batches.
+    """
+
+    idle_W: float = 120.0
+    sample_J: float = 0.1
+    update_J: float = 2.0
+    drift_W: float = 5.0  # over the whole study
+    noise: float = 0.01
+    wave: float = 0.5
+    name: str = "NVIDIA H100 80GB HBM3"
+
+
+def speed(run: RunConfig) -> float:
+    changed = [run.precision == "bfloat16", getattr(run, "channels_last", False), run.fused_optimizer]
+    return float(np.prod([times for times, is_there in zip(_in_order(), changed, strict=True) if is_there]))
+
+
+def _in_order() -> list[float]:
+    return [SPEEDS[name] for name in ("precision", "channels_last", "fused_optimizer")]
+
+
+def loader(run: RunConfig) -> str:
+    return "device" if run.stays_on_device else f"{run.image_loading}-{run.loader_workers}"
+
+
+def step_s(run: RunConfig) -> float:
+    """Seconds of a step: its passes, or as long as its pace or its loader says."""
+    t0_s, t1_s = (0.008, 0.0007) if run.workload == "resnet50" else (0.02, 0.15)
+    passes_s = run.accumulation_steps * (t0_s + t1_s * run.local_batch_size) / speed(run)
+    loading_s = run.global_batch_size / LOADED_PER_S[loader(run)] if loader(run) != "device" else 0.0
+    return max(passes_s, loading_s, run.step_period_s)
+
+
+def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
+    """Without noise; a state of FourCastNet costs 200 times as much as an image."""
+    sample_J = gpu.sample_J * (1 if run.workload == "resnet50" else 200)
+    samples, passes = run.global_batch_size / step_s(run), run.accumulation_steps / step_s(run)
+    return gpu.idle_W + sample_J * samples / speed(run) + gpu.update_J * passes + gpu.drift_W * place
+
+
+def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None, samples: bool = False):
+    """Records of the runs as that GPU would make them, its energy measured and the CPU's estimated."""
+    runs, random = studies.gpu_grid() if runs is None else runs, np.random.default_rng(seed)
+    for number, run in enumerate(runs):
+        place = number / len(runs)
+        watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
+        per_epoch = (getattr(run, "training_samples", 0) or 64) // run.global_batch_size
+        steps = max(1, run.epochs * per_epoch)
+        time_s = steps * step_s(run)
+        phases = []
+        for phase, share in PHASES.items():
+            part = {"time_s": share * time_s, "energy_gpu_J": share * watts * time_s}
+            phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
+        sensor = {"id": "gpu_0_power", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured"}
+        sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": None, "notes": {}}
+        folder = write_run(
+            runs_dir,
+            run,
+            "measured",
+            time_s=time_s,
+            parts_W={"gpu": watts, "cpu": 150.0},
+            samples=False,
+            energy_cpu_provenance="estimated",
+            energy_total_provenance="estimated",
+            device_kind="gpu",
+            device_name=gpu.name,
+            samples_trained=steps * run.global_batch_size,
+            samples_evaluated=0,
+            optimizer_steps=steps,
+            forward_backward_passes=steps * run.accumulation_steps,
+            memory_gpu_peak_B=1e9 + 85e6 * run.local_batch_size,
+            dataset_samples=per_epoch * run.global_batch_size,
+            sampling_period_s=run.sampling_period_s,
+            samples_in_training=int(time_s / run.sampling_period_s),
+            started_at=f"2026-01-01T00:{number:02d}:00Z",
+            energy_phases=phases,
+            sensors=[sensor],
+            idle_power_gpu_before_W=70.0,
+        )
+        if samples:
+            _write_power(folder, sensor, time_s, watts, gpu.wave if loader(run) != "device" else 0.04)
+    return runs_dir
+
+
+def _write_power(folder: Path, sensor: dict, time_s: float, watts: float, wave: float) -> None:
+    """A power every half second, which goes up and down every 4 s by a part of itself."""
+    host, start_ns, second = "imagined", 10**12, 10**9
+    events = [("rank_start", 0.0), ("training_start", 0.0), ("training_end", time_s)]
+    lines = []
+    for event, at_s in events:
+        at_ns = start_ns + int(at_s * second)
+        lines.append({"t_mono_ns": at_ns, "t_wall_ns": 0, "event": event, "rank": 0, "host": host})
+    (folder / "events-rank0.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    lines = [{"header": "energynn-samples/1", "host": host, "pid": 1, "period_s": 0.5, "sensors": [sensor]}]
+    for step in range(-4, int(2 * time_s) + 5):
+        sign = 1 if step % 8 < 4 else -1
+        lines.append({"t": start_ns + step * second // 2, "w": 0, "v": [watts * (1 + sign * wave)]})
+    (folder / f"samples-{host}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def describe(run: RunConfig) -> dict:
+    """What the ledger knows of a configuration, by its own names."""
+    settings = to_dict(run)
+    per_h = 3600 / step_s(run)
+    rates = {"samples_per_gpu_hour": run.global_batch_size * per_h}
+    rates |= {"passes_per_gpu_hour": run.accumulation_steps * per_h}
+    return {name: settings[name] for name in ("workload", "local_batch_size", "system")} | rates
