@@ -96,7 +96,7 @@ def _row(record: dict, path: Path) -> dict:
     row = {name: record.get(name, "") for name in names}
     row |= {name: int(_number(f"config.{name}", configuration[name])) for name in CONFIG_NUMBERS}
     row |= {"stage": configuration.get("stage", ""), "dataset": configuration.get("dataset", "")}
-    row |= {"recipe": _recipe(record, VARIED), "recipe_at_any_pace": _recipe(record, _at_any_pace(configuration))}
+    row |= {"recipe": _recipe(record), "recipe_at_any_pace": _recipe(record, _at_any_pace(configuration))}
     row |= {"preset": configuration.get("preset", ""), "loader": _loader(configuration), "run_dir": str(path.parent)}
     row |= {"valid": bool(record["valid"]), "invalid_reasons": "; ".join(record.get("invalid_reasons", []))}
     row |= {name: _number(name, record[name]) for name in QUANTITIES if name in record}
@@ -155,7 +155,7 @@ def _at_any_pace(configuration: dict) -> tuple[str, ...]:
     return VARIED + (("step_period_s", "epochs") if _loader(configuration) == "device" else ("step_period_s",))
 
 
-def _recipe(record: dict, varied: tuple[str, ...]) -> str:
+def _recipe(record: dict, varied: tuple[str, ...] = VARIED) -> str:
     """Short digest of what is equal in a scaling series: all but what ``varied`` names."""
     kept = {name: value for name, value in record["config"].items() if name not in varied}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]

@@ -117,6 +117,10 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
     other = base | {"config": base["config"] | {"epochs": 9}}
     assert results._recipe(base) == results._recipe(same) != results._recipe(other)
+    paced = base | {"config": base["config"] | {"step_period_s": 0.2}}
+    assert results._recipe(paced) != results._recipe(base)
+    at_any_pace = [results._recipe(one, results._at_any_pace(one["config"])) for one in (base, paced, other)]
+    assert at_any_pace[0] == at_any_pace[1] != at_any_pace[2]
 
 
 @pytest.mark.slow
