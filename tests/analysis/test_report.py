@@ -20,6 +20,7 @@ from energynn.cluster import systems
 from energynn.files import REPOSITORY
 from energynn.forecast import accuracy, plan
 from tests.analysis.notebook import execute
+from tests.conftest import minimal_record
 
 BROWSER = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -52,7 +53,9 @@ def built(synthetic, executed, tmp_path_factory):
     folder = executed("with own runs", synthetic.write_study)
     runs_dir = shutil.copytree(folder / "runs", tmp_path_factory.mktemp("measured") / "runs")
     command = {"command": "python train.py", "sampling_period_s": 0.04}
-    about = dict(workload="command", system="measured", run_id=COMMAND, config=command)
+    names = ("ended_at", "history", "phases", "segments", "files", "record_sha256")  # of a whole record
+    about = {name: value for name, value in minimal_record().items() if name in names}
+    about |= dict(workload="command", system="measured", run_id=COMMAND, config=command)
     synthetic.write_run(runs_dir, config.make("resnet50", repeat=9), "estimated", time_s=30.0, **about)
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
