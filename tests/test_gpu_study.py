@@ -227,3 +227,26 @@ def test_the_probe_tells_what_an_imagined_gpu_is(tmp_path, monkeypatch):
         len(wave["lines"]) > 20 and len(wave["edges"]) >= 4 and len(wave["lines"][0]) == 1 + len(wave["sensors"]) == 4
     )
     assert found["facts"]["sensors"][0]["provenance"] == "simulated"
+
+
+@pytest.mark.parametrize(
+    "reasons, tried",
+    [
+        (["no network"] * 5, 3),
+        (["no network", "no network", "out of memory", "no network", "no network"], 5),
+        (["", "no network", "no network", "no network", "no network"], 5),
+    ],
+)
+def test_where_the_first_runs_fail_alike_no_time_is_lost_with_the_others(tmp_path, monkeypatch, reasons, tried):
+    for name in ("intend", "preflight"):
+        monkeypatch.setattr(start, name, lambda *more: None)
+    told = iter(reasons)
+
+    def execute(*_):
+        reason = next(told)
+        return (1, reason) if reason else (0, "")
+
+    monkeypatch.setattr(local, "execute", execute)
+    failed = local.run_study([config.make(seed=seed) for seed in range(5)], tmp_path)
+    assert len(reasons) - len(list(told)) == tried
+    assert (failed[-1] == "the other runs: left out, because the first 3 failed alike") == (tried == 3)

@@ -23,6 +23,7 @@ from energynn.progress import tell
 
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
+HOPELESS = 3  # runs that fail alike, one after the other, before any was made: the others would fail, too
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
@@ -36,14 +37,14 @@ def run_study(
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
     A run that would not fit into ``minutes``, judged by those like it so far, is left out, and named in a line as well.
-    What is there is packed into ``archive`` after every run and whatever happens. With ``warm_up`` the first run is
-    made once before, and forgotten, where there is no record yet. A KeyboardInterrupt waits until the run that goes on
-    has written its record. Raises ValueError with the remedy if this machine cannot make them, before the first one
-    starts.
+    So are all others where the first three fail alike. What is there is packed into ``archive`` after every run and
+    whatever happens. With ``warm_up`` the first run is made once before, and forgotten, where there is no record yet. A
+    KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy if this
+    machine cannot make them, before the first one starts.
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
-    failed, begun, made = [], time.monotonic(), []
+    failed, begun, made, reasons = [], time.monotonic(), [], []
     try:
         if missing:
             start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
@@ -61,11 +62,15 @@ def run_study(
             tell(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})")
             status, last_line = execute(config, runs_dir, run_dir)
             made.append((config, time.monotonic() - begun - elapsed_s))
+            reasons.append((_reason(run_dir) or last_line) if status else "")
             if status:
-                failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
+                failed.append(f"{run_dir.name}: {reasons[-1]}")
                 tell(f"energynn: {failed[-1]}")
             if archive:
                 pack(runs, runs_dir, archive)
+            if len(reasons) == HOPELESS and len(set(reasons)) == 1 and status:
+                failed.append(f"the other runs: left out, because the first {HOPELESS} failed alike")
+                break
     finally:
         if archive:
             pack(runs, runs_dir, archive)

@@ -236,3 +236,20 @@ def test_gradients_in_buckets_lie_side_by_side():
             assert len(places) == (1 if is_on else 2)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_one_host_speak_over_its_loopback(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    for size, interface in ((4, None), (2, "lo")):
+        distributed._stay_on_this_host(size)
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    distributed._stay_on_this_host(2)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
+
+
+def test_a_network_that_gloo_cannot_use_is_no_lost_rank():
+    with pytest.raises(ValueError, match="cannot use the network: .*Unable to find interface.*set GLOO_SOCKET_IFNAME"):
+        with distributed.lost_ranks_named():
+            raise RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:212] Unable to find interface for: x")
