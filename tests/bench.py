@@ -322,13 +322,13 @@ REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_s
 # Runs that tell the parameters: the same, more samples, a larger batch; each twice, in turns.
 REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16)) * 2
 REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
-TURNS = 6
+TURNS = 5
 
 
 def remedies() -> list[dict]:
     """What `energynn forecast advise` says that remedies save here, and what they save: parts of the training time.
 
-    ResNet50 in small on one core with one loader worker; three minutes on two quiet cores. The run without a remedy
+    ResNet50 in small on one core with one loader worker; five minutes on two quiet cores. The run without a remedy
     comes before and after each with one, so that a machine that becomes slower or faster does to both sides alike. The
     forecast is fitted to runs of their own.
     """
