@@ -121,7 +121,7 @@ def _beside_facts(told: dict) -> list[str]:
     lines = [f"{'':38}{'samples':>8}{'epochs':>7}{'forecast in s (90 %)':>26}{'fact':>8}{'runs':>6}{'off':>7}   inside"]
     for row in told["rows"]:
         what = " ".join(filter(None, [row["workload"], row.get("stage", "")]))
-        what += f", {row['devices']} devices, LBS {row['local_batch_size']}"
+        what += f", {row['devices']} device{'s' if row['devices'] > 1 else ''}, LBS {row['local_batch_size']}"
         seconds = {end: hours and hours * SECOND_PER_HOUR for end, hours in row["time_h"].items()}
         line = f"{what:38}{row.get('training_samples', '') or 'all':>8}{row['epochs']:7}{_span(seconds):>26}"
         lines.append(line + _fact(row))
