@@ -122,7 +122,10 @@ def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
 
 def limit_waiting(seconds: float) -> None:
     """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
-    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
+    set_timeout = (
+        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    )  # its name until torch 2.11
+    set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
 def leave() -> None:

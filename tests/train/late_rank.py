@@ -7,7 +7,7 @@ from pathlib import Path
 
 from energynn.train import distributed
 
-LATE_S = 3.0
+LATE_S = 8.0
 same_data = distributed.require_same_data
 
 
