@@ -56,7 +56,9 @@ def built(synthetic, executed, tmp_path_factory):
     names = ("ended_at", "history", "phases", "segments", "files", "record_sha256")  # of a whole record
     about = {name: value for name, value in minimal_record().items() if name in names}
     about |= dict(workload="command", system="measured", run_id=COMMAND, config=command)
-    synthetic.write_run(runs_dir, config.make("resnet50", repeat=9), "estimated", time_s=30.0, **about)
+    synthetic.write_run(
+        runs_dir, config.make("resnet50", repeat=9), "measured", time_s=30.0, parts_W={"cpu": 30.0}, **about
+    )
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
@@ -143,7 +145,7 @@ def test_a_measured_command_is_in_explorer_and_report_and_stands_beside_a_run(bu
     run = next(text for text in texts(page) if text.startswith(("resnet50-n", "fourcastnet-")))  # it starts on this
     click_on(page, page.query_selector_all("#figure-explore g.mark-symbol.role-mark path")[-1], "Shift")
     shown = texts(page)
-    assert {run, COMMAND, "python train.py", "measured command", "estimated"} <= set(shown)
+    assert {run, COMMAND, "python train.py", "measured command", "measured"} <= set(shown)
     assert lines(page) == 2 and page.errors == []
 
 
