@@ -99,7 +99,8 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     if studies_named := [name for name in names if name not in single]:
         from energynn import config, studies
 
-        for system in sorted({path.parent.name for path in known} or {"local"}):
+        # Merged records of others lie in SYSTEM@HOST, which is no system of ours.
+        for system in sorted({path.parent.name for path in known if "@" not in path.parent.name} or {"local"}):
             for study in studies.find(studies_named, system).values():
                 wanted += [runs_dir / system / config.run_id(run) for run in study]
     made = set(known)

@@ -718,4 +718,4 @@ def test_a_workload_of_ones_own_is_found_in_the_job_and_has_no_known_cost(tmp_pa
     study = tmp_path / "mine.py"
     made = "config.make('thumbnails', system=system)"
     study.write_text(f"from energynn import config\ndef study(system):\n    return [{made}]\n")
-    assert cli.main(["study", "show", str(study)]) == 0 and "cost unknown" in capsys.readouterr().out
+    assert cli.main(["study", "show", str(study)]) == 0 and "of unknown cost" in capsys.readouterr().out

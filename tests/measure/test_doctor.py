@@ -69,7 +69,7 @@ def test_gpus_their_power_semantics_and_other_processes(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "LOOK_S", 0.02)
     monkeypatch.setattr(doctor, "LOAD_S", 0.02)
-    text = doctor.report(doctor._sensor_findings(tmp_path) + doctor._gpu_findings())
+    text = " ".join(doctor.report(doctor._sensor_findings(tmp_path) + doctor._gpu_findings()).split())
     assert "gpu_0_power: power, measured, cross-check" in text and ", instantaneous, seen" in text
     assert "gpu_1_power" in text and "average over 1 s" in text
     assert "2 processes use it" in text and "power limit 400 W" in text
