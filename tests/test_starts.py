@@ -259,9 +259,7 @@ def kill_one(folder, started, before, drawn, within_s):
     words, killed_at = told([victim]), time.time_ns()
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.kill()
-    # It may have been one that is not missed: a loader's worker at the end of an epoch, a supervisor after the record.
-    if started.wait(1200) == 0:
-        return words
+    started.wait(1200)  # it may have been one that is not missed, as a loader's worker at the end of an epoch
     last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
     assert last_ns > killed_at - 0.3e9, f"{words}: samples were lost"
     return words
