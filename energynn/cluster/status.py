@@ -77,7 +77,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
         from energynn import config, studies
 
         for system in sorted({path.parent.name for path in known} or {"local"}):
-            for study in studies.find(studies_named, system).values():
+            for study in studies.find(studies_named, system.partition("@")[0]).values():
                 wanted += [runs_dir / system / config.run_id(run) for run in study]
     made = set(known)
     return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in made)]
