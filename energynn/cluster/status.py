@@ -99,9 +99,8 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     if studies_named := [name for name in names if name not in single]:
         from energynn import config, studies
 
-        # Merged records of others lie in SYSTEM@HOST, which is no system of ours.
-        for system in sorted({path.parent.name for path in known if "@" not in path.parent.name} or {"local"}):
-            for study in studies.find(studies_named, system).values():
+        for system in sorted({path.parent.name for path in known} or {"local"}):
+            for study in studies.find(studies_named, system.partition("@")[0]).values():
                 wanted += [runs_dir / system / config.run_id(run) for run in study]
     made = set(known)
     return [*single.values(), *(path for path in dict.fromkeys(wanted) if path in made)]

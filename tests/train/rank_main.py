@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from energynn import config as configuration
+from energynn import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
 config = configuration.from_dict(json.loads(sys.argv[2]))
@@ -23,4 +24,4 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-print("losses", json.dumps(losses))
+print("losses", json.dumps(losses), "of rank", launchers.rank())
