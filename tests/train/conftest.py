@@ -1,6 +1,7 @@
 """Ranks run in processes of their own, because they set threads, cores and seeds."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,13 @@ class Run:
 
     @property
     def losses(self) -> list[float]:
-        line = next(line for line in self.output.splitlines() if line.startswith("losses "))
-        return json.loads(line.removeprefix("losses "))
+        """Those of rank 0: which rank prints its own first is chance."""
+        return self.losses_of_ranks[0]
+
+    @property
+    def losses_of_ranks(self) -> dict[int, list[float]]:
+        told = re.findall(r"^losses of rank (\d+) (\[.*\])$", self.output, re.MULTILINE)
+        return {int(rank): json.loads(losses) for rank, losses in told}
 
     def events(self, rank: int = 0) -> list[dict]:
         return [json.loads(line) for line in (self.run_dir / f"events-rank{rank}.jsonl").read_text().splitlines()]

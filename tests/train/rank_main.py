@@ -24,4 +24,4 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-print("losses", json.dumps(losses), "of rank", launchers.rank())
+print(f"losses of rank {launchers.rank()}", json.dumps(losses))

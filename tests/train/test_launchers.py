@@ -92,7 +92,7 @@ def test_launchers_start_the_same_trainer(tmp_path):
         started = start(launcher, tmp_path / launcher, epochs=2)
         output = tmp_path / launcher / "output"
         assert started.wait(timeout=300) == 0, output.read_text()
-        losses = sorted(re.findall(r"losses (\[.*?\])", output.read_text()))
+        losses = sorted(re.findall(r"losses of rank \d (\[.*?\])", output.read_text()))
         assert len(losses) == 2 and losses == (expected := expected or losses)
         starts = [event for event in read_events(tmp_path / launcher) if event["event"] == "rank_start"]
         assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]

@@ -82,7 +82,7 @@ if __name__ == "__main__":
         script = Path(__file__).with_name("rank_main.py")
         command = [sys.executable, str(script), str(folder / name), settings, DTYPES.get(name, "float32")]
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        losses = json.loads(next(line for line in lines if line.startswith("losses ")).removeprefix("losses "))
+        (losses,) = [json.loads(line.removeprefix("losses of rank 0 ")) for line in lines if line.startswith("losses ")]
         (TRACES / f"{name}.json").write_text(json.dumps(losses, indent=1) + "\n")
         print(name, losses[0], losses[-1])
     shutil.rmtree(folder)
@@ -99,8 +99,5 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, train):
     (end,) = [event for event in parts.events() if event["event"] == "training_end"]
     assert (end["optimizer_steps"], end["forward_backward_passes"], end["samples_trained"]) == (10, 40, 40)
     # Each of the two sees half of the batch's samples; their mean is the batch's loss.
-    seen = [
-        json.loads(line.removeprefix("losses ")) for line in shared.output.splitlines() if line.startswith("losses ")
-    ]
-    mean = [sum(pair) / 2 for pair in zip(*seen, strict=True)]
+    mean = [sum(pair) / 2 for pair in zip(*shared.losses_of_ranks.values(), strict=True)]
     assert mean == pytest.approx(whole.losses, rel=1e-4)
