@@ -148,7 +148,9 @@ def test_the_package_stays_small():
     # 120 lines build a record host by host, from blocks of samples.
     # 1,070: published values of another kind, the ledger's model, a Python interface. 740: a GPU's first contact,
     # merge, ignore, footprint and completion, figures on a screen.
-    assert sum(code.values()) <= 9950 + 1562 + 53 + 130 + 400 + 1070 + 740, f"{sum(code.values())} lines of code"
+    # 620: colleagues, refusals, set-up on clusters (260), 80 columns, measured commands in explorer and report (110),
+    # two probes for a whole study (110), several GPUs (80), files of perun and samples read faster (60).
+    assert sum(code.values()) <= 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
 

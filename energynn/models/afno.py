@@ -7,6 +7,7 @@ FourCastNet, networks/afnonet.py), so that its weights load; the code is our own
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -164,56 +165,60 @@ class FourierFilter(nn.Module):
         n, h, w, channels = x.shape
         blocks = self.w1.shape[1]
         with torch.autocast(x.device.type, enabled=False):  # the transform is one of float32, whatever surrounds it
-            total = h // 2 + 1
-            kept = int(total * self.hard_thresholding_fraction)
-            rows, columns = slice(max(0, total - kept), min(h, total + kept)), max(kept, 1)
-            if self.filter_modes == "zonal":
-                columns = math.ceil((w // 2 + 1) * self.hard_thresholding_fraction)
-                half = math.ceil(h / 2 * self.hard_thresholding_fraction)
-                rows = slice(max(0, h // 2 - half), min(h, h // 2 + half + 1))
-            # Rows are transformed last, and only for the columns kept.
-            spectrum = torch.fft.fft(_LowestModes.apply(x.float(), columns), dim=1, norm="ortho")
-            if self.filter_modes == "zonal":
-                spectrum = spectrum.roll(h // 2, dims=1)  # the lowest frequency in the middle
-            modes = spectrum[:, rows]  # N, rows, columns, E
-
-            # Real matrices of twice the size instead of complex ones: one product per layer. Real and imaginary parts
-            # alternate, as complex numbers lie in memory. (B, m, 2 S)
-            z = torch.view_as_real(modes).reshape(-1, blocks, 2 * channels // blocks).transpose(0, 1)
+            first, rows, columns = self.modes(h, w)
+            zonal, inverse_zonal, meridional = _transforms(h, w, first, rows, columns, x.device)
+            z = torch.bmm(zonal.expand(n * h, -1, -1), x.float().reshape(n * h, w, channels))
+            z = torch.bmm(meridional.expand(n, -1, -1), z.reshape(n, 2 * h, columns * channels))
+            # For each block and mode the real parts, then the imaginary ones: (B, m, 2 S).
+            z = z.reshape(n, rows, 2, columns, blocks, channels // blocks)
+            z = z.permute(4, 0, 1, 3, 2, 5).reshape(blocks, n * rows * columns, 2 * channels // blocks)
             z = F.relu(_complex_layer(z, self.w1, self.b1))
             z = F.softshrink(_complex_layer(z, self.w2, self.b2), self.sparsity_threshold)
-            z = torch.view_as_complex(z.transpose(0, 1).reshape(*modes.shape, 2))
+            z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(1, 2, 4, 3, 0, 5)
+            z = torch.bmm(meridional.t().expand(n, -1, -1), z.reshape(n, 2 * rows, columns * channels))
+            z = torch.bmm(inverse_zonal.expand(n * h, -1, -1), z.reshape(n * h, 2 * columns, channels))
+            return z.reshape(x.shape).to(x.dtype) + x
 
-            filtered = F.pad(z, (0, 0, 0, 0, rows.start, h - rows.stop))
-            if self.filter_modes == "zonal":
-                filtered = filtered.roll(-(h // 2), dims=1)
-            filtered = torch.fft.ifft(filtered, dim=1, norm="ortho")
-            return torch.fft.irfft(filtered, n=w, dim=2, norm="ortho").to(x.dtype) + x
+    def modes(self, h: int, w: int) -> tuple[int, int, int]:
+        """The first meridional frequency that passes, how many of them do, and how many zonal ones, from 0 on."""
+        share = self.hard_thresholding_fraction
+        if self.filter_modes == "zonal":
+            half = math.ceil(h / 2 * share)
+            first, end = max(0, h // 2 - half), min(h, h // 2 + half + 1)
+            return first - h // 2, end - first, math.ceil((w // 2 + 1) * share)
+        total = h // 2 + 1
+        kept = int(total * share)
+        first, end = max(0, total - kept), min(h, total + kept)
+        return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 
-class _LowestModes(torch.autograd.Function):
-    """The first zonal modes of x (N, h, w, E): ``torch.fft.rfft(x, dim=2, norm="ortho")[:, :, :columns]``.
+@functools.lru_cache(maxsize=8)
+def _transforms(
+    h: int, w: int, first: int, rows: int, columns: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional (2 rows, 2 h).
 
-    Its own gradient would transform a complex tensor of full width and throw the imaginary part away; this one is the
-    inverse real transform, which counts each mode for its conjugate, too, but the mean and the shortest wave.
+    ``torch.fft`` with norm="ortho" gives the same, but for rounding; channels lie innermost, where products are faster,
+    and only the modes that pass are computed. Complex numbers are pairs: of the zonal modes all real parts come first,
+    of a row and a frequency the real part. The meridional inverse is the transpose. The zonal one counts each mode for
+    its conjugate, too, but the mean and the shortest wave.
     """
-
-    @staticmethod
-    def forward(ctx, x: Tensor, columns: int) -> Tensor:
-        ctx.width = x.shape[2]
-        return torch.fft.rfft(x, dim=2, norm="ortho")[:, :, :columns]
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        column = torch.arange(gradient.shape[2], device=gradient.device)
-        once = (column == 0) | (2 * column == ctx.width)
-        gradient = gradient * torch.where(once, 1.0, 0.5).unsqueeze(-1)
-        return torch.fft.irfft(gradient, n=ctx.width, dim=2, norm="ortho"), None
+    angle = 2 * math.pi / w * torch.outer(torch.arange(columns), torch.arange(w)).double()
+    zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
+    column = torch.arange(columns)
+    twice = 2 - ((column == 0) | (2 * column == w)).double()
+    inverse_zonal = (zonal * twice.repeat(2)[:, None]).t()
+    angle = 2 * math.pi / h * torch.outer(torch.arange(first, first + rows), torch.arange(h)).double()
+    pairs = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), dim=-1) / math.sqrt(h)
+    meridional = pairs.reshape(rows, h, 2, 2).transpose(1, 2).reshape(2 * rows, 2 * h)
+    return zonal.float().to(device), inverse_zonal.float().to(device), meridional.float().to(device)
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Weight times z plus bias, all complex; z (B, m, 2 S) alternates, weight (2, B, S, S), bias (2, B, S) do not."""
+    """Weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
+
+    weight (2, B, S, S), bias (2, B, S). A real matrix of twice the size instead of a complex one: one product.
+    """
     real, imaginary = weight
-    rows = torch.stack((real, imaginary), dim=-1), torch.stack((-imaginary, real), dim=-1)  # B, S, S, 2
-    matrix = torch.stack(rows, dim=2).reshape(len(real), z.shape[-1], z.shape[-1])
-    return torch.baddbmm(bias.movedim(0, -1).reshape(len(real), 1, -1), z, matrix)
+    rows = torch.cat((real, imaginary), dim=-1), torch.cat((-imaginary, real), dim=-1)
+    return torch.baddbmm(bias.movedim(0, 1).reshape(len(real), 1, -1), z, torch.cat(rows, dim=1))

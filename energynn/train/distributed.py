@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from energynn import launchers
 from energynn.config import RunConfig
-from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, ranks_of_this_host, started_by_mpi
+from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 from energynn.measure.samples import Events, Silence
@@ -87,7 +88,7 @@ def join(config: RunConfig) -> World:
         device = torch.device("cpu")
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
-    _stay_on_this_host(size)
+    launchers.stay_on_this_host(size)
     backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
@@ -98,12 +99,6 @@ def join(config: RunConfig) -> World:
     if device.type == "cpu":
         _pin(world, config)
     return world
-
-
-def _stay_on_this_host(size: int) -> None:
-    """Let gloo speak over the loopback where all ranks are here: without a network a host's name may lead nowhere."""
-    if size == ranks_of_this_host() and Path("/sys/class/net/lo").exists():
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
@@ -168,8 +163,9 @@ def lost_ranks_named() -> Iterator[None]:
         yield
     except RuntimeError as error:
         if "Unable to find" in str(error):  # an interface, or an address of one
-            remedy = "set GLOO_SOCKET_IFNAME to an interface that is up, as `ip link` lists them"
-            raise ValueError(f"gloo cannot use the network: {str(error).splitlines()[0]}; {remedy}") from error
+            raise ValueError(
+                f"gloo cannot use the network: {error}; set GLOO_SOCKET_IFNAME to one that is up"
+            ) from error
         if not isinstance(error, dist.DistError) and not any(words in str(error) for words in OF_CONNECTIONS):
             raise
         raise LostRank(f"another rank is lost ({str(error).splitlines()[0]}); {AFTER_A_LOSS}") from error

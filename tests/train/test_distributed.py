@@ -242,10 +242,10 @@ def test_ranks_of_one_host_speak_over_its_loopback(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
     for size, interface in ((4, None), (2, "lo")):
-        distributed._stay_on_this_host(size)
+        launchers.stay_on_this_host(size)
         assert os.environ.get("GLOO_SOCKET_IFNAME") == interface
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    distributed._stay_on_this_host(2)
+    launchers.stay_on_this_host(2)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "ib0"
 
 
