@@ -177,6 +177,11 @@ def align(monotonic_ns: np.ndarray | int, measurements: list[dict]) -> np.ndarra
     return aligned_ns if isinstance(monotonic_ns, np.ndarray) else int(aligned_ns)
 
 
+def address_for_ranks(alone: bool) -> str:
+    """An address of rank 0, whose host this is, for the other ranks; the loopback if they are all here."""
+    return "127.0.0.1" if alone else os.environ.get("MASTER_ADDR") or own_address()
+
+
 def own_address() -> str:
     """An address of this host under which other hosts reach it; the loopback where there is no network."""
     try:

@@ -359,7 +359,7 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
         if world.rank == 0:
             # The server listens on every interface; the address is only how rank 0 reaches itself.
             store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = _own_address(alone=len(set(hosts)) == 1)
+        address = clocks.address_for_ranks(alone=len(set(hosts)) == 1)
         address, port = world.bcast((address, store.port) if store else None)
         return store or dist.TCPStore(address, port, world.size, False, timeout)
 
@@ -383,13 +383,6 @@ def _found_by_srun() -> tuple[int, int, int, Callable]:
     # No one can be told a port that the system chose; jobs on one node get different ones by their number.
     port = int(os.environ.get("MASTER_PORT") or 20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)
     return rank, size, local_rank, lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout)
-
-
-def _own_address(alone: bool) -> str:
-    """An address of rank 0, whose host this is, for the other ranks; the loopback if they are all here."""
-    if alone:
-        return "127.0.0.1"
-    return os.environ.get("MASTER_ADDR") or clocks.own_address()
 
 
 def _pin(world: World, config: RunConfig) -> None:

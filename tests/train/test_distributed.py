@@ -12,7 +12,7 @@ from torch import nn
 
 from energynn import config, launchers, records
 from energynn.launch import supervise
-from energynn.measure import machine
+from energynn.measure import clocks, machine
 from energynn.measure.samples import Events
 from energynn.train import distributed
 from tests.ranks import start_ranks
@@ -85,12 +85,12 @@ def test_seeds_make_every_generator_start_again():
 
 
 def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
-    assert distributed._own_address(alone=True) == "127.0.0.1"
+    assert clocks.address_for_ranks(alone=True) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
-    assert distributed._own_address(alone=False) == "10.1.2.3"
+    assert clocks.address_for_ranks(alone=False) == "10.1.2.3"
     monkeypatch.delenv("MASTER_ADDR")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
-    assert distributed._own_address(alone=False) == "10.9.8.7"
+    assert clocks.address_for_ranks(alone=False) == "10.9.8.7"
 
 
 def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
