@@ -61,11 +61,11 @@ def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
         "processes.end_forks_with_this()\n"
         "def grandchild():\n"
         "    inner = multiprocessing.Process(target=time.sleep, args=(60,)); inner.start()\n"
-        "    print(os.getpid(), inner.pid, flush=True); time.sleep(60)\n"
+        "    print(f'{os.getpid()} {inner.pid}\\n', end='', flush=True); time.sleep(60)\n"
         "multiprocessing.Process(target=grandchild).start()\n"
         "def in_a_thread():\n"
         "    child = multiprocessing.Process(target=time.sleep, args=(60,)); child.start()\n"
-        "    print(child.pid, flush=True)\n"
+        "    print(f'{child.pid}\\n', end='', flush=True)\n"
         "thread = threading.Thread(target=in_a_thread); thread.start(); thread.join(); time.sleep(60)\n"
     )
     parent = python(program)
