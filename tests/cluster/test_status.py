@@ -285,7 +285,8 @@ def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
     assert {row["run_id"] == running: row["state"] for row in found} == {True: "cancelled", False: "finished"}
     record = records.read(tmp_path / "runs" / "local" / running)
     assert record["status"] == "interrupted" and "it can go on" in record["status_reason"]
-    assert "1 runs submitted again" in energynn("resubmit", "--failed")
+    assert "no run has failed" in energynn("resubmit", "--failed"), "what was cancelled is not made again unasked"
+    energynn("submit", study, "--system", "local")
     wait(lambda found: all(row["state"] == "finished" for row in found), "the run that goes on")
     assert len(records.read(tmp_path / "runs" / "local" / running)["segments"]) == 2
     assert records.check(tmp_path / "runs") == []
