@@ -55,7 +55,7 @@ _HEAD = f"devices{'LBS':>5}{'GBS':>6}{'hours':>20}{'GPU hours':>20}{'kWh':>20}"
 
 def _line(row: dict) -> str:
     sizes = f"{row['devices']:7}{row['local_batch_size']:5}{row['global_batch_size']:6}"
-    spans = "".join(f"{_short_span(row[name]):>20}" for name in ("time_h", "gpu_hours", "energy_kWh"))
+    spans = "".join(f" {_short_span(row[name]):>19}" for name in ("time_h", "gpu_hours", "energy_kWh"))
     return f"{sizes}{spans}{' *' if row['outside'] else ''}"
 
 
@@ -68,8 +68,8 @@ def _short_span(of: dict[str, float | None]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, without an exponent where the number is large."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
+    """Three digits, two of small numbers, without an exponent where it is large: a line has 80 columns."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:#.{3 if value >= 0.1 else 2}g}"
 
 
 def _span(of: dict[str, float | None]) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from energynn import cli, config, records
 from energynn.files import REPOSITORY
-from energynn.forecast import calibration
+from energynn.forecast import calibration, report
 
 QUANTITIES = ("time_h", "gpu_hours", "energy_kWh", "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
 RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
@@ -268,3 +268,10 @@ def test_runs_of_several_devices_do_not_make_one_fit(simulated, capsys, tmp_path
     path.write_text(path.read_text().replace("A100 of", "H100 of"))
     words = refusal(capsys, "fit", "--runs-dir", tmp_path / "runs", *RESNET50, "--out", tmp_path / "fit.json")
     assert "runs of several devices, A100 of horeka-a100, simulated, H100 of horeka-a100, simulated; put those" in words
+
+
+def test_columns_of_short_runs_do_not_run_into_each_other():
+    small = {"value": 0.00861, "low": 0.00673, "high": 0.011}
+    spans = dict.fromkeys(("time_h", "gpu_hours"), small) | {"energy_kWh": dict.fromkeys(small)}
+    line = report._line(spans | {"devices": 2, "local_batch_size": 16, "global_batch_size": 32, "outside": []})
+    assert line.split()[2:5] == ["32", "0.0086", "(0.0067-0.011)"] and len(line) <= 80
