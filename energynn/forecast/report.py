@@ -68,7 +68,7 @@ def _short_span(of: dict[str, float | None]) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three digits, two of small numbers, without an exponent where it is large: a line has 80 columns."""
+    """Three digits, two of small numbers, without an exponent where it is large: lines are to fit 80 columns."""
     return f"{value:,.0f}" if value >= 100 else f"{value:#.{3 if value >= 0.1 else 2}g}"
 
 
