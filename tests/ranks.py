@@ -5,6 +5,7 @@ They find each other as torchrun's ranks do. Ranks that real launchers start hav
 """
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.reduction
@@ -108,6 +109,7 @@ def _run(command: list[str], environment: dict[str, str], output) -> None:
     os.chdir(REPOSITORY)
     if "RANK" not in environment:
         _take_own_core(environment.get("PYTEST_XDIST_WORKER", "gw0"))
+    gc.freeze()  # what the server has imported is nobody's garbage
     multiprocessing.set_start_method("fork", force=True)  # of the loader's workers, as in a process of its own
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))

@@ -200,7 +200,7 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
 def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     """Stopped or killed, then started again by the same command: nothing is lost, and energies of all starts add up."""
     runs_dir = tmp_path / "runs"
-    parameters = TINY | dict(devices=2, epochs=160, checkpoint_period_s=0.5)
+    parameters = TINY | dict(devices=2, epochs=100, checkpoint_period_s=0.5)
     words = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
     command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *words]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY)
@@ -215,7 +215,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     for number, (who, how, status) in enumerate(ends, start=1):
         started = subprocess.Popen(command, **pipes)
         wait_until(lambda number=number: begun(number))
-        time.sleep(1.5)
+        time.sleep(1)
         run_dir = only_run(runs_dir)
         folder = samples.segments(run_dir)[-1]
         ranks = {event["rank"]: event["pid"] for event in read_events(folder) if event["event"] == "rank_start"}
@@ -243,7 +243,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     energies_J.append(record["energy_cpu_J"])
     assert energies_J[0] > 0 and energies_J == sorted(energies_J)
     assert record["energy_total_J"] == pytest.approx(sum(part["energy_total_J"] for part in record["segments"]))
-    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 161))
+    assert [entry["epoch"] for entry in record["history"]] == list(range(1, 101))
     assert not (run_dir / "checkpoint").exists() and (run_dir / "record-after-segment-3.json").exists()
 
 
@@ -411,9 +411,25 @@ def test_without_perun_ranks_are_started_by_torchrun_and_measured_by_our_own_sam
     assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
 
 
+SOME_POINTS = """
+import sys
+from energynn import cli, studies
+kinds = {}
+for point in studies.GPU_POINTS:
+    kinds[point["workload"], point["preset"]] = point
+studies.GPU_POINTS = list(kinds.values())
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
+@pytest.mark.parametrize(
+    "start_it, runs",
+    [(["-c", SOME_POINTS], 6), pytest.param(["-m", "energynn.cli"], 12, marks=pytest.mark.nightly)],
+    ids=["a point of each kind", "whole"],
+)
+def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path, start_it, runs):
     """As on a GPU server that is lent for minutes: no perun, no MPI, no papermill, nothing of the analysis."""
     for dataset in ("photographs", "photographs_large"):
         manifests.verify(dataset)
@@ -425,19 +441,20 @@ def test_the_gpu_study_runs_dry_where_little_but_torch_is_installed(tmp_path):
         "Finder.find_spec = lambda name, *more, **named: None if missing(name) else find(name, *more, **named)\n"
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
-    words = [sys.executable, "-m", "energynn.cli", "study", "run", "gpu", "--dry-run"]
+    words = [sys.executable, *start_it, "study", "run", "gpu", "--dry-run"]
     words += ["--runs-dir", str(tmp_path / "runs"), "--archive", str(tmp_path / "all.tar.gz")]
     done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": path})
     found = [records.read(path.parent) for path in (tmp_path / "runs").rglob("record.json")]
-    assert done.returncode == 0 and len(found) == 12 and all(record["valid"] for record in found), done.stdout[-3000:]
+    assert done.returncode == 0 and len(found) == runs and all(record["valid"] for record in found), done.stdout[-3000:]
     assert {(record["workload"], record["config"]["preset"]) for record in found} == {
         (workload, preset) for workload in ("resnet50", "fourcastnet") for preset in ("paper", "fast")
     }
+    assert any(record["config"]["loader_workers"] for record in found), "none reads files"
     assert all(record["idle_power_cpu_ready_W"] > 0 and record["samples_in_training"] >= 60 for record in found)
     assert (tmp_path / "all.tar.gz").stat().st_size < 16 * 2**20
     with tarfile.open(tmp_path / "all.tar.gz") as packed:
         packed.extractall(tmp_path / "home", filter="data")
-    assert records.check(tmp_path / "home") == [] and len(records.run_dirs(tmp_path / "home")) == 12
+    assert records.check(tmp_path / "home") == [] and len(records.run_dirs(tmp_path / "home")) == runs
 
 
 def test_a_study_stops_in_time_and_says_what_it_left_out(tmp_path, monkeypatch):

@@ -421,7 +421,8 @@ def check(site: Site) -> int:
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     nodes = 2 if site.scheduler == "slurm" else 1
     devices = nodes * site.devices_per_node if site.scheduler == "slurm" else 2
-    probe = configuration.make("fourcastnet", system=site.name, devices=devices, embed_dim=64, depth=2, epochs=60)
+    small = dict(embed_dim=32, depth=1, epochs=40, step_period_s=0.015 * devices)  # twelve seconds on anything
+    probe = configuration.make("fourcastnet", system=site.name, devices=devices, **small)
     list(submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"]))
     folder = runs_dir / site.name / configuration.run_id(probe)
     print(f"submitted to {site.name}: {devices} devices on {nodes} nodes; {folder}", flush=True)

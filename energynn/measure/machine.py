@@ -34,19 +34,28 @@ JOB_FACTS = ("job_id", "array_job_id", "array_task_id", "job_nodelist", "job_par
 
 def describe_machine() -> dict:
     """Hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = re.search(r"model name\s*:\s*(.+)", info)
     boot = Path("/proc/sys/kernel/random/boot_id")
     return {
         "hostname": platform.node(),
-        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
-        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", info))) or 1,
+        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus(),
         "kernel": platform.platform(),
         "boot_id": boot.read_text().strip() if boot.exists() else "",
     }
+
+
+def cpu_name() -> str:
+    """Model of the processor, as the kernel names it."""
+    model = re.search(r"model name\s*:\s*(.+)", _cpu_info())
+    return model[1].strip() if model else platform.processor() or platform.machine()
+
+
+def _cpu_info() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
 
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:

@@ -13,10 +13,11 @@ import json
 import logging
 import multiprocessing
 import os
+import platform
 import re
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host
+from energynn.measure.machine import cpu_name
 from energynn.processes import end_forks_with_this, end_with_parent
 from energynn.reading import Hdf5, require_file, require_plain_hdf5
 
@@ -97,8 +99,7 @@ def attach() -> None:
     import cpuinfo
     import perun
 
-    # perun looks at the processor five times; each look costs a process and half a second.
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info = processor(cpuinfo.get_cpu_info)
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
@@ -108,6 +109,17 @@ def attach() -> None:
 
         powercap_rapl.RAPL_PATH = os.environ[POWERCAP_VARIABLE] + "/"
     perun.register_live_callback(_start_sampler, "energynn")
+
+
+def processor(look: Callable[[], dict]) -> Callable[[], dict]:
+    """What perun learns of the processor: its kind and name, for which py-cpuinfo keeps an x86 core busy for a second.
+
+    perun asks five times in each rank.
+    """
+    if platform.machine() != "x86_64":
+        return functools.cache(look)
+    known = {"arch": "X86_64", "brand_raw": cpu_name()}
+    return lambda: known
 
 
 def _start_sampler():

@@ -6,6 +6,7 @@ The trainer calls the session; the session never calls the trainer.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import time
 from collections.abc import Iterator
@@ -69,6 +70,9 @@ class Session:
     def measured(self, dataset_samples: int) -> Iterator[None]:
         """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
         self.gradients.require_shared()
+        if not gc.isenabled():  # since the rank began; what is there now stays to its end
+            gc.freeze()
+            gc.enable()
         self._be_idle()
         distributed.barrier(self.world)
         distributed.limit_waiting(self.config.collective_timeout_s)

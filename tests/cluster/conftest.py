@@ -58,7 +58,7 @@ class Cluster:
             assert time.monotonic() < deadline, (
                 f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
             )
-            time.sleep(3)  # a look costs CPU time that the runs need
+            time.sleep(2)  # a look costs CPU time that the runs need
         return found
 
 

@@ -1,5 +1,6 @@
 import configparser
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_what_is_no_perun_file_is_named(tmp_path):
         file.create_group("something")
     with pytest.raises(ValueError, match="not a perun HDF5 file"):
         perun_adapter.read_hdf5(path)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere py-cpuinfo is asked")
+def test_perun_learns_of_the_processor_what_py_cpuinfo_would_say_after_a_second():
+    import cpuinfo
+
+    told = perun_adapter.processor(cpuinfo.get_cpu_info)()
+    assert told and told.items() <= cpuinfo.get_cpu_info().items()
 
 
 def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's losses as JSON."""
 
+import gc
 import importlib
 import json
 import sys
@@ -11,6 +12,7 @@ from energynn import config as configuration
 from energynn import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
+gc.disable()  # as energynn/train/__main__.py does
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
@@ -24,4 +26,5 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
+print("collector on" if gc.isenabled() else "collector off")
 print(f"losses of rank {launchers.rank()}", json.dumps(losses))

@@ -101,6 +101,11 @@ def test_persistence_is_the_known_one(runs):
         assert epochs[-1][f"{metric}_m2_s2"] == pytest.approx(9.80665 * epochs[-1][f"{metric}_m"])
 
 
+@pytest.mark.parametrize("name", COUNTS)
+def test_garbage_is_collected_again_once_the_training_begins(runs, name):
+    assert "collector on" in runs[name].output and "collector off" not in runs[name].output
+
+
 def test_progress_is_readable(runs):
     last = [line for line in runs["pretrain"].output.splitlines() if line.startswith("fourcastnet pretrain: 3 epochs")]
     assert len(last) == 1 and "60 samples" in last[0] and "\n  z500_rmse_12h_m=" in runs["pretrain"].output

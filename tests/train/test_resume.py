@@ -42,6 +42,7 @@ CASES = {
         loader_workers=1,
     ),
 }
+EPOCHS = dict(zip(CASES, (4, 3, 3), strict=True))  # as few as the points below need
 KILLS = dict(zip(CASES, (20, 6, 6), strict=True))  # at random instants
 STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
 WRITE_KILLS = [
@@ -102,7 +103,7 @@ def assert_each_start_went_on_from(steps, run_dir, config):
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_named_points_change_no_bit(tmp_path, name):
     """After a step, and within and between the writes of a checkpoint; each start goes on from the newest whole one."""
-    config = configuration.make(**CASES[name] | {"epochs": 4}, save_weights=True, checkpoint_period_s=0.001)
+    config = configuration.make(**CASES[name] | {"epochs": EPOCHS[name]}, save_weights=True, checkpoint_period_s=0.001)
     settings = json.dumps(configuration.to_dict(config))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     unbroken.mkdir()
@@ -177,7 +178,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         image_size=32,
         epochs=1,
         training_samples=20,
-        validation_samples=250,
+        validation_samples=120,
         checkpoint_period_s=0,
         save_weights=True,
     )
@@ -200,7 +201,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         assert ("goes on after 5 optimizer steps" in output) == stopped
         weights.append(torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"])
         (end,) = [event for event in read_events(run_dir) if event["event"] == "training_end"]
-        assert end["samples_evaluated"] == 250 + 20 and len(end["metrics"]) == 4, output
+        assert end["samples_evaluated"] == 120 + 20 and len(end["metrics"]) == 4, output
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
