@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SYSTEM = "tests/cluster/two-nodes.toml"
 # Long enough to be stopped in the middle; paced, so that other tests get the cores meanwhile.
-EPOCHS, STEP_PERIOD_S = 60, 0.1
-LONG = dict(embed_dim=32, depth=1, epochs=40, step_period_s=STEP_PERIOD_S)
+EPOCHS, STEP_PERIOD_S = 30, 0.1
+LONG = dict(embed_dim=32, depth=1, epochs=EPOCHS, step_period_s=STEP_PERIOD_S)
 
 
 def write_study(folder, body):
@@ -41,8 +41,8 @@ def write_study(folder, body):
     return path
 
 
-def long_run(folder, **changes):
-    return write_study(folder, f"return [config.make('fourcastnet', system=system, devices=2, **{LONG | changes!r})]")
+def long_run(folder):
+    return write_study(folder, f"return [config.make('fourcastnet', system=system, devices=2, **{LONG!r})]")
 
 
 class Study:
@@ -233,7 +233,7 @@ def test_a_time_limit_is_hit_and_the_weights_are_those_of_an_unbroken_run(study,
     The limit is moved to the middle of the training, wherever that is on a machine as busy as this one. Slurm looks at
     limits twice a minute, so that takes minutes; the warning alone is the same signal.
     """
-    broken = Study(cluster, tmp_path, long_run(tmp_path, epochs=EPOCHS), "--minutes", "30")
+    broken = Study(cluster, tmp_path, long_run(tmp_path), "--minutes", "30")
     for start in (1, 2):
         cluster.wait_for(lambda start=start: broken.is_training(start), f"start {start}")
         (row,) = broken.rows()
@@ -315,8 +315,9 @@ def test_a_failing_run_in_an_array_stops_after_three_and_a_requeued_one_goes_on(
         write_study(
             tmp_path,
             f"""
-        good = config.make("fourcastnet", system=system, device="cpu", **{LONG!r})
-        return [good, config.make("fourcastnet", system=system, device="gpu", **{LONG!r})]
+        long = {LONG | dict(epochs=EPOCHS // 2)!r}  # one device has twice the steps
+        good = config.make("fourcastnet", system=system, device="cpu", **long)
+        return [good, config.make("fourcastnet", system=system, device="gpu", **long)]
     """,
         ),
     )
@@ -357,7 +358,7 @@ def test_a_batch_script_of_ones_own_leaves_the_same_facts(cluster, tmp_path):
     """The guide's script, with names of this cluster and at a pace."""
     text = (REPOSITORY / "docs/cluster.md").read_text().split("## A batch script of your own\n")[1].split("\n## ")[0]
     script = textwrap.dedent("".join(line + "\n" for line in text.splitlines() if line.startswith("    ")))
-    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p step_period_s 0.1"
+    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p epochs 15 -p step_period_s 0.1"
     for old, new in (
         (".venv/bin/papermill", f"{sys.executable} -m papermill"),
         (" run.ipynb ", f" {tmp_path / 'run.ipynb'} -p runs_dir {tmp_path / 'runs'} {small} "),
