@@ -18,7 +18,7 @@ from energynn.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
 COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
-COPIED += ("data_manifests/*/README.md", "paper/*.png", "systems/*")
+COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "systems/*")
 GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper", "asked")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],

@@ -83,7 +83,7 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(installed
         ("claims", "published: 33 supported"),
         ("system list", "horeka-a100"),
         ("study list", "GPU hours"),
-        ("study show smoke", "together 12 runs"),
+        ("study show smoke", "together 10 runs"),
         ("submit kick-the-tires --system local --dry-run", "cd {folder}"),
         ("manifest verify", "photographs: every file is there and has its SHA-256 ({folder}/build/data"),
     ],
