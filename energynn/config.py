@@ -381,9 +381,9 @@ FAST_ALONE = dict(precision="bfloat16", channels_last=True, fused_optimizer=True
 # no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
 SMOKE = {
     "resnet50": dict(
-        local_batch_size=16, epochs=2, warmup_epochs=0, image_size=32, training_samples=192, validation_samples=50
+        local_batch_size=16, epochs=2, warmup_epochs=0, image_size=64, training_samples=288, validation_samples=50
     ),
-    "fourcastnet": dict(local_batch_size=1, epochs=16, patch_size=6, embed_dim=192, depth=4, save_weights=True),
+    "fourcastnet": dict(local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True),
 }
 PRESETS: dict[str, dict[str, dict]] = {
     "smoke": SMOKE,

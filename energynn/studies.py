@@ -20,6 +20,10 @@ from energynn.names import suggestion
 from energynn.reading import LARGEST_B, require_file
 
 
+# The default study is shorter than the preset smoke, so that `make reproduce` takes ten minutes.
+SHORT = {"resnet50": dict(image_size=32, training_samples=192), "fourcastnet": dict(patch_size=6)}
+
+
 def smoke(system: str = "local") -> list[RunConfig]:
     """The default study: every path of the compendium once, on one and two devices, with real but small data.
 
@@ -29,7 +33,10 @@ def smoke(system: str = "local") -> list[RunConfig]:
     machine without sensors are estimates. It runs on CPU cores also where there are GPUs, so that it is the same
     study everywhere.
     """
-    make = partial(config.make, device="cpu", system=system)
+
+    def make(workload: str, **fields) -> RunConfig:
+        return config.make(workload, device="cpu", system=system, **SHORT[workload], **fields)
+
     runs = []
     for repeat in range(2):  # the same seed each time: their difference is the machine's noise
         runs.append(make("resnet50", devices=1, local_batch_size=16, repeat=repeat))
@@ -51,7 +58,8 @@ def one_device(system: str = "local") -> list[RunConfig]:
     Expected: with the default study's runs on one device this one tells the time of a sample and of an update, from
     which `energynn forecast held-out` forecasts the runs on two devices.
     """
-    return [config.make("resnet50", device="cpu", system=system, training_samples=96, local_batch_size=4)]
+    few_samples = SHORT["resnet50"] | dict(training_samples=96)
+    return [config.make("resnet50", device="cpu", system=system, local_batch_size=4, **few_samples)]
 
 
 def kick_the_tires(system: str = "local") -> list[RunConfig]:
