@@ -19,7 +19,6 @@ from energynn.measure import machine
 from energynn.names import suggestion
 from energynn.reading import LARGEST_B, require_file
 
-
 # The default study is shorter than the preset smoke, so that `make reproduce` takes ten minutes.
 SHORT = {"resnet50": dict(image_size=32, training_samples=192), "fourcastnet": dict(patch_size=6)}
 
