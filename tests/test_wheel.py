@@ -103,6 +103,16 @@ def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(ins
     assert done.returncode == 0 and "kWh" in done.stdout, done.stdout + done.stderr
 
 
+def test_remedies_are_those_of_an_installed_package(installed):
+    """Where there is no checkout there is no make."""
+    assert (
+        installed("-c", "from energynn import files; print(files.INSTALL)").stdout
+        == "`pip install 'energynn[train]'`\n"
+    )
+    package = (REPOSITORY / "energynn").rglob("*.py")
+    assert [path.name for path in package if "make train-env" in path.read_text()] == ["files.py"]
+
+
 def test_doctor_works_in_an_empty_folder(installed):
     done = installed("-m", "energynn.cli", "doctor", "--json")
     assert done.returncode in (0, 1) and json.loads(done.stdout), done.stderr
