@@ -14,8 +14,10 @@ LOCK := $(shell cat pyproject.toml requirements.lock | cksum | tr -d ' ')
 BASE := $(VENV)/base-$(LOCK)
 DOCS := $(VENV)/docs-$(LOCK)
 TRAIN := $(VENV)/train-$(LOCK)
+ALL := $(VENV)/all-$(LOCK)
 # `make SITE=1 ...` uses the torch and the MPI that this machine already has.
-EXTRAS := $(if $(SITE),train-site,train),lab,dev
+TRAINS := $(if $(SITE),train-site,train)
+EXTRAS := $(TRAINS),lab,dev
 # Where there is no network: a folder from `make wheelhouse`.
 PIP_FROM := $(if $(WHEELHOUSE),--no-index --find-links $(WHEELHOUSE))
 
@@ -39,12 +41,12 @@ help: ## this list
 	@echo "energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
-reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (20 min)
+reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (10 min)
 	@echo "=== 1 of 7: verify the data that ship"
 	@$(BIN)/energynn manifest verify
-	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, twelve runs (10 min)"
+	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, ten runs (5 min)"
 	@$(BIN)/energynn study run smoke
-	@echo "=== 3 of 7: two runs more on one device, which the forecast is fitted to (1 min)"
+	@echo "=== 3 of 7: one run more on one device, which the forecast is fitted to (1 min)"
 	@$(BIN)/energynn study run one-device
 	@echo "=== 4 of 7: derive every number of every record again"
 	@$(BIN)/energynn check runs
@@ -67,18 +69,18 @@ paper: $(BASE) ## figures, numbers, claims, build/paper.pdf and build/report.htm
 
 # Two processes have a core each: threads of a third one would only wait.
 test: export OMP_NUM_THREADS = 1
-test: $(TRAIN) ## the fast tests (5 min)
+test: $(ALL) ## the fast tests (5 min)
 	$(PYTEST) $(FAST)
 
-test-all: $(TRAIN) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
+test-all: $(ALL) ## these and the slow ones: real runs, killed processes, a private Slurm (25 min)
 	@rm -f $(RAN_TWICE)
 	$(MAKE) --no-print-directory test || $(ONCE_MORE)
 	$(PYTEST) $(SLOW) --ran-twice=$(RAN_TWICE) || $(ONCE_MORE)
 
-test-nightly: $(TRAIN) ## many kills at random instants, and the full matrices of launchers and signals
+test-nightly: $(ALL) ## many kills at random instants, and the full matrices of launchers and signals
 	$(PYTEST) -m nightly
 
-lab: $(TRAIN) ## JupyterLab on notebooks/00_start_here.ipynb
+lab: $(ALL) ## JupyterLab on notebooks/00_start_here.ipynb
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 
@@ -88,7 +90,7 @@ docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interfa
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
-bench: $(TRAIN) ## what measuring costs and how fast the trainers are, as ratios within one run
+bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
 
 # The machine's own Python, if it has torch; nothing is installed, nothing is fetched. DRY_RUN=1 tries it on the CPU.
@@ -123,7 +125,7 @@ clean: ## delete what was generated; runs/ and the environment stay
 	rm -rf build
 
 env: $(BASE) ## only the environment of the analysis
-train-env: $(TRAIN) ## the whole environment
+train-env: $(ALL) ## the whole environment
 
 # ---------------------------------------------------------------------------------------------------- the environment
 
@@ -131,31 +133,36 @@ python:
 	@test -n "$(PYTHON)" || { echo "energynn: no Python 3.11 or newer found; install one or give make PYTHON=..."; exit 2; }
 
 needs: python
-	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 15 minutes after the download of 3 GB."
+	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 10 minutes after the download of 3 GB."
 	@test -e $(TRAIN) || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
 	  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)'
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
 # pip's words go to a log, which is named, and shown where something fails. Python compiles what is imported: pip would
-# take 100 s to compile 14,000 files, most of which nobody imports.
-pip = echo "=== install $(1) into $(VENV); what pip says is in $(VENV)/pip.log"; \
+# take 100 s to compile 14,000 files, most of which nobody imports. Each environment is one call of pip, which takes
+# seconds to begin. Only those of this lock count.
+install = test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV); \
+  rm -f $(filter-out %-$(LOCK),$(wildcard $(VENV)/*-[0-9]*)); \
+  echo "=== install $(1) into $(VENV); what pip says is in $(VENV)/pip.log"; \
   $(BIN)/python -m pip install --no-compile $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
   || { tail -n 15 $(VENV)/pip.log; echo "energynn: pip failed; all that it said is in $(VENV)/pip.log"; exit 1; }
 
 $(BASE): | python
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-packages) $(VENV)
-	@rm -f $(VENV)/base-* $(VENV)/train-* $(VENV)/docs-*
-	@$(call pip,the analysis, -e .)
+	@$(call install,the analysis, -e .)
 	@touch $@
 
-$(DOCS): | $(BASE)
-	@$(call pip,what writes the site, -e ".[docs]")
-	@touch $@
+$(DOCS): | python
+	@$(call install,what writes the site, -e ".[docs]")
+	@touch $(BASE) $@
 
-$(TRAIN): | $(BASE)
-	@$(call pip,torch and all else (3 GB once, then 4 min), -e ".[$(EXTRAS)]")
-	@touch $@
+$(TRAIN): | python
+	@$(call install,what trains and measures (3 GB once), -e ".[$(TRAINS)]")
+	@touch $(BASE) $@
+
+$(ALL): | python
+	@$(call install,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
+	@touch $(BASE) $(DOCS) $(TRAIN) $@
 
 # ---------------------------------------------------------------------------------------------------- the paper
 

@@ -18,7 +18,7 @@ from energynn.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
 COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
-COPIED += ("data_manifests/*/README.md", "paper/*.png", "systems/*")
+COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "systems/*")
 GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper", "asked")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
@@ -35,7 +35,15 @@ highlight_language = "none"
 html_theme = "alabaster"
 html_theme_options = {{"description": "energy of data-parallel training", "page_width": "1100px"}}
 html_extra_path = ["extra"]
+html_static_path = ["_static"]
 html_show_sourcelink = False
+add_module_names = False
+"""
+# On a narrow screen a wide table scrolls by itself, not the page. The theme reads custom.css.
+STYLE = """
+table.docutils { display: block; overflow-x: auto; border: 0; }
+.body :not(pre) > code, .body dt { overflow-wrap: anywhere; }
+.body td > code { overflow-wrap: normal; }
 """
 INTERFACE = """
 # Python interface
@@ -66,6 +74,8 @@ def main() -> int:
     (SOURCE / "commands.md").write_text(commands())
     (SOURCE / "interface.md").write_text(INTERFACE)
     (SOURCE / "conf.py").write_text(CONFIGURATION)
+    (SOURCE / "_static").mkdir()
+    (SOURCE / "_static" / "custom.css").write_text(STYLE)
     failed = build_main(["-q", "-W", "--keep-going", str(SOURCE), str(SITE)])
     print(
         f"open {SITE.relative_to(REPOSITORY)}/index.html" if not failed else "energynn: the site has faults, see above"

@@ -21,6 +21,7 @@ SHIPPED = PACKAGE / "shipped"  # pyproject.toml puts it into a wheel; a checkout
 IS_CHECKOUT = not SHIPPED.is_dir()
 # What the package writes of itself lies below REPOSITORY / "build". An installed package writes to the working folder.
 REPOSITORY = PACKAGE.parent if IS_CHECKOUT else Path.cwd()
+INSTALL = "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"  # torch, perun and MPI
 
 
 def shipped(name: str) -> Path:

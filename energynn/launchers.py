@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from energynn.files import INSTALL
+
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
@@ -103,7 +105,7 @@ def find_launcher(devices: int) -> Launcher:
     in_batch_job = SRUN_VARIABLE in os.environ
     try:
         if importlib.util.find_spec("perun") is None:
-            raise ValueError("no perun found; `make train-env` installs it")
+            raise ValueError(f"no perun found; {INSTALL} installs it")
         return Launcher("srun") if in_batch_job else Launcher("mpirun", *find_mpi())
     except ValueError:
         if devices > 1 and in_batch_job:
@@ -116,7 +118,7 @@ def find_mpi() -> tuple[str, str]:
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
-    remedy = "`make train-env` installs one, or load your site's module"
+    remedy = f"{INSTALL} installs one, or load your site's module"
     own = Path(sys.executable).with_name("mpirun")
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:

@@ -276,7 +276,7 @@ def plainest_steps_s(local_batch_size: int, image_size: int) -> float:
 def gradient_noise() -> list[dict]:
     """Time of steps of ResNet50 some of which look at the norms of the gradients, over that of the steps alone.
 
-    Images of the default study (16 of 64 pixels, every tenth step looks) and of the paper's 224 pixels, but 8 of its
+    Images of 64 pixels (16 a step, every tenth step looks) and of the paper's 224 pixels, but 8 of its
     256 a step (every step looks). CPU time of one rank: what a look needs does not depend on the other ranks.
     """
     return [look_costs(16, 64, period=10), look_costs(8, 224, period=1)]

@@ -253,6 +253,7 @@ def test_the_site_is_made_without_a_warning_and_needs_no_network():
     for page in ("index", "commands", "interface", "docs/run", "docs/own", "CONTRIBUTING"):
         text = (site / f"{page}.html").read_text()
         assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//', text), page
+        assert "custom.css" in text, f"{page}: wide tables would scroll the page on a phone"
     assert "energynn merge" in (site / "commands.html").read_text()
     assert "One Dataset" in (words := (site / "interface.html").read_text()) or "one Dataset" in words
 

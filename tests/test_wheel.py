@@ -83,7 +83,7 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(installed
         ("claims", "published: 33 supported"),
         ("system list", "horeka-a100"),
         ("study list", "GPU hours"),
-        ("study show smoke", "together 12 runs"),
+        ("study show smoke", "together 10 runs"),
         ("submit kick-the-tires --system local --dry-run", "cd {folder}"),
         ("manifest verify", "photographs: every file is there and has its SHA-256 ({folder}/build/data"),
     ],
@@ -101,6 +101,16 @@ def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(ins
     plan = "forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3 --devices 64"
     done = installed("-m", "energynn.cli", *plan.split())
     assert done.returncode == 0 and "kWh" in done.stdout, done.stdout + done.stderr
+
+
+def test_remedies_are_those_of_an_installed_package(installed):
+    """Where there is no checkout there is no make."""
+    assert (
+        installed("-c", "from energynn import files; print(files.INSTALL)").stdout
+        == "`pip install 'energynn[train]'`\n"
+    )
+    package = (REPOSITORY / "energynn").rglob("*.py")
+    assert [path.name for path in package if "make train-env" in path.read_text()] == ["files.py"]
 
 
 def test_doctor_works_in_an_empty_folder(installed):

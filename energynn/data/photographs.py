@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from energynn.files import INSTALL
+
 CROP_PIXELS = 64
 CROPS = {"train": 100, "val": 25}  # per class
 TRAIN_SHARE = 0.75  # training crops lie in the left three quarters of a photograph, validation crops in the rest
@@ -44,7 +46,7 @@ def source_path(package: str, file: str) -> Path:
     spec = importlib.util.find_spec(package)
     path = Path(spec.origin).parent / file if spec and spec.origin else None
     if path is None or not path.is_file():
-        raise ValueError(f"photographs: {package} with {file} is not installed; `make train-env` installs it")
+        raise ValueError(f"photographs: {package} with {file} is not installed; {INSTALL} installs it")
     return path
 
 

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import launchers
-from energynn.files import IS_CHECKOUT
+from energynn.files import INSTALL, IS_CHECKOUT
 from energynn.measure import machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
-INSTALL = "make train-env" if IS_CHECKOUT else "to train, pip install 'energynn[train]'; to measure commands, nothing"
+TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
 GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
 PATIENCE_S = 30.0  # with all sensors together
 LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
@@ -179,13 +179,13 @@ def _package_findings() -> list[Finding]:
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(package, BAD, "is not installed", INSTALL))
+            findings.append(Finding(package, BAD, "is not installed", TO_TRAIN))
             continue
         fits = version == PERUN_VERSION if package == "perun" else _release(version) >= (2, 7)
         if fits:
             findings.append(Finding(package, GOOD, version))
         else:
-            findings.append(Finding(package, BAD, version, f"install {wanted}: {INSTALL}"))
+            findings.append(Finding(package, BAD, version, f"install {wanted}: {TO_TRAIN}"))
     return findings
 
 
