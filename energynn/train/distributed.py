@@ -27,6 +27,7 @@ from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 from energynn.measure.samples import Events, Silence
+from energynn.train.votes import Votes
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -40,6 +41,7 @@ class World:
     local_rank: int  # among the ranks of this host
     device: torch.device
     host: str
+    store: dist.Store | None = None  # through which the ranks found each other
 
     def describe(self) -> dict:
         """The fields of the event ``rank_start``."""
@@ -90,10 +92,10 @@ def join(config: RunConfig) -> World:
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
     backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
-    world = World(rank, size, local_rank, device, socket.gethostname())
+    world = World(rank, size, local_rank, device, socket.gethostname(), store)
     if device.type == "cuda":
         uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(store, world, machine.part_of_gpu(index) or uuid)
+        require_own_gpu(world, machine.part_of_gpu(index) or uuid)
         machine.pin_to_gpu(uuid)  # before any worker is forked
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
@@ -101,18 +103,26 @@ def join(config: RunConfig) -> World:
     return world
 
 
-def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
-    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which."""
-    store.set(f"gpu-of-rank-{world.rank}", uuid)
-    rank_of: dict[str, int] = {}
-    for rank in range(world.size):
-        used = store.get(f"gpu-of-rank-{rank}").decode()
-        if used and used in rank_of:
-            raise ValueError(
-                f"devices: ranks {rank_of[used]} and {rank} use one GPU ({used}); start no more ranks on a host than "
-                "it has GPUs, or let the launcher show each rank one of its own"
-            )
-        rank_of[used] = rank
+def require_own_gpu(world: World, uuid: str) -> None:
+    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which.
+
+    Rank 0 compares for all, so that the store is asked as often as there are ranks, not by their square.
+    """
+    world.store.set(f"gpu-of-rank-{world.rank}", uuid)
+    if world.rank == 0:
+        rank_of: dict[str, int] = {}
+        fault = ""
+        for rank in range(world.size):
+            used = world.store.get(f"gpu-of-rank-{rank}").decode()
+            if used and used in rank_of:
+                fault = f"ranks {rank_of[used]} and {rank} use one GPU ({used})"
+            rank_of[used] = rank
+        world.store.set("gpu-of-two-ranks", fault)
+    if fault := world.store.get("gpu-of-two-ranks").decode():
+        raise ValueError(
+            f"devices: {fault}; start no more ranks on a host than it has GPUs, or let the launcher show each rank one "
+            "of its own"
+        )
 
 
 def limit_waiting(seconds: float) -> None:
@@ -219,16 +229,17 @@ class StopVote:
 
     A rank is asked by SIGTERM or SIGUSR1, and by the silence of its host's sampler; all of them by a file ``stop`` in
     the folder. Rank 0's clock asks for the regular checkpoints, and a silence that begins for one more. Each step
-    starts a vote of all ranks beside the training, and reads the result of the step before, so that nobody waits.
+    starts a vote of all ranks beside the training (``Votes``), and reads the result of the step before, so that nobody
+    waits.
     """
 
     LOOK_S = 1.0  # between two looks for the file, and at the sampler
 
-    def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
+    def __init__(self, world: World, folder: Path, setup_s: float, timeout_s: float):
+        """The ranks are waited for up to ``setup_s``, from the first vote on up to ``timeout_s``."""
         self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
-        timeout = datetime.timedelta(seconds=timeout_s)  # otherwise half an hour
-        self.group = dist.new_group(backend="gloo", timeout=timeout) if world.device.type == "cuda" else None
-        self.asked, self.noticed, self.pending, self.looked = False, "", None, 0.0
+        self.votes = Votes(world.store, world.rank, world.size, setup_s, timeout_s)
+        self.asked, self.noticed, self.is_pending, self.looked = False, "", False, 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
@@ -240,11 +251,7 @@ class StopVote:
         if time.monotonic() - self.looked > self.LOOK_S:
             self.looked = time.monotonic()
             self._look()
-        answer, vote = Request.NOTHING, Request.NOTHING
-        if self.pending:
-            greatest, work = self.pending
-            work.wait()
-            answer = Request(greatest.item())
+        answer, vote = self._answer(), Request.NOTHING
         if self.asked:
             vote = Request.STOP
         elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
@@ -252,9 +259,18 @@ class StopVote:
         elif self.silence.notice() and not self.noticed:
             vote = Request.CHECKPOINT
         self.noticed = self.silence.notice()
-        greatest = torch.tensor([vote], dtype=torch.int64)
-        self.pending = greatest, dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.votes.cast(vote)
+        self.is_pending = True
         return answer
+
+    def _answer(self) -> Request:
+        """What all ranks said in the step before."""
+        if not self.is_pending:
+            return Request.NOTHING
+        try:
+            return Request(self.votes.result())
+        except OSError as error:
+            raise LostRank(f"another rank is lost ({error}); {AFTER_A_LOSS}") from error
 
     def _look(self) -> None:
         if self.world.rank == 0 and self.file.exists():
@@ -275,8 +291,8 @@ class StopVote:
 
     def close(self) -> None:
         """Wait for the last vote, so that none is under way when the ranks part."""
-        if self.pending:
-            self.pending[1].wait()
+        self._answer()
+        self.votes.close()
 
 
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:

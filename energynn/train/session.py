@@ -59,7 +59,7 @@ class Session:
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
         self.metrics: dict[str, float] = {}
-        self.stop = StopVote(world, self.folder, config.collective_timeout_s)
+        self.stop = StopVote(world, self.folder, config.setup_timeout_s, config.collective_timeout_s)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
         self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
