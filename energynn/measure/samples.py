@@ -377,14 +377,14 @@ def has_begun(folder: Path, host: str) -> bool:
         return b'"v":[' in file.read(BLOCK_B)
 
 
-def read_events(folder: Path) -> list[dict]:
-    """Events of all ranks; lines that a crash cut are skipped.
+def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
+    """Events of all ranks, or of one; lines that a crash cut are skipped.
 
     Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock at which each began:
     a wall clock that is set while the run goes on does not change the order.
     """
     events = []
-    for path in sorted(folder.glob("events-rank*.jsonl")):
+    for path in sorted(folder.glob("events-rank*.jsonl" if of_rank is None else f"events-rank{of_rank}.jsonl")):
         rank = int(path.stem.removeprefix("events-rank"))
         own = [{"rank": rank, **line} for line in _whole_lines(path) if _is_event(line)]
         ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0

@@ -73,7 +73,7 @@ def join(config: RunConfig) -> World:
     if size != config.devices:
         raise ValueError(
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
-            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
+            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
     if config.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
