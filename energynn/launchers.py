@@ -98,7 +98,7 @@ class Launcher:
 
 def python_of_ranks() -> list[str]:
     """The words that call Python for the ranks of a batch job: this Python, or the one in their container."""
-    return shlex.split(os.environ.get(PYTHON_VARIABLE, "")) or [sys.executable]
+    return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [sys.executable]
 
 
 def find_launcher(devices: int) -> Launcher:

@@ -49,7 +49,8 @@ def main(mode: str = "run", hosts: int = 64, ranks: int = 4) -> dict:
             "CUDA_VISIBLE_DEVICES": "",
             "GLOO_SOCKET_IFNAME": "eth0",
         }
-        names = [f"{address(host)} {name(host)}\n" for host in range(hosts)]  # torch asks for names of addresses
+        # torch asks for the names of addresses, also as IPv6 has them; without an answer that takes 10 s.
+        names = [f"{address(host)} {name(host)}\n::ffff:{address(host)} {name(host)}\n" for host in range(hosts)]
         (place / "hosts").write_text("127.0.0.1 localhost\n" + "".join(names))
         as_first = f'hostname {name(0)} && mount --bind {place}/hosts /etc/hosts && exec "$@"'
         first = ["ip", "netns", "exec", network(0), "unshare", "--uts", "--mount", "sh", "-c", as_first, "sh"]

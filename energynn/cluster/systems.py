@@ -48,6 +48,7 @@ class Site:
     silence_limit_s: float = LIMITS_S["silence_limit_s"]
     first_sample_limit_s: float = LIMITS_S["first_sample_limit_s"]
     ready_limit_s: float = LIMITS_S["ready_limit_s"]
+    rank_limit_s: float = LIMITS_S["rank_limit_s"]
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: int = 0
     link_GB_per_s: float = 0.0  # of one node to the others

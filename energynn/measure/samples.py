@@ -30,6 +30,7 @@ LIMITS_S = {
     "silence_limit_s": 90.0,  # without a new sample of a host; then its ranks ask all to stop, with a checkpoint
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
+    "rank_limit_s": 0.0,  # for a rank that others wait for in the training, where collective_timeout_s is shorter
 }
 # A line of a sample as the sampler writes it: how it begins, what follows its first commas, and how it ends.
 BEGIN, AFTER_COMMAS, END = b'{"t":', (b'"w":', b'"d":', b'"v":['), b"]}\n"
