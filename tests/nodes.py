@@ -223,6 +223,7 @@ def rank_of_run(place: Path) -> dict:
     from energynn.measure.sampler_process import start_sampler
     from energynn.measure.samples import Events, Silence, has_begun
     from energynn.train import distributed
+    from energynn.train.votes import StopVote
 
     folder, steps = place / "runs" / "local" / "simulated", {}
     rank, size, local_rank, make_store = distributed._find()
@@ -239,7 +240,7 @@ def rank_of_run(place: Path) -> dict:
     steps["own GPU"] = time.monotonic()
     events = Events(folder, rank)
     events.mark("rank_start", **world.describe())
-    votes = distributed.StopVote(world, folder, 200.0, 200.0)
+    votes = StopVote(world, folder, 200.0, 200.0)
     votes(False), votes(False)  # all ranks have to be there
     counts = dict(samples_trained=0, samples_evaluated=0, optimizer_steps=0, forward_backward_passes=0)
     events.mark("training_start", dataset_samples=1, samples_done=0)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import enum
 import hashlib
 import os
 import random
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
-from energynn.measure.samples import Events, Silence
-from energynn.train.votes import Votes
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -214,85 +210,6 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
 
 class Interrupted(Exception):
     """The training was asked to stop, and can go on from its checkpoint."""
-
-
-class Request(enum.IntEnum):
-    """What a rank wants of all ranks; the greatest of all requests counts."""
-
-    NOTHING = 0
-    CHECKPOINT = 1
-    STOP = 2  # after a checkpoint
-
-
-class StopVote:
-    """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
-
-    A rank is asked by SIGTERM or SIGUSR1, and by the silence of its host's sampler; all of them by a file ``stop`` in
-    the folder. Rank 0's clock asks for the regular checkpoints, and a silence that begins for one more. Each step
-    starts a vote of all ranks beside the training (``Votes``), and reads the result of the step before, so that nobody
-    waits.
-    """
-
-    LOOK_S = 1.0  # between two looks for the file, and at the sampler
-
-    def __init__(self, world: World, folder: Path, setup_s: float, timeout_s: float):
-        """The ranks are waited for up to ``setup_s``, from the first vote on up to ``timeout_s``."""
-        self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
-        self.votes = Votes(world.store, world.rank, world.size, setup_s, timeout_s)
-        self.asked, self.noticed, self.is_pending, self.looked = False, "", False, 0.0
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._ask)
-
-    def _ask(self, _number: int, _frame) -> None:
-        self.asked = True
-
-    def __call__(self, checkpoint_is_due: bool) -> Request:
-        """Call once per step on every rank."""
-        if time.monotonic() - self.looked > self.LOOK_S:
-            self.looked = time.monotonic()
-            self._look()
-        answer, vote = self._answer(), Request.NOTHING
-        if self.asked:
-            vote = Request.STOP
-        elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
-            vote = Request.CHECKPOINT
-        elif self.silence.notice() and not self.noticed:
-            vote = Request.CHECKPOINT
-        self.noticed = self.silence.notice()
-        self.votes.cast(vote)
-        self.is_pending = True
-        return answer
-
-    def _answer(self) -> Request:
-        """What all ranks said in the step before."""
-        if not self.is_pending:
-            return Request.NOTHING
-        try:
-            return Request(self.votes.result())
-        except OSError as error:
-            raise LostRank(f"another rank is lost ({error}); {AFTER_A_LOSS}") from error
-
-    def _look(self) -> None:
-        if self.world.rank == 0 and self.file.exists():
-            self.asked = True
-        if not self.asked and (silent := self.silence()):
-            Events(self.file.parent, self.world.rank).mark("stop_asked", reason=silent)
-            self.asked = True
-
-    def during(self, batches: Iterable, votes: int) -> Iterator:
-        """The batches of an evaluation, with a vote after each of the first ``votes``, as many on every rank.
-
-        Raises Interrupted if the ranks shall stop: an evaluation can take longer than a run is given to stop.
-        """
-        for number, batch in enumerate(batches):
-            yield batch
-            if number < votes and self(checkpoint_is_due=False) == Request.STOP:
-                raise Interrupted("during an evaluation")
-
-    def close(self) -> None:
-        """Wait for the last vote, so that none is under way when the ranks part."""
-        self._answer()
-        self.votes.close()
 
 
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:

@@ -18,9 +18,10 @@ from energynn.config import RunConfig
 from energynn.measure.samples import Events, limit_s
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
-from energynn.train.distributed import Interrupted, Request, StopVote
+from energynn.train.distributed import Interrupted
 from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer, Progress, ToDisk, require_finite
+from energynn.train.votes import Request, StopVote
 
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 

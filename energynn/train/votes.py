@@ -1,25 +1,106 @@
-"""A vote of all ranks beside the training: the greatest of their numbers, over a tree of few connections."""
+"""A vote of all ranks beside the training: shall they write a checkpoint, or stop? It goes over few connections."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import queue
 import secrets
+import signal
 import socket
 import threading
-from typing import Protocol
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
+import torch.distributed as dist
+
+from energynn.launchers import AFTER_A_LOSS
 from energynn.measure.clocks import own_address
+from energynn.measure.samples import Events, Silence
+from energynn.train.distributed import Interrupted, LostRank, World
 
 BRANCHES = 16  # connections of a rank to those below it; 256 ranks are two levels below rank 0
 TOKEN_B, TOKEN_S = 16, 5.0  # by which a rank shows that it is one, as soon as it is connected
 
 
-class Store(Protocol):
-    """What torch's stores can do: ``get`` waits until another rank has set the key."""
+class Request(enum.IntEnum):
+    """What a rank wants of all ranks; the greatest of all requests counts."""
 
-    def set(self, key: str, value: str) -> None: ...
-    def get(self, key: str) -> bytes: ...
+    NOTHING = 0
+    CHECKPOINT = 1
+    STOP = 2  # after a checkpoint
+
+
+class StopVote:
+    """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
+
+    A rank is asked by SIGTERM or SIGUSR1, and by the silence of its host's sampler; all of them by a file ``stop`` in
+    the folder. Rank 0's clock asks for the regular checkpoints, and a silence that begins for one more. Each step
+    starts a vote of all ranks beside the training (``Votes``), and reads the result of the step before, so that nobody
+    waits.
+    """
+
+    LOOK_S = 1.0  # between two looks for the file, and at the sampler
+
+    def __init__(self, world: World, folder: Path, setup_s: float, timeout_s: float):
+        """The ranks are waited for up to ``setup_s``, from the first vote on up to ``timeout_s``."""
+        self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
+        self.votes = Votes(world.store, world.rank, world.size, setup_s, timeout_s)
+        self.asked, self.noticed, self.is_pending, self.looked = False, "", False, 0.0
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame) -> None:
+        self.asked = True
+
+    def __call__(self, checkpoint_is_due: bool) -> Request:
+        """Call once per step on every rank."""
+        if time.monotonic() - self.looked > self.LOOK_S:
+            self.looked = time.monotonic()
+            self._look()
+        answer, vote = self._answer(), Request.NOTHING
+        if self.asked:
+            vote = Request.STOP
+        elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
+            vote = Request.CHECKPOINT
+        elif self.silence.notice() and not self.noticed:
+            vote = Request.CHECKPOINT
+        self.noticed = self.silence.notice()
+        self.votes.cast(vote)
+        self.is_pending = True
+        return answer
+
+    def _answer(self) -> Request:
+        """What all ranks said in the step before."""
+        if not self.is_pending:
+            return Request.NOTHING
+        try:
+            return Request(self.votes.result())
+        except OSError as error:
+            raise LostRank(f"another rank is lost ({error}); {AFTER_A_LOSS}") from error
+
+    def _look(self) -> None:
+        if self.world.rank == 0 and self.file.exists():
+            self.asked = True
+        if not self.asked and (silent := self.silence()):
+            Events(self.file.parent, self.world.rank).mark("stop_asked", reason=silent)
+            self.asked = True
+
+    def during(self, batches: Iterable, votes: int) -> Iterator:
+        """The batches of an evaluation, with a vote after each of the first ``votes``, as many on every rank.
+
+        Raises Interrupted if the ranks shall stop: an evaluation can take longer than a run is given to stop.
+        """
+        for number, batch in enumerate(batches):
+            yield batch
+            if number < votes and self(checkpoint_is_due=False) == Request.STOP:
+                raise Interrupted("during an evaluation")
+
+    def close(self) -> None:
+        """Wait for the last vote, so that none is under way when the ranks part."""
+        self._answer()
+        self.votes.close()
 
 
 class Votes:
@@ -30,7 +111,7 @@ class Votes:
     down. The ranks find each other through ``store``, which all of them have.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, setup_s: float, timeout_s: float):
+    def __init__(self, store: dist.Store, rank: int, size: int, setup_s: float, timeout_s: float):
         """Connect; ranks are waited for up to ``setup_s``, and ``timeout_s`` from the first vote on."""
         self.timeout_s, self.below, self.above = timeout_s, [], None
         self.mine: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -71,7 +152,7 @@ class Votes:
         """Let the connections go; every vote that was begun must have been read."""
         self.mine.put(None)
 
-    def _climb(self, store: Store, rank: int, setup_s: float) -> None:
+    def _climb(self, store: dist.Store, rank: int, setup_s: float) -> None:
         address, port, token = store.get(f"votes-of-{(rank - 1) // BRANCHES}").decode().split()
         self.above = socket.create_connection((address, int(port)), setup_s)
         self.above.sendall(bytes.fromhex(token))

@@ -7,8 +7,8 @@ import pytest
 from torch.distributed import HashStore
 
 from energynn.train import votes
-from energynn.train.distributed import LostRank, Request, StopVote, World
-from energynn.train.votes import Votes
+from energynn.train.distributed import LostRank, World
+from energynn.train.votes import Request, StopVote, Votes
 
 
 @pytest.fixture
