@@ -85,6 +85,9 @@ def test_srun_calls_the_python_of_a_container_and_the_record_has_its_versions(en
     environment.setenv(launchers.PYTHON_VARIABLE, " ".join(words))
     command = supervise.ranks_command(tmp_path, intent, "", "")
     assert command[command.index("--mpi=pmix") + 1 :] == words + alone[alone.index(sys.executable) + 1 :]
+    environment.setenv("A_DISK", str(tmp_path))
+    environment.setenv(launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:]))
+    assert supervise.ranks_command(tmp_path, intent, "", "") == command
     assert launchers.find_launcher(8).name == "srun"  # perun is in there, if not here
     assert machine.versions() == here
     fake.write_text("#!/bin/sh\necho FATAL: could not open image >&2; exit 255\n")

@@ -93,6 +93,27 @@ def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
     assert clocks.address_for_ranks(alone=False) == "10.9.8.7"
 
 
+@pytest.mark.parametrize(
+    "library, named, expected",
+    [
+        ("GLOO", "lo", "127.0.0.1"),
+        ("GLOO", "ib7,lo", "127.0.0.1"),
+        ("NCCL", "=lo", "127.0.0.1"),
+        ("NCCL", "l", "127.0.0.1"),  # the beginning of a name
+        ("NCCL", "^lo", "10.9.8.7"),  # names what it is not
+        ("NCCL", "ib7", "10.9.8.7"),
+        ("GLOO", "l", "10.9.8.7"),
+    ],
+)
+def test_the_interface_that_is_named_counts(monkeypatch, library, named, expected):
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0")])
+    for each in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{each}_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv(f"{library}_SOCKET_IFNAME", named)
+    assert clocks.own_address() == expected
+
+
 def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
     """The second rank of the second host is rank 3 of the world: that host has no cores for a fourth rank."""
 
