@@ -72,10 +72,13 @@ def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(environment
 
 
 def test_srun_calls_the_python_of_a_container_and_the_record_has_its_versions(environment, tmp_path):
-    """A program named apptainer that only executes what it is given stands for Apptainer."""
-    fake = tmp_path / "apptainer"
+    """Programs named apptainer and srun that only execute what they are given stand for the real ones."""
+    fake, srun = tmp_path / "apptainer", tmp_path / "srun"
     fake.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
-    fake.chmod(0o755)
+    srun.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"\n')
+    for program in (fake, srun):
+        program.chmod(0o755)
+    environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     words = [str(fake), "exec", "--nv", "--bind", "/project", sys.executable]
     environment.setenv(launchers.SRUN_VARIABLE, "--mpi=pmix")
     intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}
@@ -90,6 +93,7 @@ def test_srun_calls_the_python_of_a_container_and_the_record_has_its_versions(en
     assert supervise.ranks_command(tmp_path, intent, "", "") == command
     assert launchers.find_launcher(8).name == "srun"  # perun is in there, if not here
     assert machine.versions() == here
+    assert (tmp_path / "sruns").read_text().startswith("--export=ALL --ntasks=1 --mpi=pmix env --unset=ENERGYNN_PYTHON")
     fake.write_text("#!/bin/sh\necho FATAL: could not open image >&2; exit 255\n")
     with pytest.raises(ValueError, match="python: .*apptainer exec .* does not start here: FATAL: could not open"):
         machine.versions()
