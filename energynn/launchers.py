@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from energynn.files import INSTALL
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
+PYTHON_VARIABLE = "ENERGYNN_PYTHON"  # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
 LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
@@ -96,6 +98,11 @@ class Launcher:
     flavour: str = ""  # of MPI: mpich or openmpi
 
 
+def python_of_ranks() -> list[str]:
+    """The words that call Python for the ranks of a batch job: this Python, or the one in their container."""
+    return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [sys.executable]
+
+
 def find_launcher(devices: int) -> Launcher:
     """``srun`` in a batch job, else ``mpirun``; where perun or MPI is missing ``torchrun``, or one device ``alone``.
 
@@ -103,6 +110,8 @@ def find_launcher(devices: int) -> Launcher:
     several devices in a batch job need perun: ValueError with the remedy.
     """
     in_batch_job = SRUN_VARIABLE in os.environ
+    if in_batch_job and PYTHON_VARIABLE in os.environ:  # perun and MPI are in there
+        return Launcher("srun")
     try:
         if importlib.util.find_spec("perun") is None:
             raise ValueError(f"no perun found; {INSTALL} installs it")

@@ -26,6 +26,7 @@ from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import PACKAGE, REPOSITORY
+from energynn.launchers import PYTHON_VARIABLE
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.progress import tell
 
@@ -134,6 +135,8 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict |
     given |= site.limits() | {SUBMISSION: facts["submitted_at"]}
     if site.srun is not None:
         given["ENERGYNN_SRUN"] = shlex.join(" ".join(site.srun).split())
+    if site.python:
+        given[PYTHON_VARIABLE] = site.python
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
     first = [f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}" for line in site.setup]
     if site.modules:

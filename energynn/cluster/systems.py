@@ -39,6 +39,7 @@ class Site:
     ask_above_gpu_hours: float = 100.0
     sbatch: list[str] = field(default_factory=list, metadata={"form": OPTION})
     srun: list[str] | None = field(default=None, metadata={"form": OPTION})
+    python: str = field(default="", metadata={"form": LINE})  # how srun calls it, where it is in a container
     runs_at_once: int = 0  # of one job array; 0: as many as Slurm starts
     modules: list[str] = field(default_factory=list, metadata={"form": MODULE})
     setup: list[str] = field(default_factory=list, metadata={"form": LINE})
@@ -47,6 +48,7 @@ class Site:
     silence_limit_s: float = LIMITS_S["silence_limit_s"]
     first_sample_limit_s: float = LIMITS_S["first_sample_limit_s"]
     ready_limit_s: float = LIMITS_S["ready_limit_s"]
+    rank_limit_s: float = LIMITS_S["rank_limit_s"]
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: int = 0
     link_GB_per_s: float = 0.0  # of one node to the others

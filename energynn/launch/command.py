@@ -115,7 +115,8 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
+        found = run_dir.iterdir() if rank == 0 else ()  # hundreds of ranks do not list what hundreds have written
+        others = [path.name for path in found if not path.name.startswith(".")]
     except OSError as error:
         raise ValueError(f"out: cannot write to {run_dir} ({error.strerror}); choose a folder you own") from error
     if rank > 0:
@@ -270,7 +271,7 @@ def _wait(perun: subprocess.Popen, folder: Path) -> None:
 
 def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int]:
     """Status, reason and exit status of one rank's command."""
-    events = [event for event in read_events(folder) if event["rank"] == rank]
+    events = read_events(folder, rank)
     ends = events_of_kind(events, "training_end")
     if not events_of_kind(events, "training_start"):
         if stopped:
@@ -310,12 +311,13 @@ def _first_bad_end(folder: Path, size: int, patience_s: float) -> tuple[str, str
     """``patience_s``: with ranks that have not even begun."""
     until = time.monotonic() + patience_s
     while True:
-        none_left = not any(map(is_locked, folder.glob(".ranks-*")))
+        while any(map(is_locked, folder.glob(".ranks-*"))):
+            time.sleep(0.5)
         events = read_events(folder)
         ended = {event["rank"]: event for event in events_of_kind(events, "rank_end")}
         if len(ended) == size:
             break
-        if none_left and (len({event["rank"] for event in events}) == size or time.monotonic() > until):
+        if len({event["rank"] for event in events}) == size or time.monotonic() > until:
             missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
             return "killed", f"rank {missing} ended without a word"
         time.sleep(0.5)

@@ -25,7 +25,16 @@ from typing import TextIO
 import energynn
 from energynn import processes, records
 from energynn.files import lock
-from energynn.launchers import AFTER_A_LOSS, CAN_GO_ON, LAST_WORDS, SRUN_VARIABLE, find_mpi, mpi_environment, mpi_start
+from energynn.launchers import (
+    AFTER_A_LOSS,
+    CAN_GO_ON,
+    LAST_WORDS,
+    SRUN_VARIABLE,
+    find_mpi,
+    mpi_environment,
+    mpi_start,
+    python_of_ranks,
+)
 from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
@@ -151,7 +160,7 @@ def ranks_command(run_dir: Path, intent: dict, mpirun: str, flavour: str) -> lis
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(run_dir / "perun.ini", period_s, on_gpu, gpus)
-    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini")
+    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini", python_of_ranks())
     if SRUN_VARIABLE in os.environ:
         options = shlex.split(os.environ[SRUN_VARIABLE])
         fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]

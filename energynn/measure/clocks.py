@@ -7,6 +7,7 @@ run's folder, without MPI and without the ranks, so that it works under any laun
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ import numpy as np
 FILE = "clock.json"
 ROUND_TRIPS = 20
 REPLY_S = 0.1  # no network inside of a machine takes as long; a datagram without an answer by then is lost
+ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 REQUEST = struct.Struct("!16sq")  # the reference's token, the asking host's monotonic ns
 REPLY = struct.Struct("!16sqq")  # the request, the reference's monotonic ns
 
@@ -183,7 +185,14 @@ def address_for_ranks(alone: bool) -> str:
 
 
 def own_address() -> str:
-    """An address of this host under which other hosts reach it; the loopback where there is no network."""
+    """An address of this host under which other hosts reach it; the loopback where there is no network.
+
+    It is that of the interface which is named for gloo or NCCL, where one is.
+    """
+    for interface in _named_interfaces():
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            name = struct.pack("256s", interface.encode())
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), ADDRESS_OF_INTERFACE, name)[20:24])
     try:
         address = socket.gethostbyname(socket.gethostname())
         if not address.startswith("127."):
@@ -196,3 +205,12 @@ def own_address() -> str:
             return probe.getsockname()[0]
     except OSError:
         return "127.0.0.1"
+
+
+def _named_interfaces() -> list[str]:
+    """Interfaces of this host that are named: NCCL takes beginnings, too, and "=" before whole names."""
+    here = [name for _, name in socket.if_nameindex()]
+    of_gloo, of_nccl = (os.environ.get(f"{library}_SOCKET_IFNAME", "") for library in ("GLOO", "NCCL"))
+    whole = [*of_gloo.split(","), *of_nccl.removeprefix("=").split(",")]
+    beginnings = () if of_nccl.startswith(("=", "^")) else tuple(filter(None, of_nccl.split(",")))
+    return [*(name for name in whole if name in here), *(name for name in here if name.startswith(beginnings))]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import json
 import math
 import os
 import platform
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
 from energynn.files import IS_CHECKOUT, REPOSITORY
+from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.reading import ILL_TYPED, toml_table
 
@@ -137,7 +140,21 @@ def pin_to_gpu(uuid: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter to a run, without importing any of them."""
+    """Versions of Python and of the packages that matter to a run, without importing any of them.
+
+    They are those of the ranks' container, where they have one: srun asks there, as it will start the ranks. Raises
+    ValueError where its Python does not start.
+    """
+    if PYTHON_VARIABLE in os.environ:
+        program = "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
+        options = os.environ.get(SRUN_VARIABLE)
+        srun = [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+        words = [*srun, "env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks(), "-c", program]
+        done = subprocess.run(words, capture_output=True, text=True)
+        if done.returncode:
+            line = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise ValueError(f"python: {os.environ[PYTHON_VARIABLE]} does not start here: {line}")
+        return json.loads(done.stdout.splitlines()[-1])
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -73,14 +73,14 @@ def write_configuration(path: Path, sampling_period_s: float, on_gpu: bool, gpus
         ini.write(file)
 
 
-def command(script: Path, run_dir: Path, configuration: Path) -> list[str]:
+def command(script: Path, run_dir: Path, configuration: Path, python: list[str] | None = None) -> list[str]:
     """The command that each rank runs: a Python script under perun, with our sampler attached.
 
     perun keeps the folder that it writes to in its HDF5 file, and its configuration file stays with the run. Both may
     move to another machine. So the folder stands in the command only, relative to the working directory.
     """
     hook, out = Path(__file__).with_name("perun_hook.py"), os.path.relpath(run_dir / "perun")
-    perun = [sys.executable, "-m", "perun", "-c", str(configuration)]
+    perun = [*(python or [sys.executable]), "-m", "perun", "-c", str(configuration)]
     options = ["--data_out", out.replace("%", "%%"), "--live-callback-files", str(hook)]  # perun's parser interpolates
     return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
 

@@ -73,9 +73,11 @@ def sample(folder: str) -> None:
 
 
 def until(condition, what: str) -> None:
-    most_s = limit_s("ready_limit_s")
+    """Wait for what the shared folder tells: each of hundreds of ranks asks it ever more rarely."""
+    most_s, pause_s = limit_s("ready_limit_s"), 0.1
     deadline = time.monotonic() + most_s
     while not condition():
         if time.monotonic() > deadline:
             raise ValueError(f"waited {most_s:.0f} s for {what}")
-        time.sleep(0.2)
+        time.sleep(pause_s)
+        pause_s = min(1.3 * pause_s, 2.0)

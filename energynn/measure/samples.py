@@ -30,6 +30,7 @@ LIMITS_S = {
     "silence_limit_s": 90.0,  # without a new sample of a host; then its ranks ask all to stop, with a checkpoint
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
+    "rank_limit_s": 0.0,  # for a rank that others wait for in the training, where collective_timeout_s is shorter
 }
 # A line of a sample as the sampler writes it: how it begins, what follows its first commas, and how it ends.
 BEGIN, AFTER_COMMAS, END = b'{"t":', (b'"w":', b'"d":', b'"v":['), b"]}\n"
@@ -377,14 +378,14 @@ def has_begun(folder: Path, host: str) -> bool:
         return b'"v":[' in file.read(BLOCK_B)
 
 
-def read_events(folder: Path) -> list[dict]:
-    """Events of all ranks; lines that a crash cut are skipped.
+def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
+    """Events of all ranks, or of one; lines that a crash cut are skipped.
 
     Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock at which each began:
     a wall clock that is set while the run goes on does not change the order.
     """
     events = []
-    for path in sorted(folder.glob("events-rank*.jsonl")):
+    for path in sorted(folder.glob("events-rank*.jsonl" if of_rank is None else f"events-rank{of_rank}.jsonl")):
         rank = int(path.stem.removeprefix("events-rank"))
         own = [{"rank": rank, **line} for line in _whole_lines(path) if _is_event(line)]
         ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0

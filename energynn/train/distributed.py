@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import enum
 import hashlib
 import os
 import random
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +24,6 @@ from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import clocks, machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
-from energynn.measure.samples import Events, Silence
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -40,6 +37,7 @@ class World:
     local_rank: int  # among the ranks of this host
     device: torch.device
     host: str
+    store: dist.Store | None = None  # through which the ranks found each other
 
     def describe(self) -> dict:
         """The fields of the event ``rank_start``."""
@@ -71,7 +69,7 @@ def join(config: RunConfig) -> World:
     if size != config.devices:
         raise ValueError(
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
-            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2"
+            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
     if config.device == "gpu" and not torch.cuda.is_available():
         raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
@@ -90,10 +88,10 @@ def join(config: RunConfig) -> World:
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
     backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
-    world = World(rank, size, local_rank, device, socket.gethostname())
+    world = World(rank, size, local_rank, device, socket.gethostname(), store)
     if device.type == "cuda":
         uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(store, world, machine.part_of_gpu(index) or uuid)
+        require_own_gpu(world, machine.part_of_gpu(index) or uuid)
         machine.pin_to_gpu(uuid)  # before any worker is forked
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
@@ -101,18 +99,26 @@ def join(config: RunConfig) -> World:
     return world
 
 
-def require_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
-    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which."""
-    store.set(f"gpu-of-rank-{world.rank}", uuid)
-    rank_of: dict[str, int] = {}
-    for rank in range(world.size):
-        used = store.get(f"gpu-of-rank-{rank}").decode()
-        if used and used in rank_of:
-            raise ValueError(
-                f"devices: ranks {rank_of[used]} and {rank} use one GPU ({used}); start no more ranks on a host than "
-                "it has GPUs, or let the launcher show each rank one of its own"
-            )
-        rank_of[used] = rank
+def require_own_gpu(world: World, uuid: str) -> None:
+    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which.
+
+    Rank 0 compares for all, so that the store is asked as often as there are ranks, not by their square.
+    """
+    world.store.set(f"gpu-of-rank-{world.rank}", uuid)
+    if world.rank == 0:
+        rank_of: dict[str, int] = {}
+        fault = ""
+        for rank in range(world.size):
+            used = world.store.get(f"gpu-of-rank-{rank}").decode()
+            if used and used in rank_of:
+                fault = f"ranks {rank_of[used]} and {rank} use one GPU ({used})"
+            rank_of[used] = rank
+        world.store.set("gpu-of-two-ranks", fault)
+    if fault := world.store.get("gpu-of-two-ranks").decode():
+        raise ValueError(
+            f"devices: {fault}; start no more ranks on a host than it has GPUs, or let the launcher show each rank one "
+            "of its own"
+        )
 
 
 def limit_waiting(seconds: float) -> None:
@@ -204,79 +210,6 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
 
 class Interrupted(Exception):
     """The training was asked to stop, and can go on from its checkpoint."""
-
-
-class Request(enum.IntEnum):
-    """What a rank wants of all ranks; the greatest of all requests counts."""
-
-    NOTHING = 0
-    CHECKPOINT = 1
-    STOP = 2  # after a checkpoint
-
-
-class StopVote:
-    """Whether the ranks shall write a checkpoint, or stop: the same answer on every rank at the same step.
-
-    A rank is asked by SIGTERM or SIGUSR1, and by the silence of its host's sampler; all of them by a file ``stop`` in
-    the folder. Rank 0's clock asks for the regular checkpoints, and a silence that begins for one more. Each step
-    starts a vote of all ranks beside the training, and reads the result of the step before, so that nobody waits.
-    """
-
-    LOOK_S = 1.0  # between two looks for the file, and at the sampler
-
-    def __init__(self, world: World, folder: Path, timeout_s: float = 120.0):
-        self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
-        timeout = datetime.timedelta(seconds=timeout_s)  # otherwise half an hour
-        self.group = dist.new_group(backend="gloo", timeout=timeout) if world.device.type == "cuda" else None
-        self.asked, self.noticed, self.pending, self.looked = False, "", None, 0.0
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._ask)
-
-    def _ask(self, _number: int, _frame) -> None:
-        self.asked = True
-
-    def __call__(self, checkpoint_is_due: bool) -> Request:
-        """Call once per step on every rank."""
-        if time.monotonic() - self.looked > self.LOOK_S:
-            self.looked = time.monotonic()
-            self._look()
-        answer, vote = Request.NOTHING, Request.NOTHING
-        if self.pending:
-            greatest, work = self.pending
-            work.wait()
-            answer = Request(greatest.item())
-        if self.asked:
-            vote = Request.STOP
-        elif self.world.rank == 0 and checkpoint_is_due and answer == Request.NOTHING:
-            vote = Request.CHECKPOINT
-        elif self.silence.notice() and not self.noticed:
-            vote = Request.CHECKPOINT
-        self.noticed = self.silence.notice()
-        greatest = torch.tensor([vote], dtype=torch.int64)
-        self.pending = greatest, dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self.group, async_op=True)
-        return answer
-
-    def _look(self) -> None:
-        if self.world.rank == 0 and self.file.exists():
-            self.asked = True
-        if not self.asked and (silent := self.silence()):
-            Events(self.file.parent, self.world.rank).mark("stop_asked", reason=silent)
-            self.asked = True
-
-    def during(self, batches: Iterable, votes: int) -> Iterator:
-        """The batches of an evaluation, with a vote after each of the first ``votes``, as many on every rank.
-
-        Raises Interrupted if the ranks shall stop: an evaluation can take longer than a run is given to stop.
-        """
-        for number, batch in enumerate(batches):
-            yield batch
-            if number < votes and self(checkpoint_is_due=False) == Request.STOP:
-                raise Interrupted("during an evaluation")
-
-    def close(self) -> None:
-        """Wait for the last vote, so that none is under way when the ranks part."""
-        if self.pending:
-            self.pending[1].wait()
 
 
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:

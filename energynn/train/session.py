@@ -16,12 +16,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from energynn.config import RunConfig
-from energynn.measure.samples import Events
+from energynn.measure.samples import Events, limit_s
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
-from energynn.train.distributed import Interrupted, Request, StopVote
+from energynn.train.distributed import Interrupted
 from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer, Progress, ToDisk, require_finite
+from energynn.train.votes import Request, StopVote
 
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
@@ -60,7 +61,8 @@ class Session:
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
         self.metrics: dict[str, float] = {}
-        self.stop = StopVote(world, self.folder, config.collective_timeout_s)
+        self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
+        self.stop = StopVote(world, self.folder, config.setup_timeout_s, self.patience_s)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
         self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
@@ -75,7 +77,7 @@ class Session:
             gc.enable()
         self._be_idle()
         distributed.barrier(self.world)
-        distributed.limit_waiting(self.config.collective_timeout_s)
+        distributed.limit_waiting(self.patience_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
         self.to_disk.soon()

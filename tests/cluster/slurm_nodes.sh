@@ -30,6 +30,8 @@ AuthInfo=socket=$D/run/munge.sock,cred_expire=5
 CredType=cred/munge
 StateSaveLocation=$D/state
 SlurmdSpoolDir=$D/spool/%n
+# PMIx makes folders there that two nodes of one machine must not share
+TmpFS=$D/spool/%n
 SlurmctldPidFile=$D/run/slurmctld.pid
 SlurmdPidFile=$D/run/slurmd-%n.pid
 SlurmctldLogFile=$D/log/slurmctld.log

@@ -220,18 +220,28 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     monkeypatch.setenv("ENERGYNN_ERA5", "/data/it's era5; rm -rf $HOME")
     text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
     assert "#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH\n" in text and "SECRET" not in text and "hush" not in text
+    assert "ENERGYNN_PYTHON" not in text
     assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
+
+
+def test_ranks_in_a_container_are_called_as_the_system_says(tmp_path):
+    contained = tmp_path / "two-nodes.toml"
+    words = 'python = "apptainer exec --nv --bind /project/$(whoami) image.sif python"\n'
+    contained.write_text(Path(TWO_NODES).read_text() + words)
+    text = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(str(contained)), tmp_path, ["mine"])
+    assert "export ENERGYNN_PYTHON='apptainer exec --nv --bind /project/$(whoami) image.sif python'\n" in text
 
 
 def test_the_patience_of_a_run_is_a_matter_of_its_system_and_not_of_what_it_is(tmp_path):
     patient = tmp_path / "two-nodes.toml"
-    patient.write_text(Path(TWO_NODES).read_text() + "\nsilence_limit_s = 300\n")
+    patient.write_text(Path(TWO_NODES).read_text() + "\nsilence_limit_s = 300\nrank_limit_s = 600\n")
     texts = {}
     for file in (TWO_NODES, str(patient)):
         texts[file] = submit.script(submit.Job(fine_tuning()[:1], 1, 60), systems.site(file), tmp_path, ["mine"])
     assert "export ENERGYNN_SILENCE_LIMIT_S=90.0\n" in texts[TWO_NODES]
     assert "export ENERGYNN_FIRST_SAMPLE_LIMIT_S=120.0\nexport ENERGYNN_READY_LIMIT_S=60.0\n" in texts[TWO_NODES]
     assert "export ENERGYNN_SILENCE_LIMIT_S=300\n" in texts[str(patient)]
+    assert "export ENERGYNN_RANK_LIMIT_S=600\n" in texts[str(patient)]
     folders = [re.findall(r"two-nodes/\S+n\d+-\S+", text) for text in texts.values()]
     assert folders[0] == folders[1] and folders[0], "the same run, whatever the limits"
 

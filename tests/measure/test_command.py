@@ -17,7 +17,8 @@ import pytest
 
 from energynn import cli, launchers, records
 from energynn.launch import command, watch
-from energynn.measure import comparison, energy, samples
+from energynn.measure import comparison, energy, sampler_process, samples
+from energynn.measure.samples import Events
 from tests.processes import processes_of, wait_until
 
 FAKES = Path(__file__).with_name("fake_sensors")
@@ -503,3 +504,41 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert watch.Watch(run_dir).look()["energy_J"] == pytest.approx(120 * 20, rel=0.02), (
         "what comes after is no training"
     )
+
+
+def test_a_rank_reads_no_other_ranks_events_and_rank_0_those_of_all(tmp_path, monkeypatch):
+    """Of 256 ranks each would open the files of all."""
+    for rank in range(3):
+        mark = Events(tmp_path, rank).mark
+        mark("training_start")
+        mark("training_end", exit_status=0)
+        mark("rank_end", status="finished", exit_status=0)
+    read, lines_of = [], samples._whole_lines
+    monkeypatch.setattr(samples, "_whole_lines", lambda path: read.append(path.name) or lines_of(path))
+    assert command._outcome(tmp_path, 1, []) == ("finished", "", 0) and read == ["events-rank1.jsonl"]
+    assert command._first_bad_end(tmp_path, 3, 0.0) == ("finished", "") and len(read) == 4
+
+
+def test_while_ranks_live_their_events_are_not_read_again_and_again(tmp_path, monkeypatch):
+    looks = []
+
+    def lives(path):
+        looks.append(path)
+        return len(looks) < 3
+
+    (tmp_path / ".ranks-a").touch()
+    Events(tmp_path, 0).mark("rank_end", status="failed", exit_status=3)
+    read, lines_of = [], samples._whole_lines
+    monkeypatch.setattr(samples, "_whole_lines", lambda path: read.append(path.name) or lines_of(path))
+    monkeypatch.setattr(command, "is_locked", lives)
+    monkeypatch.setattr(command.time, "sleep", lambda seconds: None)
+    assert command._first_bad_end(tmp_path, 1, 0.0)[0] == "failed" and len(looks) == 3 and len(read) == 1
+
+
+def test_who_waits_asks_the_shared_folder_ever_more_rarely(monkeypatch):
+    now, asked = [0.0], []
+    monkeypatch.setattr(sampler_process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(sampler_process.time, "sleep", lambda seconds: now.append(now.pop() + seconds))
+    with pytest.raises(ValueError, match="waited 60 s for nothing"):
+        sampler_process.until(lambda: asked.append(now[0]), "nothing")
+    assert len(asked) < 50 and asked[3] < 0.5

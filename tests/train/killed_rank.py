@@ -5,7 +5,7 @@ import runpy
 import signal
 from pathlib import Path
 
-from energynn.train.distributed import StopVote
+from energynn.train.votes import StopVote
 
 LAST_STEP = 5  # of this start, which writes a checkpoint after every second step
 vote, fsync, replace = StopVote.__call__, os.fsync, os.replace

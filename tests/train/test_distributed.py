@@ -93,6 +93,27 @@ def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
     assert clocks.address_for_ranks(alone=False) == "10.9.8.7"
 
 
+@pytest.mark.parametrize(
+    "library, named, expected",
+    [
+        ("GLOO", "lo", "127.0.0.1"),
+        ("GLOO", "ib7,lo", "127.0.0.1"),
+        ("NCCL", "=lo", "127.0.0.1"),
+        ("NCCL", "l", "127.0.0.1"),  # the beginning of a name
+        ("NCCL", "^lo", "10.9.8.7"),  # names what it is not
+        ("NCCL", "ib7", "10.9.8.7"),
+        ("GLOO", "l", "10.9.8.7"),
+    ],
+)
+def test_the_interface_that_is_named_counts(monkeypatch, library, named, expected):
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
+    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0")])
+    for each in ("GLOO", "NCCL"):
+        monkeypatch.delenv(f"{each}_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv(f"{library}_SOCKET_IFNAME", named)
+    assert clocks.own_address() == expected
+
+
 def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
     """The second rank of the second host is rank 3 of the world: that host has no cores for a fourth rank."""
 
@@ -120,13 +141,15 @@ def test_the_most_memory_of_a_gpu_reaches_the_record(monkeypatch):
 
 def test_ranks_that_share_a_gpu_are_named():
     store = torch.distributed.HashStore()
-    worlds = [distributed.World(rank, 3, rank, torch.device("cuda", 0), "a") for rank in range(3)]
+    worlds = [distributed.World(rank, 3, rank, torch.device("cuda", 0), "a", store) for rank in range(3)]
     for rank, uuid in enumerate(("aa", "bb", "aa")):
         store.set(f"gpu-of-rank-{rank}", uuid)
-    with pytest.raises(ValueError, match="ranks 0 and 2 use one GPU .aa.; start no more"):
-        distributed.require_own_gpu(store, worlds[1], "bb")
+    for world in worlds[:2]:  # each is told what rank 0 has found
+        with pytest.raises(ValueError, match="ranks 0 and 2 use one GPU .aa.; start no more"):
+            distributed.require_own_gpu(world, ("aa", "bb")[world.rank])
     store.set("gpu-of-rank-2", "cc")
-    distributed.require_own_gpu(store, worlds[1], "bb")
+    for world in worlds[:2]:
+        distributed.require_own_gpu(world, ("aa", "bb")[world.rank])
 
 
 def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
@@ -152,15 +175,15 @@ def test_parts_of_one_gpu_are_told_apart_by_their_names(monkeypatch):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         names.append(machine.part_of_gpu(0))
     assert names == ["MIG-aa", "MIG-bb", "", ""]
-    world = distributed.World(0, 2, 0, torch.device("cuda", 0), "a")
     for others, is_fault in (("MIG-bb", False), ("MIG-aa", True)):
         store = torch.distributed.HashStore()
         store.set("gpu-of-rank-1", others)
+        world = distributed.World(0, 2, 0, torch.device("cuda", 0), "a", store)
         if is_fault:
             with pytest.raises(ValueError, match="ranks 0 and 1 use one GPU .MIG-aa."):
-                distributed.require_own_gpu(store, world, "MIG-aa")
+                distributed.require_own_gpu(world, "MIG-aa")
         else:
-            distributed.require_own_gpu(store, world, "MIG-aa")
+            distributed.require_own_gpu(world, "MIG-aa")
 
 
 OF_NCCL = "[rank0]:[E1122 14:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 0] "

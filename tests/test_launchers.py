@@ -1,0 +1,99 @@
+"""What each launcher tells a rank of its place: environments as they were recorded, and the Python of a container.
+
+Recorded on the private Slurm 22.05 of tests/cluster with two nodes, on which mpi4py found the world's size and rank as
+given: MPICH 5.0.2, Open MPI 5.0.11 from PyPI, Open MPI 4.1.4 of Debian 12, PMIx 4.2.2 in Slurm.
+"""
+
+import os
+import sys
+
+import pytest
+
+from energynn import launchers
+from energynn.launch import supervise
+from energynn.measure import machine
+
+STEP = {"SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0"}
+OF_NODE = STEP | {"SLURM_PROCID": "1"}  # mpirun starts a process of its own on each node by srun, and that the ranks
+RECORDED = {
+    "srun --mpi=pmi2, MPICH": (STEP | {"SLURM_PROCID": "1", "PMI_FD": "11", "PMI_RANK": "1", "PMI_SIZE": "2"}, 1, 2, 1),
+    "srun --mpi=pmix, Open MPI 4 and 5": (
+        {
+            "SLURM_STEP_ID": "0",
+            "SLURM_NTASKS": "4",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+            "SLURM_PROCID": "3",
+            "SLURM_LOCALID": "1",
+            "PMIX_NAMESPACE": "slurm.pmix.5.0",
+            "PMIX_RANK": "3",
+        },
+        3,
+        4,
+        2,
+    ),
+    "mpirun of Open MPI 5 in a job": (
+        OF_NODE
+        | {
+            "PMIX_NAMESPACE": "prterun-vm-10686@1",
+            "PMIX_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        },
+        3,
+        4,
+        2,
+    ),
+    "mpirun of MPICH in a job": (
+        OF_NODE | {"PMI_FD": "6", "PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"},
+        3,
+        4,
+        2,
+    ),
+}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """An environment without a launcher's variables, to which a test adds its own."""
+    for name in list(os.environ):
+        if name.startswith(("PMI", "OMPI_", "MPI_", "SLURM_", "ENERGYNN_")) or name.endswith(("RANK", "WORLD_SIZE")):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("variables, rank, size, ranks_of_host", RECORDED.values(), ids=RECORDED)
+def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(environment, variables, rank, size, ranks_of_host):
+    for name, value in variables.items():
+        environment.setenv(name, value)
+    assert launchers.rank() == rank and launchers.rank_and_size() == (rank, size)
+    assert launchers.ranks_of_this_host() == ranks_of_host and launchers.started_by_mpi()
+
+
+def test_srun_calls_the_python_of_a_container_and_the_record_has_its_versions(environment, tmp_path):
+    """Programs named apptainer and srun that only execute what they are given stand for the real ones."""
+    fake, srun = tmp_path / "apptainer", tmp_path / "srun"
+    fake.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
+    srun.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"\n')
+    for program in (fake, srun):
+        program.chmod(0o755)
+    environment.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = [str(fake), "exec", "--nv", "--bind", "/project", sys.executable]
+    environment.setenv(launchers.SRUN_VARIABLE, "--mpi=pmix")
+    intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}
+    alone = supervise.ranks_command(tmp_path, intent, "", "")
+    assert alone[alone.index("--mpi=pmix") + 1] == sys.executable
+    here = machine.versions()
+    environment.setenv(launchers.PYTHON_VARIABLE, " ".join(words))
+    command = supervise.ranks_command(tmp_path, intent, "", "")
+    assert command[command.index("--mpi=pmix") + 1 :] == words + alone[alone.index(sys.executable) + 1 :]
+    environment.setenv("A_DISK", str(tmp_path))
+    environment.setenv(launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:]))
+    assert supervise.ranks_command(tmp_path, intent, "", "") == command
+    assert launchers.find_launcher(8).name == "srun"  # perun is in there, if not here
+    assert machine.versions() == here
+    assert (tmp_path / "sruns").read_text().startswith("--export=ALL --ntasks=1 --mpi=pmix env --unset=ENERGYNN_PYTHON")
+    fake.write_text("#!/bin/sh\necho FATAL: could not open image >&2; exit 255\n")
+    with pytest.raises(ValueError, match="python: .*apptainer exec .* does not start here: FATAL: could not open"):
+        machine.versions()
