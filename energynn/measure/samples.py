@@ -33,6 +33,7 @@ LIMITS_S = {
 # A line of a sample as the sampler writes it, without its numbers: where a comma parts two readings stands %b.
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
+POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
 PERCENTILES = (50, 95, 99)  # of the time between samples
 BLOCK_B, LONGEST_LINE_B = 2**17, 2**24  # what is read at once; larger arrays leave the caches
 FEW = 16  # lines that are read one by one sooner than together
@@ -178,17 +179,14 @@ class Reader:
             ends = np.append(ends, len(block))
         begins = np.concatenate([[0], ends[:-1]])
         is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
-        samples, others, taken = [], [], 0
-        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
-            samples.append(block[taken:begin])
-            others.append(block[begin:end])
-            if b'"header"' in others[-1]:  # what follows may be of other sensors
-                self._take_samples(b"".join(samples))
-                self._take_others(others)
-                samples, others = [], []
-            taken = end
-        self._take_others(others)
-        self._take_samples(b"".join([*samples, block[taken:]]))
+        others = list(zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True))
+        lines = [block[begin:end] for begin, end in others]
+        for (begin, end), line in zip(others, lines, strict=True):
+            if len(line) < len(block) and b'"header"' in line:  # what follows may be of other sensors
+                return [self._take_block(part) for part in (block[:begin], line, block[end:]) if part]
+        self._take_others(lines)
+        between = zip([0, *(end for _, end in others)], [*(begin for begin, _ in others), len(block)], strict=True)
+        self._take_samples(b"".join([block[begin:end] for begin, end in between]))
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
@@ -234,9 +232,7 @@ class Reader:
         try:
             with warnings.catch_warnings(action="error"):
                 whole = np.fromstring(numbers.replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
-                values = whole.astype(float)
-                if has_points:
-                    values = np.fromstring(numbers, sep=",").reshape(lines, 3 + sensors)
+                values = _with_points(numbers, whole) if has_points else whole.astype(float)
         except (ValueError, DeprecationWarning):
             return False
         moments, readings = whole[:, :2], values[:, 3:]
@@ -324,6 +320,22 @@ def _has_odd_numbers(numbers: bytes, has_points: bool) -> bool:
         return True
     point = text == ord(".")
     return has_points and bool((comma[:-1] & point[1:]).any() or (point[:-1] & comma[1:]).any() or b"-1." in numbers)
+
+
+def _with_points(numbers: bytes, whole: np.ndarray) -> np.ndarray:
+    """Some numbers between commas, of which ``whole`` is what they are without their points.
+
+    The quotient of two whole numbers that are exact is the number that is nearest to the decimal one.
+    """
+    text = np.frombuffer(numbers, np.uint8)
+    points, ends = np.flatnonzero(text == ord(".")), np.append(np.flatnonzero(text == ord(",")), len(text))
+    which = np.searchsorted(ends, points)
+    decimals = ends[which] - points - 1
+    if (np.diff(which) == 0).any() or decimals.max() >= len(POWERS_OF_TEN) or whole.ravel()[which].max() > 2**53:
+        return np.fromstring(numbers, sep=",").reshape(whole.shape)
+    values = whole.astype(float)
+    values.ravel()[which] /= POWERS_OF_TEN[decimals]
+    return values
 
 
 def _lines_apart(file, begin_B: int, end_B: int, apart_B: float) -> bytes:
