@@ -102,10 +102,10 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
         if kind != h5l.TYPE_HARD:
             raise ValueError(f"/{path.decode(errors='replace')}: is a link, and links are not followed")
         group, _, name = path.rpartition(b"/")
-        is_new = address not in known  # a group may lie in itself
-        member = known.setdefault(address, Hdf5(b"/" + path, root_id))
+        member = known.setdefault(address, Hdf5(b"/" + path, root_id))  # a group may lie in itself
         groups[path] = groups[group].members[name.decode(errors="replace")] = member
-        if is_new and h5g.get_objinfo(root_id, path).type == h5g.DATASET:
+    for member in known.values():
+        if not member.members and h5g.get_objinfo(root_id, member.path).type == h5g.DATASET:
             values += _plain_values(member, most_values)
         if values > most_values:
             raise ValueError(f"declares more than {most_values:.3g} values")

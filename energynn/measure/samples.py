@@ -34,6 +34,7 @@ LIMITS_S = {
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
 POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
+GREATEST = 2**63 - 1  # what numpy reads of a whole number that is greater
 PERCENTILES = (50, 95, 99)  # of the time between samples
 BLOCK_B, LONGEST_LINE_B = 2**17, 2**24  # what is read at once; larger arrays leave the caches
 FEW = 16  # lines that are read one by one sooner than together
@@ -179,14 +180,17 @@ class Reader:
             ends = np.append(ends, len(block))
         begins = np.concatenate([[0], ends[:-1]])
         is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
-        others = list(zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True))
-        lines = [block[begin:end] for begin, end in others]
-        for (begin, end), line in zip(others, lines, strict=True):
-            if len(line) < len(block) and b'"header"' in line:  # what follows may be of other sensors
-                return [self._take_block(part) for part in (block[:begin], line, block[end:]) if part]
-        self._take_others(lines)
-        between = zip([0, *(end for _, end in others)], [*(begin for begin, _ in others), len(block)], strict=True)
-        self._take_samples(b"".join([block[begin:end] for begin, end in between]))
+        samples, others, taken = [], [], 0
+        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
+            samples.append(block[taken:begin])
+            others.append(block[begin:end])
+            if b'"header"' in others[-1]:  # what follows may be of other sensors
+                self._take_samples(b"".join(samples))
+                self._take_others(others)
+                samples, others = [], []
+            taken = end
+        self._take_others(others)
+        self._take_samples(b"".join([*samples, block[taken:]]))
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
@@ -236,7 +240,7 @@ class Reader:
         except (ValueError, DeprecationWarning):
             return False
         moments, readings = whole[:, :2], values[:, 3:]
-        if whole.max() == np.iinfo(np.int64).max or has_points and (moments != values[:, :2]).any():
+        if whole.max() == GREATEST or has_points and (moments != values[:, :2]).any():
             return False
         if has_nulls:
             if whole[:, :3].min() < 0 or readings.min() < -1:
