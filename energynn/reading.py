@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 LARGEST_B = 64 * 2**20  # of a JSON or TOML file; the record of a run on 1,000 devices has 3 MB
@@ -66,14 +67,24 @@ def one_fault(of: str | Path) -> Iterator[None]:
 
 @dataclass(eq=False)
 class Hdf5:
-    """A group or data set in an open HDF5 file, as h5py's lower layer has it, which takes a tenth of the time.
+    """A group or data set in an open HDF5 file. h5py's lower layer opens it when it is needed, in a tenth of the time.
 
-    path: in the file; id: h5py's; members: of a group, by name.
+    path: in the file; root: h5py's; members: of a group, by name.
     """
 
-    path: str
-    id: object
+    path: bytes
+    root: object
     members: dict[str, Hdf5] = field(default_factory=dict)
+
+    @cached_property
+    def id(self):
+        """What h5py's lower layer calls it."""
+        from h5py import h5o
+
+        return h5o.open(self.root, self.path)
+
+    def __str__(self) -> str:
+        return self.path.decode(errors="replace")
 
 
 def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
@@ -82,50 +93,46 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
     ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. Raises ValueError for
     more than that, and for what such a file has not: links, parts in other files, other types.
     """
-    from h5py import h5d, h5g, h5l, h5o
+    from h5py import h5g, h5l, h5o
 
-    root = Hdf5("", h5o.open(file.id, b"/"))
-    groups, known, values = [root], {h5o.get_info(root.id).addr: root}, 0
-    while groups:
-        group = groups.pop()
-        for name_B, kind, address in _links(group.id):
-            name = name_B.decode(errors="replace")
-            where = f"{group.path}/{name}"
-            if kind != h5l.TYPE_HARD:
-                raise ValueError(f"{where}: is a link, and links are not followed")
-            if address in known:  # by another name, as a group that lies in itself
-                group.members[name] = known[address]
-                continue
-            member = group.members[name] = known[address] = Hdf5(where, h5o.open(group.id, name_B))
-            if isinstance(member.id, h5g.GroupID):
-                groups.append(member)
-            elif isinstance(member.id, h5d.DatasetID):
-                values += _plain_values(where, member.id, most_values)
-            if values > most_values:
-                raise ValueError(f"declares more than {most_values:.3g} values")
+    root_id = h5o.open(file.id, b"/")
+    root, values = Hdf5(b"/", root_id), 0
+    groups, known = {b"": root}, {h5o.get_info(root_id).addr: root}
+    for path, kind, address in _links(root_id):
+        if kind != h5l.TYPE_HARD:
+            raise ValueError(f"/{path.decode(errors='replace')}: is a link, and links are not followed")
+        group, _, name = path.rpartition(b"/")
+        member = known.setdefault(address, Hdf5(b"/" + path, root_id))  # a group may lie in itself
+        groups[path] = groups[group].members[name.decode(errors="replace")] = member
+    for member in known.values():
+        if not member.members and h5g.get_objinfo(root_id, member.path).type == h5g.DATASET:
+            values += _plain_values(member, most_values)
+        if values > most_values:
+            raise ValueError(f"declares more than {most_values:.3g} values")
     return root
 
 
 def _links(group) -> list[tuple[bytes, int, int]]:
-    """Name and type of each link in a group, and the place in the file that it leads to, if it is a hard one."""
+    """Path and type of each link below a group, and the place in the file that it leads to, if it is a hard one."""
     found = []
 
-    def take(name: bytes, link) -> None:
-        found.append((name, link.type, link.u))
+    def take(path: bytes, link) -> None:
+        found.append((path, link.type, link.u))
 
-    group.links.iterate(take, info=True)
+    group.links.visit(take, info=True)
     return found
 
 
-def _plain_values(where: str, dataset, most_values: float) -> int:
+def _plain_values(dataset: Hdf5, most_values: float) -> int:
     """Number of values of a data set; ValueError where they are no numbers or lie in another file."""
     from h5py import h5d
 
-    made = dataset.get_create_plist()
-    if made.get_external_count() or made.get_layout() == h5d.VIRTUAL:
-        raise ValueError(f"{where}: lies in another file, which is not followed")
-    if dataset.dtype.kind not in "iufb":
-        raise ValueError(f"{where}: is of type {dataset.dtype}, no real numbers")
-    if made.get_layout() == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
-        raise ValueError(f"{where}: has chunks of more than {most_values:.3g} values")
-    return 0 if dataset.shape is None else math.prod(dataset.shape)
+    made, kind, shape = dataset.id.get_create_plist(), dataset.id.dtype, dataset.id.shape
+    layout = made.get_layout()
+    if made.get_external_count() or layout == h5d.VIRTUAL:
+        raise ValueError(f"{dataset}: lies in another file, which is not followed")
+    if kind.kind not in "iufb":
+        raise ValueError(f"{dataset}: is of type {kind}, no real numbers")
+    if layout == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
+        raise ValueError(f"{dataset}: has chunks of more than {most_values:.3g} values")
+    return 0 if shape is None else math.prod(shape)

@@ -10,6 +10,7 @@ import re
 import signal
 import time
 import tomllib
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -310,26 +311,36 @@ def is_running(run_dir: Path) -> bool:
 
 def check(runs_dir: Path) -> list[str]:
     """One line for every fault in the records below a folder: schema, checksums, and every number derived again."""
+    return check_and_count(runs_dir)[0]
+
+
+def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
+    """The faults, and how many records are "readable", "valid" as evidence, "simulated" or "ignored"."""
     folders, check_one = run_dirs(runs_dir), partial(_check_run, runs_dir)
     are_many = len(folders) > WORTH_A_PROCESS
-    found = on_all_cores(check_one, folders, at_once=20) if are_many else map(check_one, folders)
-    faults = list(chain.from_iterable(found))
+    found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))
+    faults = [fault for faults_of_one, _ in found for fault in faults_of_one]
     for sums in sorted(runs_dir.rglob("SHA256SUMS")):
         faults += [f"{sums.parent.name}: {fault}" for fault in check_sums(sums, sums.parent)]
-    return faults
+    return faults, Counter(word for _, words in found for word in words)
 
 
-def _check_run(runs_dir: Path, folder: Path) -> list[str]:
-    """The faults of one run, in lines that begin with its name."""
-    name = folder.name
+def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str]]:
+    """The faults of one run, in lines that begin with its name, and what its record counts as."""
+    name, counts_as = folder.name, ["ignored"] if why_ignored(folder) else []
     if not (folder / "record.json").exists():
         remedy = f"`energynn check --recover {runs_dir}` writes one"
-        return [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
+        faults = [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
+        return faults, counts_as
+    if record := read(folder):
+        evidence = ["valid"] if record["valid"] else []
+        is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
+        counts_as += ["readable", *(["simulated"] if is_simulated else evidence)]
     try:
         with one_fault(f"{name}: cannot be checked"):
-            return [f"{name}: {fault}" for fault in check_record(folder)]
+            return [f"{name}: {fault}" for fault in check_record(folder)], counts_as
     except ValueError as error:
-        return [str(error)]
+        return [str(error)], counts_as
 
 
 def check_sums(sums: Path, folder: Path) -> list[str]:

@@ -188,6 +188,8 @@ def sample_until_killed(segment: Segment, memory_file: Path, seed: int) -> None:
         with open(memory_file, "a") as file:
             file.write(f"{world.now_s} {resident_B()}\n")
     if segment.killed:
+        if not full:
+            sampler.lines.flush(60)  # a busy machine's thread may be milliseconds late, which are minutes of the world
         os.kill(os.getpid(), signal.SIGKILL)
     fill_disk(sampler, path, False, drawn)
     world.now_s = segment.end_s - 10
@@ -212,6 +214,8 @@ def resident_B() -> int:
 def fill_disk(sampler, path: Path, full: bool, drawn) -> bool:
     """Let no file grow any more, in the middle of a line, as on a full disk; or let them grow again."""
     _, most_B = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if full:
+        sampler.lines.flush(60)
     limit_B = path.stat().st_size + int(drawn.integers(0, 150)) if full else most_B
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_B, most_B))
     if not full:

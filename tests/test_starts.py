@@ -40,6 +40,7 @@ SHORT = {
 }
 LATEST_S = {"measure": 5, "fourcastnet": 8, "resnet50": 8, "batch job": 12}  # until the sampler samples, about
 GONE_S = 5  # after which nothing is left of what was killed
+NEVER_S = 1200  # a run that takes as long to begin, or to end, hangs, however busy the machine is
 HANG_S = 150  # no start takes as long, not even on a busy machine
 
 
@@ -245,10 +246,10 @@ def checkpoints(folder):
 def kill_one(folder, started, before, drawn, within_s):
     """Kill one of all processes at an instant of the training; returns what it was, or "" if all was over before."""
     # The folder alone does not tell two starts apart: one killed before its first checkpoint is moved aside.
-    wait_until(lambda: started.poll() is not None or newest_start(folder) not in (None, before))
+    wait_until(lambda: started.poll() is not None or newest_start(folder) not in (None, before), NEVER_S)
     if drawn.random() < 0.5:  # go on for a checkpoint first
         old = checkpoints(folder)
-        wait_until(lambda: started.poll() is not None or checkpoints(folder) - old)
+        wait_until(lambda: started.poll() is not None or checkpoints(folder) - old, NEVER_S)
     time.sleep(drawn.uniform(0, within_s))
     if started.poll() is not None:
         return ""
@@ -259,7 +260,7 @@ def kill_one(folder, started, before, drawn, within_s):
     words, killed_at = told([victim]), time.time_ns()
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.kill()
-    started.wait(1200)  # it may have been one that is not missed, as a loader's worker at the end of an epoch
+    started.wait(NEVER_S)  # it may have been one that is not missed, as a loader's worker at the end of an epoch
     last_ns = max(samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl"))
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     had_ended = [end for end in ends if end["t_wall_ns"] < killed_at]  # when all had, only the record was left to write
@@ -276,7 +277,8 @@ def make(folder, workload, wanted, seed=0):
         started = go_on(folder, workload, CHECKPOINT_S[workload] if wanted else 0)
         if len(kills) < wanted and (words := kill_one(folder, started, before, drawn, KILLED_WITHIN_S[workload])):
             kills.append(words)
-        status = started.wait(1200)
+            print(f"{folder.name}, kill {len(kills)}: {words}", flush=True)
+        status = started.wait(NEVER_S)
         wait_until(lambda: not alive(folder), GONE_S, f"after {kills[-1:]} for {told(alive(folder))} to be gone")
         assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
         (run_json,) = (folder / "runs").glob("local/*/run.json")
@@ -297,5 +299,4 @@ def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path, work
             kills += more
             assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
             shutil.rmtree(tmp_path / f"broken-{seed}")
-    print(f"{len(kills)} kills:", *kills, sep="\n")
     assert len(kills) == KILLS

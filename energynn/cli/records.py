@@ -44,17 +44,13 @@ def check(options) -> int:
     if options.recover:
         for line in records.recover(options.runs_dir):
             print(line)
-    faults = changed + records.check(options.runs_dir)
-    for fault in faults:
+    faults, counts = records.check_and_count(options.runs_dir)
+    for fault in changed + faults:
         print(f"FAULT {fault}")
-    there = [record for record in map(records.read, records.run_dirs(options.runs_dir)) if record]
-    simulated = sum(record.get("launcher") == "simulated" for record in there)  # by `energynn forecast simulate`
-    valid = sum(record["valid"] and record.get("launcher") != "simulated" for record in there)
-    ignored = sum(bool(records.why_ignored(folder)) for folder in records.run_dirs(options.runs_dir))
-    words = f"{valid} of them valid as evidence" + (f", {simulated} simulated" if simulated else "")
-    words += f", {ignored} ignored" if ignored else ""
-    tell(f"{len(there)} records below {options.runs_dir}, {words}; {len(faults)} faults")
-    return 1 if faults else 0
+    words = [f"{counts['readable']} records below {options.runs_dir}, {counts['valid']} of them valid as evidence"]
+    words += [f"{counts[kind]} {kind}" for kind in ("simulated", "ignored") if counts[kind]]
+    tell(f"{', '.join(words)}; {len(changed + faults)} faults")
+    return 1 if changed + faults else 0
 
 
 def add_recompute(commands) -> None:

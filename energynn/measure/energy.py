@@ -110,11 +110,12 @@ class Curve:
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
-        widths_ns = np.diff(np.clip(self.good_ns, start_ns, end_ns))
-        whole = np.diff(self.good_ns) <= self.longest_ns
-        before = np.searchsorted(self.good_ns, self.failed_ns, side="right") - 1
-        whole[before[(before >= 0) & (before < len(whole))]] = False
-        return float(widths_ns[whole].sum() / (end_ns - start_ns))
+        gaps = np.flatnonzero(np.diff(self.good_ns) > self.longest_ns)
+        failed = np.searchsorted(self.good_ns, self.failed_ns, side="right") - 1
+        gaps = np.union1d(gaps, failed[(failed >= 0) & (failed < len(self.good_ns) - 1)])
+        edges_ns = np.clip(self.good_ns[[0, *gaps, *(gaps + 1), -1]], start_ns, end_ns)
+        first, last = np.split(edges_ns, 2)
+        return float((last[-1] - first[0] - (last[:-1] - first[1:]).sum()) / (end_ns - start_ns))
 
 
 def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curve]:
@@ -392,7 +393,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     entries = []
     for curve in found:
         inside = (curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)
-        entry = {**curve.sensor, "host": curve.host, "samples": int(inside.sum())}
+        entry = {**curve.sensor, "host": curve.host, "samples": int(np.count_nonzero(inside))}
         entry["failed_reads"] = int(((curve.failed_ns >= start_ns) & (curve.failed_ns <= end_ns)).sum())
         if end_ns > start_ns:
             entry["energy_J"], sd_J = _over_edges(curve, start_ns, end_ns).between(start_ns, end_ns)

@@ -17,7 +17,7 @@ import platform
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -409,10 +409,10 @@ def _read_run(application: str, name: str, run: Hdf5) -> PerunRun:
             hosts.add(host)
             for component, group in node.members["nodes"].members.items():
                 sensors += _read_sensors(group, round_name, host, component)
-    metrics, told = run.members.get("metrics"), _attributes(run)
+    metrics, told = run.members.get("metrics"), [(name, _attribute(run, name)) for name in ORIGIN]
     total = metrics and metrics.members.get("ENERGY")
-    reported_J = float(_attributes(total)["sum"]) if total else None
-    attributes = {name: told[name] for name in ORIGIN if name in told}
+    reported_J = float(_attribute(total, "sum")) if total else None
+    attributes = {name: value for name, value in told if value is not None}
     return PerunRun(application, name, attributes, reported_J, sorted(hosts), sensors)
 
 
@@ -422,26 +422,33 @@ def _read_sensors(group: Hdf5, round_name: str, host: str, component: str) -> li
     for name, sensor in group.members["nodes"].members.items() if "nodes" in group.members else ():
         raw = sensor.members["raw_data"].members
         times = raw["timesteps"]
-        seconds = _numbers(times).astype("float32") * np.float32(_attributes(times)["mag"].item())
+        seconds = _numbers(times).astype("float32") * np.float32(_attribute(times, "mag"))
         values = _read_series(raw["values"])
         kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
         counter = kept if kept.unit == "J" else None
         if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
-            raise ValueError(f"{sensor.path}: its times and values do not match")
+            raise ValueError(f"{sensor}: its times and values do not match")
         sensors.append(PerunSensor(round_name, host, component, name, seconds, values, counter))
     return sensors
 
 
 def _read_series(dataset: Hdf5) -> Series:
-    facts = _attributes(dataset)
-    valid_max = float(facts["valid_max"]) if "valid_max" in facts else np.inf
-    return Series(_numbers(dataset), facts["unit"], float(facts["mag"].item()), valid_max)
+    valid_max = _attribute(dataset, "valid_max")
+    valid_max = np.inf if valid_max is None else float(valid_max)
+    return Series(_numbers(dataset), _attribute(dataset, "unit"), float(_attribute(dataset, "mag")), valid_max)
 
 
-def _attributes(of: Hdf5) -> Mapping:
-    from h5py import AttributeManager
+def _attribute(of: Hdf5, name: str):
+    """The one number or text that an attribute holds; None where there is none of this name."""
+    from h5py import h5a
 
-    return AttributeManager(of)
+    if not h5a.exists(of.id, name.encode()):
+        return None
+    attribute = h5a.open(of.id, name.encode())
+    value = np.empty(attribute.shape, attribute.dtype)
+    attribute.read(value)
+    value = value.item()
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _numbers(dataset: Hdf5) -> np.ndarray:
@@ -449,7 +456,7 @@ def _numbers(dataset: Hdf5) -> np.ndarray:
     from h5py import h5s
 
     if not dataset.id.shape:
-        raise TypeError(f"{dataset.path}: is no row of numbers")
+        raise TypeError(f"{dataset}: is no row of numbers")
     numbers = np.empty(dataset.id.shape, dataset.id.dtype)
     dataset.id.read(h5s.ALL, h5s.ALL, numbers)
     return numbers

@@ -48,13 +48,13 @@ class Judgement:
     @property
     def is_dead(self) -> bool:
         """Whether the sensor gives no energy at all."""
-        return self.good.sum() < 2
+        return np.count_nonzero(self.good) < 2
 
     @property
     def share(self) -> float:
         """Of the readings, how many tell the energy since the one before."""
-        lost = 0 if self.unknown is None else self.unknown.sum()
-        return (self.good.sum() - lost) / max(1, len(self.good))
+        lost = 0 if self.unknown is None else np.count_nonzero(self.unknown)
+        return (np.count_nonzero(self.good) - lost) / max(1, len(self.good))
 
     def doubt(self, words: str) -> None:
         self.sensor["doubt"] = "; ".join(filter(None, [self.sensor.get("doubt"), words]))

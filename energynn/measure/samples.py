@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 import threading
 import time
@@ -32,12 +31,13 @@ LIMITS_S = {
     "ready_limit_s": 60.0,  # for a sampler process of our own, and for ranks that have to find each other's files
     "rank_limit_s": 0.0,  # for a rank that others wait for in the training, where collective_timeout_s is shorter
 }
-# A line of a sample as the sampler writes it: how it begins, what follows its first commas, and how it ends.
-BEGIN, AFTER_COMMAS, END = b'{"t":', (b'"w":', b'"d":', b'"v":['), b"]}\n"
+# A line of a sample as the sampler writes it, without its numbers: where a comma parts two readings stands %b.
+LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
+POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
+GREATEST = 2**63 - 1  # what numpy reads of a whole number that is greater
 PERCENTILES = (50, 95, 99)  # of the time between samples
-LEADING_ZERO = re.compile(rb",0\d")  # no number in JSON, though numpy reads it as one
-BLOCK_B, LONGEST_LINE_B = 2**20, 2**24  # what is read at once
+BLOCK_B, LONGEST_LINE_B = 2**17, 2**24  # what is read at once; larger arrays leave the caches
 FEW = 16  # lines that are read one by one sooner than together
 # Of files of more than LARGE_B in all, views read the beginning and the end, and between them a line in THINNED_S, in
 # which no counter wraps around twice, or more often: THINNED lines of all hosts.
@@ -224,30 +224,26 @@ class Reader:
     def _take_at_once(self, block: bytes) -> bool:
         """Take lines of samples; False, and nothing is taken, where one is not as the sampler writes it."""
         sensors = len(self.header["sensors"]) if self.header else 0
-        lines, nulls = block.count(b"\n"), block.count(b"null")
-        if not lines or not _has_only_numbers(block, lines, sensors, nulls):
+        words, line = block.translate(None, OF_NUMBERS), LINE % (b"," * (sensors - 1))
+        lines = len(words) // len(line)
+        if not (sensors and lines) or words != line * lines or not _words_are_whole(block, lines):
             return False
-        numbers = b"," + block.translate(COMMA_FOR_NEWLINE, WORDS)
-        if nulls:
-            numbers = numbers.replace(b",null", b",-1")
-        has_points = b"." in block
-        if b",0" in numbers and LEADING_ZERO.search(numbers) or nulls and b"null" in numbers:
+        numbers, has_points, has_nulls = block.translate(COMMA_FOR_NEWLINE, WORDS), b"." in block, b"n" in block
+        if has_nulls:
+            numbers = numbers.replace(b"null", b"-1")
+        if _has_odd_numbers(b"," + numbers, has_points):
             return False
-        if has_points and any(odd in numbers for odd in (b",.", b".,", b"-1.")):
-            return False
-        numbers = numbers[1:-1]
+        numbers = numbers[:-1]
         try:
             with warnings.catch_warnings(action="error"):
                 whole = np.fromstring(numbers.replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
-                values = whole.astype(float)
-                if has_points:
-                    values = np.fromstring(numbers, sep=",").reshape(lines, 3 + sensors)
+                values = _with_points(numbers, whole) if has_points else whole.astype(float)
         except (ValueError, DeprecationWarning):
             return False
         moments, readings = whole[:, :2], values[:, 3:]
-        if whole.max() == np.iinfo(np.int64).max or has_points and (moments != values[:, :2]).any():
+        if whole.max() == GREATEST or has_points and (moments != values[:, :2]).any():
             return False
-        if nulls:
+        if has_nulls:
             if whole[:, :3].min() < 0 or readings.min() < -1:
                 return False
             readings[readings < 0] = np.nan
@@ -308,23 +304,43 @@ class Reader:
         )
 
 
-def _has_only_numbers(block: bytes, lines: int, sensors: int, nulls: int) -> bool:
-    """Whether each line has the words of a sample where the sampler puts them, and else digits and points alone."""
+def _words_are_whole(block: bytes, lines: int) -> bool:
+    """Whether no number stands within a word of some samples, whose words follow each other as they should."""
     text = np.frombuffer(block, np.uint8)
-    commas, ends = np.flatnonzero(text == ord(",")), np.flatnonzero(text == ord("\n")) + 1
-    words_B = len(BEGIN + b"".join(AFTER_COMMAS) + END) + sensors + 2
-    numbers_B = np.count_nonzero(text - np.uint8(ord("0")) < 10) + block.count(b".") + 4 * nulls
-    if len(commas) != lines * (sensors + 2) or ends[-1] != len(text) or len(text) != numbers_B + lines * words_B:
-        return False
-    commas = commas.reshape(lines, sensors + 2)
-    places = [(BEGIN, np.append(0, ends[:-1])), (END, ends - len(END))]
-    places += [(word, commas[:, number] + 1) for number, word in enumerate(AFTER_COMMAS)]
-    return all(_stands_at(text, word, begins) for word, begins in places)
+    parts = np.flatnonzero((text == ord(",")) | (text == ord("\n"))).reshape(lines, -1).T  # where commas and lines end
+    # A word is whole if its last letter is as far from its first as it should be.
+    last = [(np.append(0, parts[-1][:-1] + 1) + 4, ":"), (parts[0] + 4, ":"), (parts[1] + 4, ":")]
+    last += [(parts[2] + 5, "["), (parts[-1] - 2, "]")]
+    return all((text.take(places, mode="clip") == ord(letter)).all() for places, letter in last)
 
 
-def _stands_at(text: np.ndarray, word: bytes, begins: np.ndarray) -> bool:
-    """Whether a word begins at each of some places of a text."""
-    return all((text.take(begins + at, mode="clip") == letter).all() for at, letter in enumerate(word))
+def _has_odd_numbers(numbers: bytes, has_points: bool) -> bool:
+    """Whether one of some numbers between commas has leading zeros, or begins or ends with a point.
+
+    JSON has no such numbers, but numpy reads them.
+    """
+    text = np.frombuffer(numbers, np.uint8)
+    comma = text == ord(",")
+    if (comma[:-2] & (text[1:-1] == ord("0")) & (text[2:] >= ord("0"))).any():
+        return True
+    point = text == ord(".")
+    return has_points and bool((comma[:-1] & point[1:]).any() or (point[:-1] & comma[1:]).any() or b"-1." in numbers)
+
+
+def _with_points(numbers: bytes, whole: np.ndarray) -> np.ndarray:
+    """Some numbers between commas, of which ``whole`` is what they are without their points.
+
+    The quotient of two whole numbers that are exact is the number that is nearest to the decimal one.
+    """
+    text = np.frombuffer(numbers, np.uint8)
+    points, ends = np.flatnonzero(text == ord(".")), np.append(np.flatnonzero(text == ord(",")), len(text))
+    which = np.searchsorted(ends, points)
+    decimals = ends[which] - points - 1
+    if (np.diff(which) == 0).any() or decimals.max() >= len(POWERS_OF_TEN) or whole.ravel()[which].max() > 2**53:
+        return np.fromstring(numbers, sep=",").reshape(whole.shape)
+    values = whole.astype(float)
+    values.ravel()[which] /= POWERS_OF_TEN[decimals]
+    return values
 
 
 def _lines_apart(file, begin_B: int, end_B: int, apart_B: float) -> bytes:
