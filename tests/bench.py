@@ -393,7 +393,7 @@ REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_s
 # Runs that tell the parameters: the same, more samples, a larger batch; each twice, in turns.
 REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16)) * 2
 REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
-TURNS = 5
+TURNS = 4
 
 
 def remedies() -> list[dict]:
