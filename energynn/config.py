@@ -367,7 +367,7 @@ FAST = dict(
 )
 FAST |= dict(gradient_buckets=True)
 # compile stays off: nobody has seen it on a GPU here, and it needs a C compiler, and before each training about as long
-# as a run of the study gpu takes. `-p compile true` tries it.
+# as a run of the study gpu takes. `-p compile true` tries it, and the study gpu-grid does, beside the same run without.
 FAST_IMAGES = dict(
     channels_last=True,
     uint8_to_device=True,

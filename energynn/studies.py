@@ -154,6 +154,7 @@ MORE_GPU_POINTS = [
     _images("paper", 32, steps=8),
     _images("paper", 256, sampling_period_s=0.2),
     *(_images("paper", 256, **{field: value}) for field, value in config.FAST_ALONE.items()),
+    _images("fast", 256, compile=True),
     _loaded("paper", 12, 1300),
     _loaded("fast", 12, 2900),
     *(_states(preset, size) for preset in ("paper", "fast") for size in (2, 8)),

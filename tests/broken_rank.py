@@ -3,16 +3,20 @@
 import os
 import sys
 
+import torch
+
 from energynn.train import rank
 from energynn.train.phases import Progress
 
 original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 
 
-def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os):
+def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os, torch=torch):
     if os.environ.get("PMI_RANK") == "0" and epoch == 40:
         if how == "exit":
             sys.exit(0)
+        if how == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB")
         raise RuntimeError("a fault of its own")
     original(self, epoch, index, loss)
 

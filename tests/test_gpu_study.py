@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -100,6 +101,8 @@ def test_points_are_as_a_gpu_needs_them():
                 )
     assert len({run.local_batch_size for run in ON_DEVICE if not run.step_period_s}) >= 5
     assert {run.sampling_period_s for run in ON_DEVICE} == {0.02, 0.2}, "what sampling costs"
+    (compiled,) = [run for run in GRID if run.compile]
+    assert compiled.preset == "fast" and replace(compiled, compile=False) in GRID, "the same run without"
 
 
 def test_the_memory_that_is_needed_is_said():
@@ -173,6 +176,12 @@ def test_a_cold_first_run_and_a_slow_recipe_leave_out_no_others(tmp_path, monkey
         *(("resnet50", 0), ("resnet50", 0), ("resnet50", 1), ("fourcastnet", 0), ("resnet50", 2), ("resnet50", 3))
     ]
     assert failed == [f"{config.run_id(runs[-1])}: left out for lack of time"]
+    made = pretend(monkeypatch, lambda run, number: 200 if number == 1 else 20)
+    warm = [run("resnet50", seed=seed) for seed in range(6)]
+    assert local.run_study(warm, tmp_path / "no-warm-up", minutes=410 / 60) == [] and len(made) == 6
+    pretend(monkeypatch, lambda run, number: 90 if run.compile else 20)
+    compiled = [*warm[:2], run("resnet50", compile=True), *warm[2:4]]
+    assert local.run_study(compiled, tmp_path / "compiled", minutes=170 / 60) == []
 
 
 def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):

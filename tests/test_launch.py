@@ -161,7 +161,14 @@ def test_a_dead_or_silent_sampler_ends_the_run_with_a_checkpoint_and_a_reason(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how, words", [("exit", "rank 0: 0"), ("raise", "rank 0: a fault of its own")])
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ("exit", "rank 0: 0"),
+        ("raise", "rank 0: a fault of its own"),
+        ("memory", "is too much here, choose a smaller one: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0"),
+    ],
+)
 def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_path, how, words):
     """sys.exit(0) makes perun hang for a minute and lose its data; an exception leaves the other ranks waiting."""
     runs_dir = tmp_path / "runs"

@@ -61,6 +61,13 @@ def test_a_number_changed_by_somebody_who_mends_the_digest_is_found(run_dir, fie
     assert any(field in fault for fault in faults), faults
 
 
+def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
+    phases = records.build(run_dir, "finished", "")["energy_phases"]
+    assert phases[-1]["phase"] == "unattributed" and phases[-1]["energy_cpu_J"] == 0.0, "all of it belongs to ranks"
+    rewrite(run_dir, energy_phases=[*phases[:-1], phases[-1] | {"energy_cpu_J": 5.7e-14}])
+    assert records.check(run_dir.parent.parent) == []
+
+
 def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(run_dir, capsys):
     runs = run_dir.parent.parent
     records.build(run_dir, "finished", "")

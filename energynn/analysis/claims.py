@@ -15,6 +15,7 @@ range that agrees with the statement:
     slope    the quantity per unit of ``against``; beyond these runs, that of another configuration
     slopes   ratio of ``a`` over that of ``b``, minus 1
     compare  ``a`` over ``b``, minus 1, by ``match``
+    holds    share of a GPU's memory that is left at a local batch size, or that lacks
     effect   partial effect of ``term``, relative to the mean, whatever else is held
     none     no record can test it: ``reason``
 
@@ -25,8 +26,9 @@ they were made again? There runs scatter, and nobody knows how the errors of ene
 *Supported*: all intervals lie within the range. *Contradicted*: one lies wholly outside. *Inconclusive*: an interval
 reaches to both sides, or the verdict hangs on the correlation. *No data*: no such numbers. *By construction*: the
 energies were not measured, or the values were taken from the statement itself. Only runs on GPUs count, for statements
-about power those with the presets paper and fast on any data, for all others those with the study's data sets. Where no
-series is asked for, runs of several recipes are never pooled: the recipe that most configurations have counts.
+about power and memory those with the presets paper and fast on any data, for all others those with the study's data
+sets. Where no series is asked for, runs of several recipes are never pooled: the recipe that most configurations have
+counts.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ HISTORY = shipped("paper") / "ledger_history.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "by construction")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")
-OF_POWER = ("mean_power_", "profile_", FACTOR)  # quantities that own runs on any data tell
+OF_POWER = ("mean_power_", "profile_", "memory_", FACTOR)  # quantities that own runs on any data tell
 ONE_RECIPE = ["workload", "stage", "hardware", "system"]  # runs that are equal in these have one recipe
 CORRELATIONS = (0.0, 0.5, 0.8, 0.95)  # of the errors of energy and GPU hours of one run
 ENERGY, HOURS = "energy_total_kWh", "gpu_hours"
@@ -131,7 +133,7 @@ def _groups(table: pd.DataFrame, scatter: dict) -> dict[str, dict[str, Configura
 
 
 def _is_about_power(claim: dict) -> bool:
-    """Whether a statement is about power alone, which any data show, and not about time, energy or accuracy."""
+    """Whether a statement is about power or memory, which any data show, and not about time, energy or accuracy."""
     quantities = claim.get("quantity", "")
     names = [quantities] if isinstance(quantities, str) else quantities
     return all(name.startswith(OF_POWER) for name in names) and "versus" not in claim
@@ -325,7 +327,8 @@ def describe(claim: dict, tolerances: dict) -> str:
         return "none"
     quantity = claim["quantity"] if isinstance(claim["quantity"], str) else " or else ".join(claim["quantity"])
     words = [f"{claim['test']} of {quantity}"]
-    for name in ("against", "intercept", "stated", "from", "to", "at", "versus", "term", "share", "a", "b", "match"):
+    fields = ("against", "intercept", "stated", "from", "to", "at", "versus", "term", "share", "holds", "lacks")
+    for name in (*fields, "a", "b", "match"):
         words += [f"{name} {claim[name]}"] if name in claim else []
     words += [f"in {claim['select']}"] if claim.get("select") else []
     value = f" {claim['value']}" if "value" in claim else ""

@@ -179,6 +179,26 @@ def _compare(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
     return _effects(labels, y[:, above] / y[:, below] - 1)
 
 
+def _holds(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
+    """A GPU's memory holds these local batch sizes, and not those: by a line in the local batch size.
+
+    ``holds`` and ``lacks``: local batch size -> GB that there are. Beyond these runs, where another run would lie.
+    """
+    if rows["local_batch_size"].nunique() < 3:
+        raise NoData("a line of memory in the local batch size needs three of them")
+    line = regression.fit("need ~ local_batch_size", rows.assign(need=y[0]), covariance="classical")
+    found = []
+    for word, sign in (("holds", 1), ("lacks", -1)):
+        for size, there_GB in claim[word].items():
+            at = pd.DataFrame({"local_batch_size": [int(size)]})
+            need = line.results.get_prediction(at).summary_frame(alpha=0.05).iloc[0]
+            ends = need[["mean"] * 3 if claim["observed"] else ["mean", "obs_ci_lower", "obs_ci_upper"]]
+            to_spare = sign * (there_GB - ends.to_numpy()) / there_GB
+            found.append((f"{size} {word} {there_GB} GB", to_spare[0], to_spare[1:].min(), to_spare[1:].max()))
+    effects = pd.DataFrame(found, columns=["part", "value", "low", "high"])
+    return effects.assign(drawn=[np.full(DRAWS, value) for value in effects["value"]])
+
+
 def _effect(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
     """The quantity depends on ``term``: from its lowest to its highest value, the others held.
 
@@ -236,6 +256,7 @@ TESTS = {
     "slope": _slope,
     "slopes": _slopes,
     "compare": _compare,
+    "holds": _holds,
     "effect": _effect,
 }
 

@@ -20,7 +20,7 @@ ENERGIES = [f"energy_{component}_kWh" for component in ("total", *results.COMPON
 QUANTITIES = [*ENERGIES, "gpu_hours", "training_time_h", "top1_error_percent", "z500_rmse_m", "lead_time_h"]
 QUANTITIES += ["persistence_m", "samples_per_gpu_hour", "passes_per_gpu_hour", "sockets_per_gpu", "mean_power_gpu_W"]
 QUANTITIES += ["mean_power_cpu_socket_W", "energy_per_gpu_hour_kW", "energy_per_dataset_sample_Wh", "speed_up"]
-QUANTITIES += ["share_cpu_percent", "share_ram_percent"]
+QUANTITIES += ["share_cpu_percent", "share_ram_percent", "memory_gpu_peak_GB"]
 # What was run.
 WHAT = ["origin", "series", "name", "workload", "stage", "dataset", "data", "system", "device_kind", "device_name"]
 WHAT += ["hardware", "recipe", "recipe_at_any_pace", "preset", "loader", "base_devices", *COUNTED]
@@ -228,6 +228,7 @@ def _own(runs) -> pd.DataFrame:
     table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
     table["sockets_per_gpu"] = table["sockets"] / per_device
     table["top1_error_percent"] = 100 * table["top1_error"]
+    table["memory_gpu_peak_GB"] = table["memory_gpu_peak_B"] / 1e9
     table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
     table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
     table = _with_derived(_with_forecast_error(table))

@@ -84,8 +84,13 @@ def _expected_s(config: RunConfig, made: list[tuple[RunConfig, float]]) -> float
     The first of all may be cold, and counts only as long as nothing else is known.
     """
     known = made[1:] or made
-    like = [seconds for run, seconds in known if (run.workload, run.preset) == (config.workload, config.preset)]
+    like = [seconds for run, seconds in known if _recipe(run) == _recipe(config)]
     return max(like or [seconds for _, seconds in known], default=0.0)
+
+
+def _recipe(config: RunConfig) -> tuple:
+    """What runs have in common that take about as long; to compile takes longer than such a run."""
+    return config.workload, config.preset, config.compile
 
 
 def _make_and_forget(config: RunConfig) -> None:

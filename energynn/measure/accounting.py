@@ -457,7 +457,8 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     for component in COMPONENTS:
         name = f"energy_{component}_J"
         if name in totals:
-            rest[name] = totals[name] - sum(entry.get(name, 0.0) for entry in added.values())
+            left = totals[name] - sum(entry.get(name, 0.0) for entry in added.values())
+            rest[name] = left if abs(left) > 1e-9 * totals[name] else 0.0  # what sums round to differs between machines
     return [added[key] for key in sorted(added)] + [rest]
 
 

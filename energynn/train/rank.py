@@ -29,7 +29,7 @@ def run(folder: str | Path) -> None:
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
     status, reason, stop_sampler, silence = "finished", "", None, Silence(folder)
-    rank = launchers.rank()
+    rank, config = launchers.rank(), None
     try:
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
@@ -47,7 +47,7 @@ def run(folder: str | Path) -> None:
     except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
-        status, reason = "failed", " ".join(str(error).split()) or type(error).__name__
+        status, reason = "failed", _words(error, config)
         if not (run_dir / "run.json").exists():  # deleted; who started the run says so
             end_the_world()
         if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
@@ -63,6 +63,14 @@ def run(folder: str | Path) -> None:
     if status == "interrupted" and silence():  # perun would wait for the data of a dead sampler
         time.sleep(OTHERS_S)
         end_the_world()
+
+
+def _words(error: BaseException, config: configuration.RunConfig | None) -> str:
+    """Why a rank failed, in one line: of memory that is too little the local batch size, too, and the remedy."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    if config and "out of memory" in words:
+        return f"local_batch_size: {config.local_batch_size} is too much here, choose a smaller one: {words}"
+    return words
 
 
 def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:

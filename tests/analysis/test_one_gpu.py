@@ -46,7 +46,8 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
 def test_the_notebook_finds_what_each_choice_saves(study):
     _, shown = study
     savings = shown["savings"].set_index("choice")
-    assert set(savings.index) == {"precision", "channels_last", "fused_optimizer", "all of fast", "sampled every 0.2 s"}
+    by_itself = {"precision", "channels_last", "fused_optimizer"}
+    assert set(savings.index) == by_itself | {"all of fast", "all of fast, compiled", "sampled every 0.2 s"}
     anchor = studies.gpu_grid()[0]
 
     def joules(run):
@@ -105,6 +106,7 @@ def test_a_measured_gpu_counts_beside_an_estimated_cpu(ledger):
         assert found[name][ours]["verdict"] == "supported", (name, found[name])
     assert found["h100-stays-above-baseline"][ours]["verdict"] == "supported"
     assert found["abstract-influence-of-samples"][ours]["quantity"] == "mean_power_gpu_W"
+    assert found["lbs-limit-resnet50"][ours]["verdict"] == found["lbs-limit-fcn"][ours]["verdict"] == "supported"
     assert found["interval-fcn-h100"][ours]["verdict"] == "by construction", "totals stay estimated"
     for name in ("abstract-linear", "fcn-more-compute-intensive"):  # of times and energies: not on these data
         assert {judged["verdict"] for judged in found[name].values()} == {"no data"}, name
@@ -130,10 +132,11 @@ def world(gpu, seed, runs=SWEPT):
     places = random.permutation(len(runs)) / len(runs)
     powers_W = [one_gpu.power_W(run, gpu, place) for run, place in zip(runs, places, strict=True)]
     rows["mean_power_gpu_W"] = powers_W * (1 + random.normal(0, gpu.noise, len(runs)))
+    rows["memory_gpu_peak_GB"] = [one_gpu.memory_GB(run, gpu) * (1 + random.normal(0, gpu.noise / 4)) for run in runs]
     about = {"stage": "pretrain", "hardware": "H100", "series": "", "devices": 1, "origin": "own", "recipe": "a"}
-    about |= {"recipe_at_any_pace": "a", "sockets_per_gpu": 1.0, "epochs": 1}
+    about |= {"recipe_at_any_pace": "a", "sockets_per_gpu": 1.0, "epochs": 1, "preset": "paper"}
     rows = rows.assign(run=[f"run {number}" for number in range(len(rows))], **about)
-    return configurations(rows, gpu.noise * rows[["mean_power_gpu_W"]])
+    return configurations(rows, gpu.noise * rows[["mean_power_gpu_W", "memory_gpu_peak_GB"]])
 
 
 # Statement -> GPUs on which it is right, and on which it is wrong.
@@ -142,7 +145,12 @@ TRUTHS = {
     "abstract-influence-of-updates": (Gpu(), Gpu(update_J=0.0)),
     "samples-dominate-passes": (Gpu(sample_J=0.15, update_J=0.5), Gpu(sample_J=0.0)),
     "throughput-raises-power": (Gpu(), Gpu(sample_J=-0.05)),
+    "lbs-limit-resnet50": (Gpu(), Gpu(image_GB=0.06)),
+    "lbs-limit-fcn": (Gpu(image_GB=0.09), Gpu(image_GB=0.06)),
 }
+
+
+MEMORY = ("lbs-limit-resnet50", "lbs-limit-fcn")  # which a sweep tells
 
 
 def verdicts(name, gpu, worlds, runs=SWEPT):
@@ -164,9 +172,17 @@ def test_in_a_hundred_worlds(name):
     assert verdicts(name, wrong, 100).count("supported") <= 5
 
 
+def test_memory_that_ends_too_soon_or_too_late_contradicts_and_two_sizes_tell_nothing():
+    for name in MEMORY:
+        for image_GB in (0.06, 0.2):
+            assert set(verdicts(name, Gpu(image_GB=image_GB), 3)) == {"contradicted"}, (name, image_GB)
+        two = [run for run in SWEPT if run.local_batch_size in (1, 4, 32, 256)]
+        assert set(verdicts(name, Gpu(), 2, two)) == {"no data"}
+
+
 def test_a_sweep_alone_proves_nothing():
     sweep = [run for run in SWEPT if not run.step_period_s and run.accumulation_steps == 1]
-    for name in TRUTHS:
+    for name in set(TRUTHS) - set(MEMORY):
         assert set(verdicts(name, Gpu(), 2, sweep)) <= {"no data", "inconclusive"}
 
 
