@@ -14,12 +14,12 @@ from itertools import groupby
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import background, slurm
+from energynn.cluster import background, site_energy, slurm
 from energynn.files import write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
-from energynn.reading import json_table, one_fault
+from energynn.reading import json_or_nothing, one_fault
 
 EXECUTORS = {"slurm": slurm, "local": background}
 NOISE = ("slurmstepd:", "srun:")
@@ -49,6 +49,11 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
         for job, row in lost.items():
             state = last_words.get(job, "nobody remembers it")
             row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
+    in_jobs = {Path(row["folder"]): row for row in rows if row.get("scheduler") == "slurm"}
+    site_energy.ask(list(in_jobs))
+    for folder, row in in_jobs.items():
+        if told := site_energy.words(folder):
+            row["site_energy"] = told
     return rows, notes
 
 
@@ -133,7 +138,7 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {name: submission[name] for name in ("studies", "system_file")}
         row |= {} if is_ours(submission) else {"user": submission["user"]}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
-    began = record or _read(folder / "run.json")
+    began = record or json_or_nothing(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
     if record.get("workload") in records.NO_TRAINING:
         config = record.get("config", {})
@@ -144,14 +149,15 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
         row["provenance"] = record.get("energy_total_provenance", "")
+        row |= {"scheduler": record["job"]["scheduler"]} if record.get("job") else {}
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
-    live = _read(folder / ".state.json")
+    live = json_or_nothing(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
     if "energy_J" in live:
         row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / JOULE_PER_KWH
     paths = starts(folder)
     row["starts"] = len(paths)
-    last_start = _read(paths[-1]) if paths else {}
+    last_start = json_or_nothing(paths[-1]) if paths else {}
     if last_start.get("submission") != submission.get("submitted_at"):
         last_start = {}
     return row | _state(folder, submission, record, last_start, queue)
@@ -220,20 +226,13 @@ def starts(folder: Path) -> list[Path]:
 
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run; empty if it was not submitted."""
-    return _read(folder / "job" / "submission.json")
+    return json_or_nothing(folder / "job" / "submission.json")
 
 
 def is_ours(submission: dict) -> bool:
     """Whether the user who asks has submitted it; what says nothing of that is everybody's."""
     me = getpass.getuser()
     return submission.get("user", me) == me
-
-
-def _read(path: Path) -> dict:
-    try:
-        return json_table(path)
-    except (OSError, ValueError):
-        return {}
 
 
 def text(rows: list[dict], notes: list[str]) -> str:
@@ -263,7 +262,7 @@ def _words(row: dict) -> str:
         live.append(f"in {duration(row['time_s'])}")
     parts += [", ".join(live)] if live else []
     parts += [f"job {row['job']}"] if row.get("job") else []
-    parts += [str(row[name]) for name in ("reason", "log") if row.get(name)]
+    parts += [str(row[name]) for name in ("site_energy", "reason", "log") if row.get(name)]
     return "; ".join(parts)
 
 
