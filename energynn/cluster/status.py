@@ -14,14 +14,14 @@ from itertools import groupby
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import background, site_energy, slurm
+from energynn.cluster import background, budget, pbs, site_energy, slurm
 from energynn.files import write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
 from energynn.reading import json_or_nothing, one_fault
 
-EXECUTORS = {"slurm": slurm, "local": background}
+EXECUTORS = {"slurm": slurm, "pbs": pbs, "local": background}
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -44,11 +44,14 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
             break
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
-    if lost:  # asked once for all of them
-        last_words = slurm.last_words(list(lost))
-        for job, row in lost.items():
-            state = last_words.get(job, "nobody remembers it")
-            row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
+    last_words = {}
+    for scheduler in schedulers & EXECUTORS.keys() if lost else ():  # each is asked once for all of its jobs
+        of_it = {each.get("job_id") for each in submissions.values() if each.get("scheduler") == scheduler}
+        if jobs := [job for job in lost if job in of_it]:
+            last_words |= EXECUTORS[scheduler].last_words(jobs)
+    for job, row in lost.items():
+        state = last_words.get(job, "nobody remembers it")
+        row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
     in_jobs = {Path(row["folder"]): row for row in rows if row.get("scheduler") == "slurm"}
     site_energy.ask(list(in_jobs))
     for folder, row in in_jobs.items():
@@ -58,10 +61,11 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
 
 
 def confirm(submissions: dict[Path, dict]) -> None:
-    """Find the jobs of those submissions by folder that Slurm has not answered; raises ValueError without an answer."""
+    """Find the jobs of those submissions by folder that were not answered; raises ValueError without an answer."""
     for folder, submitted in submissions.items():
-        is_open = "comment" in submitted and "job_id" not in submitted and submitted["scheduler"] == "slurm"
-        if is_open and is_ours(submitted) and (number := slurm.number_of(submitted["comment"])):
+        is_open = "comment" in submitted and "job_id" not in submitted
+        executor = EXECUTORS.get(submitted.get("scheduler"), background)
+        if is_open and is_ours(submitted) and (number := executor.number_of(submitted["comment"])):
             submitted["job_id"] = f"{number}_{submitted['task']}"
             write_json(folder / "job" / "submission.json", submitted)
 
@@ -71,6 +75,7 @@ def main(options) -> int:
     while True:
         runs, notes = rows(folders(options.runs_dir.absolute(), options.studies))
         runs = newest_first(runs)
+        notes += _budgets(runs)
         shown = json.dumps({"runs": runs, "notes": notes}, indent=1) if options.json else text(runs, notes)
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
@@ -78,6 +83,18 @@ def main(options) -> int:
         if not options.watch or not any(map(goes_on, runs)):
             return 0
         time.sleep(options.watch)
+
+
+def _budgets(rows: list[dict]) -> list[str]:
+    """A line for each budget of the systems that are shown."""
+    lines = []
+    for system_dir in sorted({Path(row["folder"]).parent for row in rows}):
+        queued = [row["run_id"] for row in rows if goes_on(row) and Path(row["folder"]).parent == system_dir]
+        try:
+            lines += [budget.Account(system_dir, each, queued).words() for each in budget.read(system_dir)]
+        except ValueError as error:
+            lines.append(str(error))
+    return lines
 
 
 def goes_on(row: dict) -> bool:
@@ -217,6 +234,15 @@ def _log_line(folder: Path) -> str:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
     return lines[-1] if lines else ""
+
+
+def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
+    """Let the queued runs of a system that wait for one of these runs wait for its new job."""
+    for path in system_dir.glob("*/job/submission.json"):
+        waiting = json.loads(path.read_text())
+        if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
+            with contextlib.suppress(ValueError):  # it has left the queue
+                EXECUTORS[waiting["scheduler"]].depend(waiting["job_id"], new_jobs[waiting["after"]])
 
 
 def starts(folder: Path) -> list[Path]:

@@ -71,24 +71,41 @@ def job_of_process() -> dict:
     """What the environment tells of the batch job that this process belongs to; empty outside of one."""
     names = {name: os.environ.get(f"SLURM_{name.upper()}") for name in JOB_FACTS}
     facts = {name: value for name, value in names.items() if value}
-    return {"scheduler": "slurm"} | facts if "job_id" in facts else {}
+    if "job_id" in facts:
+        return {"scheduler": "slurm"} | facts
+    return _job_of_pbs() if "PBS_JOBID" in os.environ else {}
+
+
+def _job_of_pbs() -> dict:
+    facts = {"scheduler": "pbs", "job_id": os.environ["PBS_JOBID"], "job_partition": os.environ.get("PBS_QUEUE", "")}
+    with contextlib.suppress(KeyError, OSError):
+        nodes = list(dict.fromkeys(Path(os.environ["PBS_NODEFILE"]).read_text().split()))
+        facts |= {"job_nodelist": ",".join(nodes), "nnodes": str(len(nodes))}
+    return facts
+
+
+# How each scheduler is asked about a job, how it says that nobody else may use its nodes, and what the job has of them.
+ABOUT_A_JOB = {
+    "slurm": (("scontrol", "show", "job", "-o"), r"OverSubscribe=(\w+)", "NO", r" (?:Alloc)?TRES=(\S+)"),
+    "pbs": (("qstat", "-f"), r"Resource_List\.place = (?:\w+:)*(\w+)", "excl", r"Resource_List\.select = (\S+)"),
+}
 
 
 def batch_job() -> dict:
-    """What Slurm tells of the job that this process belongs to; empty outside of one.
+    """What the scheduler tells of the job that this process belongs to; empty outside of one.
 
     ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all nodes together.
-    Both are absent where scontrol does not say so.
+    Both are absent where the scheduler does not say so.
     """
     facts = job_of_process()
     if not facts:
         return {}
+    command, about_sharing, alone, about_resources = ABOUT_A_JOB[facts["scheduler"]]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["scontrol", "show", "job", "-o", facts["job_id"]]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        if sharing := re.search(r"OverSubscribe=(\w+)", told):
-            facts["is_exclusive"] = sharing[1] == "NO"
-        if resources := re.search(r" (?:Alloc)?TRES=(\S+)", told):
+        done = subprocess.run([*command, facts["job_id"]], capture_output=True, text=True, timeout=20, check=True)
+        if sharing := re.search(about_sharing, done.stdout):
+            facts["is_exclusive"] = sharing[1].startswith(alone)
+        if resources := re.search(about_resources, done.stdout):
             facts["allocated"] = resources[1]
     return facts
 
