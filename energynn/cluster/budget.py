@@ -113,8 +113,8 @@ class Account:
         parts = []
         for unit, limit in self.budget.limits.items():
             more = self.promised[unit] - self.spent[unit]
-            reserved = f", up to {more:.3g} more reserved" if more > 0.005 * limit else ""
-            parts.append(f"{self.spent[unit]:.3g} of {limit:g} {UNITS[unit]} spent{reserved}")
+            reserved = f", up to {round(more, 3):g} more reserved" if more > 0.005 * limit else ""
+            parts.append(f"{round(self.spent[unit], 3):g} of {limit:g} {UNITS[unit]} spent{reserved}")
         return f"budget of {self.budget.name}: {'; '.join(parts)}"
 
 

@@ -344,6 +344,7 @@ SACCT = """7|COMPLETED|130|2|{job}
 def in_a_job(tmp_path, monkeypatch):
     """A finished run of 100 kJ, of which its CPUs took 40 kJ; call with what the first step's energy is."""
     folder = tmp_path / "slurm" / "run"
+    folder.mkdir(parents=True)
     energies = dict(energy_total_J=1e5, energy_cpu_J=4e4, energy_total_provenance="measured")
     facts = dict(status="finished", valid=True, training_time_s=90.0, job={"scheduler": "slurm", "job_id": "7"})
     write_json(folder / "record.json", minimal_record(**facts, **energies, segments=[{}]))

@@ -758,11 +758,13 @@ def test_what_is_spent_are_all_hours_that_jobs_held_devices(tmp_path):
     """One start of half an hour that failed without a word, one that goes on; and a run that no job has made."""
     now = datetime.now(UTC)
     told = {"minutes": 60, "devices_held": 4}
+    (tmp_path / "first" / "job").mkdir(parents=True)
     for number, before_min in ((1, 45), (2, 15)):
         at = (now - timedelta(minutes=before_min)).isoformat()
         files.write_json(tmp_path / "first" / "job" / f"start-{number}.json", told | {"started_at": at})
     facts = dict(perun_time_s=3600.0, devices=2, mean_power_total_W=600.0)
     for folder in ("second", "superseded/second.1"):
+        (tmp_path / folder).mkdir(parents=True)
         files.write_json(tmp_path / folder / "record.json", minimal_record(**facts))
     limits = {"gpu_hours": 12.0, "kWh": 3.6}
     budget.keep(tmp_path, budget.with_another([], "mine", limits, ["first", "second", "third"]))
@@ -780,6 +782,7 @@ def test_a_study_on_this_machine_leaves_out_what_its_budget_does_not_last_for(tm
 
     def execute(run, runs_dir, run_dir):
         made.append(run)
+        run_dir.mkdir()
         files.write_json(run_dir / "record.json", minimal_record(valid=True, perun_time_s=3600.0, devices=run.devices))
         return 0, ""
 
