@@ -332,7 +332,7 @@ def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
 
 # ------------------------------------------------------------------------------------------ Slurm's own energy
 
-# Made up after sacct 22.05 (--parsable2): a job that was requeued, its steps, and what stands there without a sensor.
+# As sacct 22.05 answered on a private Slurm with slurmdbd and the plugin pm_counters, with other numbers.
 SACCT = """7|COMPLETED|130|2|{job}
 7.batch|COMPLETED|130|1|90000
 7.extern|COMPLETED|130|2|180000
@@ -350,11 +350,11 @@ def in_a_job(tmp_path, monkeypatch):
     write_json(folder / "record.json", minimal_record(**facts, **energies, segments=[{}]))
     asked = []
 
-    def begin(step, plugin="ipmi", state="COMPLETED", job=""):
+    def begin(step, plugin="ipmi", state="COMPLETED", job="", read_every_s=1):
         def call(*command):
             asked.append(command[0])
             if command[0] == "scontrol":
-                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\n"
+                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\nAcctGatherNodeFreq      = {read_every_s} sec\n"
             return SACCT.format(step=step, job=job).replace("COMPLETED", state)
 
         (folder / "job" / "site_energy.json").unlink(missing_ok=True)
