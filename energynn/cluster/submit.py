@@ -386,6 +386,7 @@ def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> 
 def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, options) -> int:
     runs_dir = options.runs_dir.absolute()
     others = runs_of_others(runs_dir, site)
+    _tell_of_a_renamed_file(runs_dir, site)
     try:
         queued = queued_runs(runs_dir, site)
     except ValueError as error:
@@ -437,6 +438,19 @@ def _held_to_budgets(
     if missing:
         tell(f"{missing} runs are held back: a budget does not last to their time limits; {budget.REMEDY}")
     return kept
+
+
+def _tell_of_a_renamed_file(runs_dir: Path, site: Site) -> None:
+    """Where a system has no runs yet, say which ones have lost their file: its name is a part of every run."""
+    if list((runs_dir / site.name).glob("*/run.json")):
+        return
+    for folder in sorted(runs_dir.glob("*/")):
+        submitted = next(map(status.submission, map(Path, folder.glob("*/"))), {})
+        if submitted.get("system_file") and not os.path.exists(submitted["system_file"]):
+            tell(
+                f"the file of the system {folder.name} is gone; if {Path(site.file).name} has taken its place, write "
+                f'name = "{folder.name}" in it, or all its runs are made again'
+            )
 
 
 def _tell_others(runs: list[RunConfig], others: dict[str, str]) -> None:

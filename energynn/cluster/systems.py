@@ -20,6 +20,7 @@ CHUNK = re.compile(r"[\w:=.,-]*")  # of PBS: ncpus=32:ngpus=4
 LINE = re.compile(r"[ -~]*\S[ -~]*")  # of a shell: what it does is the site's own affair
 MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
 FOLDER = re.compile(r"((\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*)?")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 GPU = re.compile(r"[\w -]+")
 VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 SCHEDULERS = ("slurm", "pbs", "local")
@@ -30,7 +31,9 @@ KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict} 
 class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
-    name: str
+    name: str = field(
+        metadata={"form": NAME}
+    )  # of the file, unless it has another: a file that is renamed keeps its runs
     file: str
     scheduler: str
     gpu: str = field(default="A100", metadata={"form": GPU})
@@ -73,21 +76,21 @@ def site(name: str) -> Site:
     """
     folder = shipped("systems")
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", path.stem) or not os.path.isfile(path):
+    if not NAME.fullmatch(path.stem) or not os.path.isfile(path):
         known = sorted(path.stem for path in folder.glob("*.toml"))
         near, names = suggestion(name, known), ", ".join(known)
         raise ValueError(f"system: {name!r} is not known{near}; choose one of {names}, or write a file (.toml)")
     try:
         values = toml_table(path)
         _check(values)
-        return Site(name=path.stem, file=str(path.resolve()), **values)
+        return Site(**{"name": path.stem} | values, file=str(path.resolve()))
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
 
 
 def _check(values: dict) -> None:
     """Raise ValueError for a value of a system's file that is unknown, of another type or not of its form."""
-    known = {each.name: each for each in fields(Site) if each.name not in ("name", "file")}
+    known = {each.name: each for each in fields(Site) if each.name != "file"}
     for key, value in values.items():
         if key not in known:
             raise ValueError(f"{key}: not known; known are {', '.join(known)}")

@@ -354,7 +354,8 @@ def in_a_job(tmp_path, monkeypatch):
         def call(*command):
             asked.append(command[0])
             if command[0] == "scontrol":
-                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\nAcctGatherNodeFreq      = {read_every_s} sec\n"
+                every = f"AcctGatherNodeFreq      = {read_every_s} sec\n"
+                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\n{every}"
             return SACCT.format(step=step, job=job).replace("COMPLETED", state)
 
         (folder / "job" / "site_energy.json").unlink(missing_ok=True)

@@ -791,3 +791,21 @@ def test_a_study_on_this_machine_leaves_out_what_its_budget_does_not_last_for(tm
     budget.keep(tmp_path / "local", [budget.Budget("mine", {"gpu_hours": 0.9}, [config.run_id(run) for run in runs])])
     (left_out,) = local.run_study(runs, tmp_path)
     assert made == runs[:1] and "1 of 0.9 GPU hours spent; raise it with" in left_out
+
+
+# -------------------------------------------------------------------------------------------------- a renamed system
+
+
+def test_a_system_file_that_is_renamed_keeps_its_runs_by_the_name_in_it(tmp_path, fake_slurm, capsys):
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text(Path(TWO_NODES).read_text())
+    words = ["submit", str(my_study(tmp_path, 1, 2)), "--runs-dir", str(tmp_path / "runs"), "--system"]
+    assert cli.main([*words, str(old)]) == 0
+    old.rename(new)
+    assert cli.main([*words, str(new), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert "2 to make" in told and 'new.toml has taken its place, write name = "old" in it' in told
+    new.write_text('name = "old"\n' + new.read_text())
+    assert cli.main([*words, str(new)]) == 0 and "2 of 2 runs are made or queued" in capsys.readouterr().out
+    new.write_text(new.read_text().replace('"old"', '"../old"'))
+    assert cli.main([*words, str(new)]) == 2 and "name: '../old' is not of the form" in capsys.readouterr().err
