@@ -76,10 +76,11 @@ def _facts(rows: list[list[str]], settings: dict[str, str]) -> dict:
 
 def words(folder: Path) -> str:
     """What Slurm says, beside what we measured of the same; nothing where it has not measured it."""
-    theirs, record = json_or_nothing(folder / FILE), records.read(folder) or {}
+    theirs = json_or_nothing(folder / FILE)
+    record = records.read(folder) or {} if "energy_J" in theirs else {}
     components = COMPONENTS.get(theirs.get("plugin"), ("total",))
     ours_J = sum(record.get(f"energy_{component}_J", 0.0) for component in components)
-    if not theirs.get("energy_J") or not ours_J:
+    if not ours_J:
         return ""
     share = ours_J / theirs["energy_J"]
     what = "whole nodes" if components == ("total",) else f"all {' and '.join(components)}"
