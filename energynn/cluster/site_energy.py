@@ -70,8 +70,8 @@ def _facts(rows: list[list[str]], settings: dict[str, str]) -> dict:
     facts |= {"read_every_s": int(settings.get("NodeFreq", 0)), "steps": steps}
     if not counted or any("energy_J" not in step for step in counted):
         return facts | {"provenance": "not measured"}
-    sums = {name: sum(step[name] for step in counted) for name in ("energy_J", "time_s")}
-    return facts | {"provenance": "reported by Slurm"} | sums
+    energy_J, time_s = sum(step["energy_J"] for step in counted), sum(step["time_s"] for step in counted)
+    return facts | {"provenance": "reported by Slurm", "energy_J": energy_J, "time_s": time_s}
 
 
 def words(folder: Path) -> str:
