@@ -38,6 +38,14 @@ def json_table(path: Path) -> dict:
     return value
 
 
+def json_or_nothing(path: Path) -> dict:
+    """The same; empty where there is no such file, or none that can be read."""
+    try:
+        return json_table(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text[:20]} is no finite number")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from energynn.cli.options import (
+    add_budgets,
     add_command,
     add_flag,
     add_json,
@@ -94,6 +95,7 @@ def add_study(commands) -> None:
     parser.add_argument(
         "--minutes", type=number, default=float("inf"), metavar="M", help="begin no run that would end later"
     )
+    add_budgets(parser)
     parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
     add_flag(parser, "--warm-up", "make the first run once before, and forget it")
     add_flag(parser, "--dry-run", "of gpu and gpu-grid: the same points in small, on CPU cores")
@@ -115,14 +117,19 @@ def study(options) -> int:
 
 
 def _run_study(options) -> int:
-    from energynn import studies
-    from energynn.cluster import local
+    from energynn import config, studies
+    from energynn.cluster import budget, local
 
     runs = [run for runs in studies.find([options.name]).values() for run in runs]
     if options.dry_run and options.name not in ("gpu", "gpu-grid"):
         raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
     if options.dry_run:
         runs = studies.STUDIES[options.name](dry_run=True)
+    for system in sorted({run.system for run in runs}):
+        limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
+        names = [config.run_id(run) for run in runs if run.system == system]
+        system_dir = options.runs_dir.absolute() / system
+        budget.keep(system_dir, budget.with_another(budget.read(system_dir), options.name, limits, names))
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
     made = len(runs) - len(failed)
     tell("\n".join([f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))

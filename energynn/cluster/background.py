@@ -32,6 +32,30 @@ def submit(script: Path, tasks: int, _after: str) -> str:
     return str(subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, **silent).pid)
 
 
+def most_tasks() -> int:
+    """How many runs one process may make."""
+    return 10**6
+
+
+def number_of(_comment: str) -> str:
+    """Nothing: a process has its number at once."""
+    return ""
+
+
+def depend(_job: str, _on: str) -> None:
+    """Nothing: one run is made after the other."""
+
+
+def last_words(_jobs: list[str]) -> dict[str, str]:
+    """Nothing is remembered."""
+    return {}
+
+
+def this_task() -> str:
+    """Nothing: the process that ``submit`` has started begins a run again by itself."""
+    return ""
+
+
 def queue(_jobs: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
     """State and reason of each run that waits or goes on, by PROCESS_TASK."""
     states = {}

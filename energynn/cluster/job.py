@@ -19,17 +19,15 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import files, records
-from energynn.cluster import local, slurm, status
+from energynn.cluster import budget, local, status
 from energynn.config import RunConfig
 from energynn.launchers import CAN_GO_ON
+from energynn.measure import machine
 from energynn.measure.samples import segments
 from energynn.processes import end_with_parent
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between; to meet the time limit so soon is one too
 CANCELLED = 128 + signal.SIGTERM
-# What is kept of the job's environment. It may hold secrets: names that are not here are not written anywhere.
-FACTS = """JOB_ID ARRAY_JOB_ID ARRAY_TASK_ID RESTART_COUNT JOB_NODELIST JOB_PARTITION NNODES NTASKS JOB_CPUS_PER_NODE
-CLUSTER_NAME JOB_QOS JOB_ACCOUNT JOB_START_TIME JOB_END_TIME""".split()
 
 
 def main(run_dir: Path) -> int:
@@ -48,13 +46,16 @@ def main(run_dir: Path) -> int:
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "failures_before": failures,
-        **{name.lower(): os.environ[f"SLURM_{name}"] for name in FACTS if f"SLURM_{name}" in os.environ},
+        **{name: value for name, value in status.submission(run_dir).items() if name in ("minutes", "devices_held")},
+        **machine.job_of_process(),
     }
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
     files.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
         remedy = "`energynn resubmit --failed` tries again"
         return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; {remedy}")
+    if refused := budget.beyond(run_dir, config, 0.0):
+        return _end(run_dir, now, 1, f"failed: {refused}")
     signals = _signals_heard()
     with _staged_in(run_dir, signals) as problem:
         exit_status, last_line = (1, problem) if problem else _execute(config, run_dir, signals)
@@ -82,14 +83,15 @@ def _is_ours(run_dir: Path) -> bool:
     submitted = status.submission(run_dir)
     if os.environ.get(status.SUBMISSION, submitted["submitted_at"]) != submitted["submitted_at"]:
         return False
-    if "SLURM_ARRAY_JOB_ID" in os.environ and not submitted.get("job_id"):
-        files.write_json(run_dir / "job" / "submission.json", submitted | {"job_id": _job()})
+    if (job := _executor().this_task()) and not submitted.get("job_id"):
+        files.write_json(run_dir / "job" / "submission.json", submitted | {"job_id": job})
     return True
 
 
-def _job() -> str:
-    """This task; SLURM_JOB_ID of one task is the number of the whole array."""
-    return f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+def _executor():
+    """The module of the scheduler that has started this process."""
+    found = [executor for executor in status.EXECUTORS.values() if executor.this_task()]
+    return found[0] if found else status.EXECUTORS["local"]
 
 
 def _failures_in_a_row(starts: list[dict], submission: str, checkpoint: str) -> int:
@@ -172,28 +174,19 @@ def _end(run_dir: Path, start: dict, exit_status: int, outcome: str) -> int:
 
 def _go_on(run_dir: Path) -> int:
     """Queue this job again; where the site forbids that, a new one that takes its place."""
-    if "SLURM_ARRAY_JOB_ID" not in os.environ:  # the local executor starts it again
+    executor = _executor()
+    if not (job := executor.this_task()):  # the local executor starts it again
         return CAN_GO_ON
-    task, job = os.environ["SLURM_ARRAY_TASK_ID"], _job()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for patience_s in (5, 20, 60, 120):
-        try:
-            slurm.call("scontrol", "requeue", job)
-            time.sleep(60)  # Slurm ends this start
-            return CAN_GO_ON
-        except ValueError as error:
-            if "isabled" in str(error):
-                break
-            time.sleep(patience_s)  # the controller may be down
-    script = str(run_dir / "job" / "job.sh")
     try:
-        number = slurm.call("sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}", script)
+        new = executor.queue_again(str(run_dir / "job" / "job.sh"))
     except ValueError as error:
         print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
         return 1
-    new = f"{number.strip().split(';')[0]}_{task}"
+    if new == job:
+        return CAN_GO_ON
     files.write_json(run_dir / "job" / "submission.json", status.submission(run_dir) | {"job_id": new})
-    slurm.wait_instead(run_dir.parent, {run_dir.name: new})
+    status.wait_instead(run_dir.parent, {run_dir.name: new})
     return 0
 
 

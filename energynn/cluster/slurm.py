@@ -7,20 +7,44 @@ run's folder, and people can read the script, change it, and submit it by hand.
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 PATIENCE_S = 20
 MOST_TASKS = 1000  # of one array, as Slurm has it where nobody says otherwise
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "PATH")  # of the environment; the rest may hold secrets
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 
 
 class NoAnswer(ValueError):
     """A command of Slurm has not answered in time: what it was asked for may yet happen."""
+
+
+def directives(needs: dict, site) -> list[str]:
+    """The first lines of a batch script."""
+    at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
+    options = [
+        f"--job-name={needs['title']}",
+        f"--nodes={needs['nodes']}",
+        f"--ntasks={needs['devices']}",
+        f"--ntasks-per-node={needs['per_node']}",
+        f"--time={needs['minutes']}",
+        f"--array=0-{needs['tasks'] - 1}{at_once}",
+        "--requeue",
+        "--open-mode=append",
+        f"--signal=B:USR1@{needs['warning_s']}",
+        f"--export={','.join(KEPT)}",
+        f"--comment={needs['comment']}",
+        f'--output="{needs["log_folder"] / "slurm-%A_%a.txt"}"',
+    ]
+    if "--no-requeue" in site.sbatch:
+        options.remove("--requeue")
+    return [f"#SBATCH {option}" for option in [*options, *site.sbatch, *needs["options"]]]
 
 
 def submit(script: Path, tasks: int, after: str) -> str:
@@ -68,14 +92,9 @@ def queue(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
     return states
 
 
-def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
-    """Let the queued runs of a system that wait for one of these runs wait for its new job."""
-    for path in system_dir.glob("*/job/submission.json"):
-        waiting = json.loads(path.read_text())
-        if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
-            dependency = f"Dependency=afterok:{new_jobs[waiting['after']]}"
-            with contextlib.suppress(ValueError):  # it has left the queue
-                call("scontrol", "update", f"JobId={waiting['job_id']}", dependency)
+def depend(job: str, on: str) -> None:
+    """Let a queued job wait for another one than before."""
+    call("scontrol", "update", f"JobId={job}", f"Dependency=afterok:{on}")
 
 
 def cancel(jobs: list[str]) -> None:
@@ -100,10 +119,36 @@ def last_words(jobs: list[str]) -> dict[str, str]:
     return states
 
 
+def this_task() -> str:
+    """The task that this process belongs to, which is no task of an own script; SLURM_JOB_ID of one names its array."""
+    number, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{number}_{task}" if number else ""
+
+
+def queue_again(script: str) -> str:
+    """Queue this job again; where the site forbids that, a new one that takes its place. Returns its number.
+
+    Raises ValueError where neither is possible.
+    """
+    job = this_task()
+    for patience_s in (5, 20, 60, 120):
+        try:
+            call("scontrol", "requeue", job)
+            time.sleep(60)  # Slurm ends this start
+            return job
+        except ValueError as error:
+            if "isabled" in str(error):
+                break
+            time.sleep(patience_s)  # the controller may be down
+    task = job.split("_")[1]
+    number = call("sbatch", "--parsable", f"--dependency=afterany:{job}", f"--array={task}", script)
+    return f"{number.strip().split(';')[0]}_{task}"
+
+
 def call(*command: str) -> str:
     """What a command of Slurm prints; raises ValueError in words where it is missing, fails, or does not answer."""
     if shutil.which(command[0]) is None:
-        raise ValueError(f"{command[0]}: not found; this is no login node of a Slurm cluster, or choose --system local")
+        raise ValueError(f"{command[0]}: not found; this is no login node of such a cluster, or choose --system local")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:

@@ -14,14 +14,14 @@ from itertools import groupby
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import background, slurm
+from energynn.cluster import background, budget, pbs, site_energy, slurm
 from energynn.files import write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
-from energynn.reading import json_table, one_fault
+from energynn.reading import json_or_nothing, one_fault
 
-EXECUTORS = {"slurm": slurm, "local": background}
+EXECUTORS = {"slurm": slurm, "pbs": pbs, "local": background}
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -44,19 +44,28 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
             break
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
-    if lost:  # asked once for all of them
-        last_words = slurm.last_words(list(lost))
-        for job, row in lost.items():
-            state = last_words.get(job, "nobody remembers it")
-            row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
+    last_words = {}
+    for scheduler in schedulers & EXECUTORS.keys() if lost else ():  # each is asked once for all of its jobs
+        of_it = {each.get("job_id") for each in submissions.values() if each.get("scheduler") == scheduler}
+        if jobs := [job for job in lost if job in of_it]:
+            last_words |= EXECUTORS[scheduler].last_words(jobs)
+    for job, row in lost.items():
+        state = last_words.get(job, "nobody remembers it")
+        row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
+    in_jobs = {Path(row["folder"]): row for row in rows if row.get("scheduler") == "slurm"}
+    site_energy.ask(list(in_jobs))
+    for folder, row in in_jobs.items():
+        if told := site_energy.words(folder):
+            row["site_energy"] = told
     return rows, notes
 
 
 def confirm(submissions: dict[Path, dict]) -> None:
-    """Find the jobs of those submissions by folder that Slurm has not answered; raises ValueError without an answer."""
+    """Find the jobs of those submissions by folder that were not answered; raises ValueError without an answer."""
     for folder, submitted in submissions.items():
-        is_open = "comment" in submitted and "job_id" not in submitted and submitted["scheduler"] == "slurm"
-        if is_open and is_ours(submitted) and (number := slurm.number_of(submitted["comment"])):
+        is_open = "comment" in submitted and "job_id" not in submitted
+        executor = EXECUTORS.get(submitted.get("scheduler"), background)
+        if is_open and is_ours(submitted) and (number := executor.number_of(submitted["comment"])):
             submitted["job_id"] = f"{number}_{submitted['task']}"
             write_json(folder / "job" / "submission.json", submitted)
 
@@ -66,6 +75,7 @@ def main(options) -> int:
     while True:
         runs, notes = rows(folders(options.runs_dir.absolute(), options.studies))
         runs = newest_first(runs)
+        notes += _budgets(runs)
         shown = json.dumps({"runs": runs, "notes": notes}, indent=1) if options.json else text(runs, notes)
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
@@ -73,6 +83,18 @@ def main(options) -> int:
         if not options.watch or not any(map(goes_on, runs)):
             return 0
         time.sleep(options.watch)
+
+
+def _budgets(rows: list[dict]) -> list[str]:
+    """A line for each budget of the systems that are shown."""
+    lines = []
+    for system_dir in sorted({Path(row["folder"]).parent for row in rows}):
+        queued = [row["run_id"] for row in rows if goes_on(row) and Path(row["folder"]).parent == system_dir]
+        try:
+            lines += [budget.Account(system_dir, each, queued).words() for each in budget.read(system_dir)]
+        except ValueError as error:
+            lines.append(str(error))
+    return lines
 
 
 def goes_on(row: dict) -> bool:
@@ -133,7 +155,7 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {name: submission[name] for name in ("studies", "system_file")}
         row |= {} if is_ours(submission) else {"user": submission["user"]}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
-    began = record or _read(folder / "run.json")
+    began = record or json_or_nothing(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
     if record.get("workload") in records.NO_TRAINING:
         config = record.get("config", {})
@@ -144,14 +166,15 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
         row["provenance"] = record.get("energy_total_provenance", "")
+        row |= {"scheduler": record["job"]["scheduler"]} if record.get("job") else {}
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
-    live = _read(folder / ".state.json")
+    live = json_or_nothing(folder / ".state.json")
     row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
     if "energy_J" in live:
         row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / JOULE_PER_KWH
     paths = starts(folder)
     row["starts"] = len(paths)
-    last_start = _read(paths[-1]) if paths else {}
+    last_start = json_or_nothing(paths[-1]) if paths else {}
     if last_start.get("submission") != submission.get("submitted_at"):
         last_start = {}
     return row | _state(folder, submission, record, last_start, queue)
@@ -213,6 +236,15 @@ def _log_line(folder: Path) -> str:
     return lines[-1] if lines else ""
 
 
+def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
+    """Let the queued runs of a system that wait for one of these runs wait for its new job."""
+    for path in system_dir.glob("*/job/submission.json"):
+        waiting = json.loads(path.read_text())
+        if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
+            with contextlib.suppress(ValueError):  # it has left the queue
+                EXECUTORS[waiting["scheduler"]].depend(waiting["job_id"], new_jobs[waiting["after"]])
+
+
 def starts(folder: Path) -> list[Path]:
     """The files of the starts of a run's job, the newest last."""
     return sorted(folder.glob("job/start-*.json"), key=lambda path: int(path.stem.removeprefix("start-")))
@@ -220,20 +252,13 @@ def starts(folder: Path) -> list[Path]:
 
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run; empty if it was not submitted."""
-    return _read(folder / "job" / "submission.json")
+    return json_or_nothing(folder / "job" / "submission.json")
 
 
 def is_ours(submission: dict) -> bool:
     """Whether the user who asks has submitted it; what says nothing of that is everybody's."""
     me = getpass.getuser()
     return submission.get("user", me) == me
-
-
-def _read(path: Path) -> dict:
-    try:
-        return json_table(path)
-    except (OSError, ValueError):
-        return {}
 
 
 def text(rows: list[dict], notes: list[str]) -> str:
@@ -263,7 +288,7 @@ def _words(row: dict) -> str:
         live.append(f"in {duration(row['time_s'])}")
     parts += [", ".join(live)] if live else []
     parts += [f"job {row['job']}"] if row.get("job") else []
-    parts += [str(row[name]) for name in ("reason", "log") if row.get(name)]
+    parts += [str(row[name]) for name in ("site_energy", "reason", "log") if row.get(name)]
     return "; ".join(parts)
 
 

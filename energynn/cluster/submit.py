@@ -21,7 +21,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import files, records, studies
-from energynn.cluster import costs, slurm, status, systems
+from energynn.cluster import budget, costs, slurm, status, systems
 from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
@@ -32,7 +32,6 @@ from energynn.progress import tell
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
-KEPT = ("HOME", "USER", "LOGNAME", "LANG", "PATH")  # of the environment; the rest may hold secrets
 GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written into the script
 ARCHIVE = re.compile(r"\.tar(\.gz|\.zst|\.xz)?$")
 
@@ -141,9 +140,8 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict |
     first = [f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}" for line in site.setup]
     if site.modules:
         first = ["source /etc/profile", f"module load {' '.join(site.modules)} || exit", *first]
-    options = _options(job, site, folders[0], names, facts) if site.scheduler == "slurm" else []
     values = {
-        "options": "\n".join(f"#SBATCH {option}" for option in options),
+        "options": "\n".join(_directives(job, site, folders[0], names, facts)),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
         "setup": "\n".join([*first, *setup]),
         "repository": quote(REPOSITORY),
@@ -157,27 +155,24 @@ def _folders(job: Job, site: Site, runs_dir: Path) -> list[Path]:
     return [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
 
 
-def _options(job: Job, site: Site, folder: Path, names: list[str], facts: dict) -> list[str]:
-    """The options of sbatch for a job array whose log lies in the first run's folder."""
+def _directives(job: Job, site: Site, folder: Path, names: list[str], facts: dict) -> list[str]:
+    """What the scheduler is told in the first lines of a script whose log lies in the first run's folder."""
+    if site.scheduler == "local":
+        return []
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
-    at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
-    options = [
-        f"--job-name=energynn-{title}",
-        f"--nodes={job.nodes}",
-        f"--ntasks={job.devices}",
-        f"--ntasks-per-node={min(job.devices, site.devices_per_node)}",
-        f"--time={job.minutes}",
-        f"--array=0-{len(job.runs) - 1}{at_once}",
-        "--requeue",
-        "--open-mode=append",
-        f"--signal=B:USR1@{min(WARNING_S, 5 * job.minutes)}",
-        f"--export={','.join(KEPT)}",
-        f"--comment={facts['comment']}",
-        f'--output="{folder / "job" / "slurm-%A_%a.txt"}"',
-    ]
-    if "--no-requeue" in site.sbatch:
-        options.remove("--requeue")
-    return [*options, *site.sbatch, *facts["options"]]
+    needs = {
+        "title": f"energynn-{title}",
+        "nodes": job.nodes,
+        "devices": job.devices,
+        "per_node": min(job.devices, site.devices_per_node),
+        "minutes": job.minutes,
+        "tasks": len(job.runs),
+        "warning_s": min(WARNING_S, 5 * job.minutes),
+        "comment": facts["comment"],
+        "log_folder": folder / "job",
+        "options": facts["options"],
+    }
+    return status.EXECUTORS[site.scheduler].directives(needs, site)
 
 
 def _stage_in(job: Job, site: Site) -> dict[str, str]:
@@ -188,6 +183,8 @@ def _stage_in(job: Job, site: Site) -> dict[str, str]:
         return {}
     if not site.stage_to:
         raise ValueError(f"{name}: names an archive, but systems/{site.name}.toml has no stage_to; give it one")
+    if site.scheduler == "pbs" and job.nodes > 1:
+        raise ValueError(f"{name}: names an archive, which PBS cannot unpack on all nodes; name a folder that all see")
     return {"variable": name, "archive": archive, "to": site.stage_to}
 
 
@@ -208,7 +205,7 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
         raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
     for job in jobs:
         configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-    arrays = _arrays(jobs, slurm.most_tasks()) if site.scheduler == "slurm" else jobs
+    arrays = _arrays(jobs, status.EXECUTORS[site.scheduler].most_tasks())
     ids, begun_at = {}, files.utc_now()
     for index, job in enumerate(arrays):
         facts = _facts(job, site, names, options, begun_at, index)
@@ -226,8 +223,7 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
         ids |= {folder.name: f"{number}_{task}" for task, folder in enumerate(folders)}
         waits = f", after job {after}" if after else ""
         yield f"job {number}: {len(job.runs)} x {folders[0].name}{waits}"
-    if site.scheduler == "slurm":
-        slurm.wait_instead(runs_dir / site.name, ids)
+    status.wait_instead(runs_dir / site.name, ids)
 
 
 def _facts(job: Job, site: Site, names: list[str], options: list[str] = (), begun_at: str = "", index: int = 0) -> dict:
@@ -240,11 +236,37 @@ def _facts(job: Job, site: Site, names: list[str], options: list[str] = (), begu
         "after": job.after,
         "submitted_at": begun_at,
         "minutes": job.minutes,
+        "devices_held": _held(job, site),
         "user": getpass.getuser(),
         "options": list(options),
         "comment": f"energynn:{begun_at}:{index}",
         "stage_in": _stage_in(job, site),
     }
+
+
+def _held(job: Job, site: Site) -> int:
+    """How many devices a run of the job holds: those of whole nodes."""
+    return job.nodes * site.devices_per_node if site.scheduler != "local" else job.devices
+
+
+def within_budgets(jobs: list[Job], accounts: list[budget.Account], site: Site) -> list[Job]:
+    """The jobs with those runs that every budget of theirs still takes up to their time limit, first come first served.
+
+    What waits for a run that is held back is held back, too.
+    """
+    kept, held_back = [], set()
+    for job in jobs:
+        hours, runs = job.minutes / 60 * _held(job, site), []
+        for run in job.runs:
+            name = configuration.run_id(run)
+            concerned = [account for account in accounts if name in account.budget.runs]
+            if job.after not in held_back and all([account.takes(run, hours) for account in concerned]):
+                runs.append(run)
+            else:
+                held_back.add(name)
+        if runs:
+            kept.append(dataclasses.replace(job, runs=tuple(runs)))
+    return kept
 
 
 def _arrays(jobs: list[Job], most: int) -> list[Job]:
@@ -286,12 +308,13 @@ def _hand_in(job: Job, site: Site, runs_dir: Path, facts: dict, text: str, after
 
 def _number(site: Site, path: Path, tasks: int, after: str, comment: str) -> str:
     """The number of the job that a script becomes."""
+    executor = status.EXECUTORS[site.scheduler]
     try:
-        return status.EXECUTORS[site.scheduler].submit(path, tasks, after)
+        return executor.submit(path, tasks, after)
     except slurm.NoAnswer:
-        if number := slurm.number_of(comment):
+        if number := executor.number_of(comment):
             return number
-        raise ValueError("sbatch: Slurm did not answer, and has not taken the job") from None
+        raise ValueError(f"{site.scheduler}: did not answer, and has not taken the job") from None
 
 
 def job_of(run_dir: Path) -> str:
@@ -341,7 +364,9 @@ def again(options) -> int:
         ways.setdefault(way, []).append(configuration.from_dict(parameters))
     for (system, *words), runs in sorted(ways.items()):
         again = argparse.Namespace(
-            **vars(options) | {"sbatch": words, "limit": math.inf, "yes": True, "dry_run": False}
+            **vars(options)
+            | {"sbatch": words, "limit": math.inf, "yes": True, "dry_run": False}
+            | {"budget_gpu_hours": None, "budget_kwh": None}
         )
         _hand_over(runs, names, systems.site(system), again)
     print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
@@ -364,6 +389,7 @@ def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> 
 def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, options) -> int:
     runs_dir = options.runs_dir.absolute()
     others = runs_of_others(runs_dir, site)
+    _tell_of_a_renamed_file(runs_dir, site)
     try:
         queued = queued_runs(runs_dir, site)
     except ValueError as error:
@@ -375,6 +401,7 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
     if cancelled:
         tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
+    jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:
         for job in jobs:
             print(f"\n{script(job, site, runs_dir, names, _facts(job, site, names, options.sbatch))}")
@@ -392,6 +419,41 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
         print(line, flush=True)
     print("`energynn status` shows what becomes of them")
     return 0
+
+
+def _held_to_budgets(
+    jobs: list[Job], runs: list[RunConfig], names: list[str], site: Site, queued: set[str], options
+) -> list[Job]:
+    """The jobs that all budgets still take, the one that this call gives included; prints a line for each budget."""
+    system_dir = options.runs_dir.absolute() / site.name
+    limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
+    own = [configuration.run_id(run) for run in runs]
+    budgets = budget.with_another(budget.read(system_dir), ", ".join(names), limits, own)
+    accounts = [
+        budget.Account(system_dir, each, queued, site.gpu) for each in budgets if not {*own}.isdisjoint(each.runs)
+    ]
+    kept = within_budgets(jobs, accounts, site)
+    if not options.dry_run:
+        budget.keep(system_dir, budgets)
+    for account in accounts:
+        tell(account.words())
+    missing = sum(len(job.runs) for job in jobs) - sum(len(job.runs) for job in kept)
+    if missing:
+        tell(f"{missing} runs are held back: a budget does not last to their time limits; {budget.REMEDY}")
+    return kept
+
+
+def _tell_of_a_renamed_file(runs_dir: Path, site: Site) -> None:
+    """Where a system has no runs yet, say which ones have lost their file: its name is a part of every run."""
+    if list((runs_dir / site.name).glob("*/run.json")):
+        return
+    for folder in sorted(runs_dir.glob("*/")):
+        submitted = next(map(status.submission, map(Path, folder.glob("*/"))), {})
+        if submitted.get("system_file") and not os.path.exists(submitted["system_file"]):
+            tell(
+                f"the file of the system {folder.name} is gone; if {Path(site.file).name} has taken its place, write "
+                f'name = "{folder.name}" in it, or all its runs are made again'
+            )
 
 
 def _tell_others(runs: list[RunConfig], others: dict[str, str]) -> None:
@@ -422,8 +484,8 @@ def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
 def check(site: Site) -> int:
     """Prove a system by a short measured run on two nodes, and say what is not as its file says; returns 1 then."""
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
-    nodes = 2 if site.scheduler == "slurm" else 1
-    devices = nodes * site.devices_per_node if site.scheduler == "slurm" else 2
+    nodes = 1 if site.scheduler == "local" else 2
+    devices = 2 if site.scheduler == "local" else nodes * site.devices_per_node
     small = dict(embed_dim=32, depth=1, epochs=40, step_period_s=0.015 * devices)  # twelve seconds on anything
     probe = configuration.make("fourcastnet", system=site.name, devices=devices, **small)
     list(submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"]))
@@ -446,11 +508,11 @@ def check(site: Site) -> int:
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
-    asks_for_gpus = any("gpu" in option for option in site.sbatch)
+    asks_for_gpus = any("gpu" in option for option in [*site.sbatch, site.select])
     if asks_for_gpus and record["device_kind"] != "gpu":
         wrong.append(f"no GPU was visible, though sbatch asks for some: the run was made on {record['device_name']}")
     is_other_gpu = record["device_kind"] == "gpu" and site.gpu not in record["device_name"]
-    if is_other_gpu and site.scheduler == "slurm":
+    if is_other_gpu and site.scheduler != "local":
         wrong.append(f"gpu: {record['device_name']}, where the file says {site.gpu}")
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")

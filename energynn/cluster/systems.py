@@ -15,12 +15,15 @@ from energynn.names import suggestion
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
-OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+-]*")
+OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*")
+CHUNK = re.compile(r"[\w:=.,-]*")  # of PBS: ncpus=32:ngpus=4
 LINE = re.compile(r"[ -~]*\S[ -~]*")  # of a shell: what it does is the site's own affair
 MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
 FOLDER = re.compile(r"((\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*)?")
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 GPU = re.compile(r"[\w -]+")
 VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+SCHEDULERS = ("slurm", "pbs", "local")
 KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict}  # all other fields are lists of texts
 
 
@@ -28,7 +31,9 @@ KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict} 
 class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
-    name: str
+    name: str = field(
+        metadata={"form": NAME}
+    )  # of the file, unless it has another: a file that is renamed keeps its runs
     file: str
     scheduler: str
     gpu: str = field(default="A100", metadata={"form": GPU})
@@ -38,6 +43,8 @@ class Site:
     default_hours: float = 1.0  # of a run for which nothing published tells how long it takes
     ask_above_gpu_hours: float = 100.0
     sbatch: list[str] = field(default_factory=list, metadata={"form": OPTION})
+    qsub: list[str] = field(default_factory=list, metadata={"form": OPTION})
+    select: str = field(default="", metadata={"form": CHUNK})
     srun: list[str] | None = field(default=None, metadata={"form": OPTION})
     python: str = field(default="", metadata={"form": LINE})  # how srun calls it, where it is in a container
     runs_at_once: int = 0  # of one job array; 0: as many as Slurm starts
@@ -71,21 +78,21 @@ def site(name: str) -> Site:
     """
     folder = shipped("systems")
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", path.stem) or not os.path.isfile(path):
+    if not NAME.fullmatch(path.stem) or not os.path.isfile(path):
         known = sorted(path.stem for path in folder.glob("*.toml"))
         near, names = suggestion(name, known), ", ".join(known)
         raise ValueError(f"system: {name!r} is not known{near}; choose one of {names}, or write a file (.toml)")
     try:
         values = toml_table(path)
         _check(values)
-        return Site(name=path.stem, file=str(path.resolve()), **values)
+        return Site(**{"name": path.stem} | values, file=str(path.resolve()))
     except (OSError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}; mend it") from error
 
 
 def _check(values: dict) -> None:
     """Raise ValueError for a value of a system's file that is unknown, of another type or not of its form."""
-    known = {each.name: each for each in fields(Site) if each.name not in ("name", "file")}
+    known = {each.name: each for each in fields(Site) if each.name != "file"}
     for key, value in values.items():
         if key not in known:
             raise ValueError(f"{key}: not known; known are {', '.join(known)}")
@@ -94,8 +101,8 @@ def _check(values: dict) -> None:
         if form is None:
             continue
         _require_form(key, form, [value] if isinstance(value, str) else value)
-    if values.get("scheduler") not in ("slurm", "local"):
-        raise ValueError(f"scheduler: must be slurm or local, got {values.get('scheduler')!r}")
+    if values.get("scheduler") not in SCHEDULERS:
+        raise ValueError(f"scheduler: must be {', '.join(SCHEDULERS)}, got {values.get('scheduler')!r}")
 
 
 def require_options(name: str, options: list[str]) -> None:

@@ -176,7 +176,7 @@ def preflight(intent: Intent) -> list[str]:
         warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
     if config.device != "cpu" and not described["gpus"] and list(Path("/dev").glob("nvidia[0-9]*")):
         warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
-    nodes = int(os.environ.get("SLURM_NNODES", 1))
+    nodes = int(machine.job_of_process().get("nnodes", 1))
     gpus, cores = nodes * len(described["gpus"]), nodes * described["cores"]
     on_gpu = intent.run_json["device_kind"] == "gpu"
     if on_gpu and config.devices > gpus:
@@ -194,7 +194,7 @@ def preflight(intent: Intent) -> list[str]:
     held = alone_on_host(system_dir)
     if held:
         held.close()
-    elif "SLURM_JOB_ID" in os.environ:
+    elif machine.job_of_process():
         warnings.append("another measured run goes on here, and this one waits; --exclusive in sbatch avoids it")
     else:
         raise ValueError("another measured run goes on on this machine; one at a time, or both are wrong")

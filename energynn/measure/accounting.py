@@ -77,6 +77,7 @@ class Host:
     unreadable_lines: int
     has_samples: bool
     uuids: set[str | None]
+    about: dict
     flags: list[str]
     clock: dict | None
     overhead: dict
@@ -230,6 +231,7 @@ def read_host(path: Path, marks: Marks) -> Host | None:
         unreadable_lines=samples.unreadable_lines,
         has_samples=len(samples.t_ns) > 0,
         uuids={_uuid_of(sensor) for sensor in samples.header["sensors"]},
+        about=_about(samples.header),
         flags=flags,
         clock=_clock(samples) if samples.clocks else None,
         overhead=samples.overhead(),
@@ -240,6 +242,17 @@ def read_host(path: Path, marks: Marks) -> Host | None:
         phases=_phases_of_ranks(marks, samples.host, window, phases, curves) if window else {},
         phase_times=_times_in_phases(phases),
     )
+
+
+def _about(header: dict) -> dict:
+    """What a host is, as its own sampler tells: CPU, memory, kernel, job, and every GPU that it read."""
+    gpus = {}
+    for sensor in header["sensors"]:
+        if sensor["component"] == "gpu":
+            gpus[sensor["device"]] = {"device": sensor["device"], **(sensor.get("notes") or {})}
+            gpus[sensor["device"]].pop("power", None)  # of the sensor, not of the GPU
+    host = {"host": header["host"], **header.get("machine", {}), "gpus": list(gpus.values())}
+    return host if header.get("machine") else {}
 
 
 def leave_out_unused(events: list[dict], hosts: list[Samples]) -> None:
@@ -278,11 +291,13 @@ def _missing(hosts: list[Host], marks: Marks) -> list[str]:
 
 def _facts_of_hosts(parts: list[Segment]) -> dict:
     """What is known of a run before its energies: sensors, clocks, cost of sampling, flags; lists may be empty."""
-    result: dict = {"segments": [], "sensors": [], "energy_phases": [], "clocks": [], "overhead": [], "flags": []}
+    names = ("segments", "sensors", "energy_phases", "clocks", "overhead", "hosts", "flags")
+    result: dict = {name: [] for name in names}
     for number, part in enumerate(parts, start=1):
         entries = {
             "clocks": [host.clock for host in part.hosts if host.clock],
             "overhead": [host.overhead for host in part.hosts],
+            "hosts": [host.about for host in part.hosts if host.about],
             "sensors": part.sensors,
         }
         flags = _flags(part)
@@ -300,6 +315,9 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
     nodes = max((len(set(part.marks.host_of_rank.values())) for part in parts), default=0)
     if nodes:
         result["nodes"] = nodes
+    result["flags"] += _differences(result["hosts"])
+    if not result["hosts"]:  # samplers before did not say
+        del result["hosts"]
     result["phases"] = _phase_times(parts)
     return result
 
@@ -320,6 +338,24 @@ def _flags(part: Segment) -> list[str]:
             flags.append(f"{name}: aliased, the load changes faster than it is sampled")
         if sensor.get("coverage", 1.0) < WHOLE:
             flags.append(f"{name}: {1 - sensor['coverage']:.2%} of the time is in gaps")
+    return flags
+
+
+def _differences(hosts: list[dict]) -> list[str]:
+    """In words: what the hosts of a run do not have in common, though their energies are added up as if they had."""
+    alike: dict[str, dict[str, str]] = {}
+    for host in hosts:
+        facts = {name: str(host.get(name, "")) for name in ("cpu", "cores", "sockets", "kernel")}
+        facts["number of GPUs"] = str(len(host["gpus"]))
+        for name, words in (("name", "GPU"), ("driver", "GPU driver"), ("limit_W", "GPU power limit in W")):
+            facts[words] = ", ".join(sorted({str(gpu.get(name, "unknown")) for gpu in host["gpus"]}))
+        for name, value in facts.items():
+            alike.setdefault(name, {}).setdefault(value, host["host"])
+    flags = []
+    for name, hosts_by_value in alike.items():
+        if len(hosts_by_value) > 1:
+            words = "; ".join(f"{host} has {value or 'none'}" for value, host in hosts_by_value.items())
+            flags.append(f"hosts differ in {name}: {words}")
     return flags
 
 

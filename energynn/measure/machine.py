@@ -32,11 +32,17 @@ PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "nump
 
 
 # As Slurm's variables are called.
-JOB_FACTS = ("job_id", "array_job_id", "array_task_id", "job_nodelist", "job_partition", "job_account", "job_qos")
+JOB_FACTS = """job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks job_cpus_per_node
+job_gpus job_partition job_account job_qos""".split()
 
 
 def describe_machine() -> dict:
     """Hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
+    return describe_host() | {"gpus": gpus()}
+
+
+def describe_host() -> dict:
+    """The same without its GPUs."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return {
         "hostname": platform.node(),
@@ -44,7 +50,6 @@ def describe_machine() -> dict:
         "cores": usable_cores(),
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": gpus(),
         "kernel": platform.platform(),
         "boot_id": boot.read_text().strip() if boot.exists() else "",
     }
@@ -74,21 +79,47 @@ def facts_of_run(described: dict, on_gpu: bool) -> dict:
     }
 
 
-def batch_job() -> dict:
-    """What Slurm tells of the job that this process belongs to; empty outside of one.
-
-    ``is_exclusive``: whether no other job may use its nodes; absent where scontrol does not say so.
-    """
+def job_of_process() -> dict:
+    """What the environment tells of the batch job that this process belongs to; empty outside of one."""
     names = {name: os.environ.get(f"SLURM_{name.upper()}") for name in JOB_FACTS}
     facts = {name: value for name, value in names.items() if value}
+    if "job_id" in facts:
+        return {"scheduler": "slurm"} | facts
+    return _job_of_pbs() if "PBS_JOBID" in os.environ else {}
+
+
+def _job_of_pbs() -> dict:
+    facts = {"scheduler": "pbs", "job_id": os.environ["PBS_JOBID"], "job_partition": os.environ.get("PBS_QUEUE", "")}
+    with contextlib.suppress(KeyError, OSError):
+        nodes = list(dict.fromkeys(Path(os.environ["PBS_NODEFILE"]).read_text().split()))
+        facts |= {"job_nodelist": ",".join(nodes), "nnodes": str(len(nodes))}
+    return facts
+
+
+# How each scheduler is asked about a job, how it says that nobody else may use its nodes, and what the job has of them.
+ABOUT_A_JOB = {
+    "slurm": (("scontrol", "show", "job", "-o"), r"OverSubscribe=(\w+)", "NO", r" (?:Alloc)?TRES=(\S+)"),
+    "pbs": (("qstat", "-f"), r"Resource_List\.place = (?:\w+:)*(\w+)", "excl", r"Resource_List\.select = (\S+)"),
+}
+
+
+def batch_job() -> dict:
+    """What the scheduler tells of the job that this process belongs to; empty outside of one.
+
+    ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all nodes together.
+    Both are absent where the scheduler does not say so.
+    """
+    facts = job_of_process()
     if not facts:
         return {}
+    command, about_sharing, alone, about_resources = ABOUT_A_JOB[facts["scheduler"]]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["scontrol", "show", "job", "-o", facts["job_id"]]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        if sharing := re.search(r"OverSubscribe=(\w+)", told):
-            facts["is_exclusive"] = sharing[1] == "NO"
-    return {"scheduler": "slurm"} | facts
+        done = subprocess.run([*command, facts["job_id"]], capture_output=True, text=True, timeout=20, check=True)
+        if sharing := re.search(about_sharing, done.stdout):
+            facts["is_exclusive"] = sharing[1].startswith(alone)
+        if resources := re.search(about_resources, done.stdout):
+            facts["allocated"] = resources[1]
+    return facts
 
 
 def usable_cores() -> int:
@@ -105,15 +136,13 @@ def gpus() -> list[dict]:
         count = pynvml.nvmlDeviceGetCount()
     except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
         return []
-    driver, described = "", []
-    with contextlib.suppress(Exception):
-        driver = sensors.text(pynvml.nvmlSystemGetDriverVersion())
+    described = []
     names = [sensors.names_of_gpu(pynvml, index) for index in range(count)]
     for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
         with contextlib.suppress(Exception):  # one that is lost
             notes = sensors.notes_of_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
-            name, limit_W = notes.get("name", "unknown GPU"), notes.get("limit_W")
-            described.append({"index": index, "name": name, "driver": driver, "power_limit_W": limit_W})
+            facts = {"name": notes.get("name", "unknown GPU"), "driver": notes.get("driver", "")}
+            described.append({"index": index, **facts, "power_limit_W": notes.get("limit_W")})
     return described
 
 

@@ -134,7 +134,7 @@ def _start_sampler():
 
 def make_sampler(folder: Path):
     """The sampler of this host for the run, or segment of a run, whose raw files lie in a folder."""
-    from energynn.measure import clocks, sensors
+    from energynn.measure import clocks, machine, sensors
 
     intent = intent_of(folder)
     others, problems = backend_sensors()
@@ -142,7 +142,9 @@ def make_sampler(folder: Path):
     found, more_problems = sensors.find(intent["cpu_model"], powercap, others, visible_to_the_host())
     host = os.uname().nodename
     path, period_s = folder / f"samples-{host}.jsonl", intent["config"]["sampling_period_s"]
-    return sensors.Sampler(path, found, period_s, problems + more_problems, clocks.Clock(folder, host))
+    about = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
+    clock = clocks.Clock(folder, host)
+    return sensors.Sampler(path, found, period_s, problems + more_problems, clock, machine=about)
 
 
 def visible_to_the_host() -> str | None:

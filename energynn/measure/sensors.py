@@ -200,7 +200,7 @@ def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
 
 
 def notes_of_gpu(pynvml, handle) -> dict:
-    """UUID, name and power limit of a GPU, as far as it says them; laptops and virtual GPUs do not say all."""
+    """UUID, name, power limit and driver of a GPU, as far as it says them; laptops and virtual GPUs do not say all."""
     notes: dict = {}
     with suppress(Exception):
         notes["uuid"] = text(pynvml.nvmlDeviceGetUUID(handle))
@@ -208,6 +208,8 @@ def notes_of_gpu(pynvml, handle) -> dict:
         notes["name"] = text(pynvml.nvmlDeviceGetName(handle))
     with suppress(Exception):
         notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    with suppress(Exception):
+        notes["driver"] = text(pynvml.nvmlSystemGetDriverVersion())
     return notes
 
 
@@ -335,6 +337,7 @@ class Sampler:
         problems: list[str] | tuple = (),
         clock=None,
         wall_ns: Callable[[], int] = time.time_ns,
+        machine: dict | None = None,
     ):
         self.sensors, self.period_s, self.clock, self.wall_ns = sensors, period_s, clock, wall_ns
         self.stopping, self.has_begun = threading.Event(), threading.Event()
@@ -351,6 +354,7 @@ class Sampler:
                 "period_s": period_s,
                 "sensors": [sensor.describe() for sensor in sensors],
                 "problems": list(problems),
+                "machine": machine or {},
             }
         )
         for problem in problems:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from energynn import config, files
-from energynn.cluster import job, local, slurm
+from energynn.cluster import budget, job, local, slurm
 from energynn.launchers import CAN_GO_ON
 from tests.conftest import minimal_record
 
@@ -32,11 +32,13 @@ def start(tmp_path, monkeypatch):
                 files.write_json(run_dir / "record.json", minimal_record(**record))
             return 1, "RuntimeError: out of memory"
 
-        files.write_json(run_dir / "job" / "submission.json", {"submitted_at": submitted_at})
+        facts = {"submitted_at": submitted_at, "minutes": 60, "devices_held": 2}
+        files.write_json(run_dir / "job" / "submission.json", facts)
         monkeypatch.setattr(local, "execute", execute)
         return job.main(run_dir)
 
     newest = lambda: len(list(run_dir.glob("job/start-*.json")))  # noqa: E731
+    begin.run_dir = run_dir
     begin.last = lambda: json.loads((run_dir / "job" / f"start-{newest()}.json").read_text())
     begin.submission = lambda: json.loads((run_dir / "job" / "submission.json").read_text())
     yield begin
@@ -49,6 +51,13 @@ def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(star
     assert start() == 1
     assert start.last()["outcome"] == "failed: 3 starts in a row failed, the last with: RuntimeError: out of memory"
     assert start(submitted_at="later") == CAN_GO_ON and start.last()["outcome"] == "failed: RuntimeError: out of memory"
+
+
+@pytest.mark.parametrize("limit_h, status", [(2.1, CAN_GO_ON), (1.9, 1)])
+def test_a_start_that_a_budget_does_not_last_for_does_not_begin(start, limit_h, status):
+    budget.keep(start.run_dir.parent, [budget.Budget("mine", {"gpu_hours": limit_h}, [start.run_dir.name])])
+    assert start() == status
+    assert ("failed: budget of mine: 0 of 1.9 GPU hours" in start.last()["outcome"]) == (status == 1)
 
 
 def test_a_run_may_fail_and_go_on_as_long_as_it_comes_further(start):

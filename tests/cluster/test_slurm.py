@@ -187,6 +187,8 @@ def test_a_study_on_two_nodes_is_recorded_with_both_nodes_energies(study, cluste
         assert record["energy_total_provenance"] == "simulated"
         facts = json.loads((folder / "job" / "start-1.json").read_text())
         assert record["job"]["is_exclusive"] and record["job"]["job_nodelist"] == "n[1-2]"
+        assert "node=2" in record["job"]["allocated"] and {host["host"] for host in record["hosts"]} == {"n1", "n2"}
+        assert {host["job_id"] for host in record["hosts"]} == {record["job"]["job_id"]}
         assert facts["nnodes"] == "2" and facts["outcome"] == "finished" and facts["job_nodelist"] == "n[1-2]"
         for name in ("notebook.ipynb", "job/job.sh", "job/log.txt", "job/parameters.json"):
             assert (folder / name).stat().st_size > 0

@@ -14,6 +14,7 @@ import pytest
 from energynn import cli, records
 from energynn.cluster import background, slurm, status
 from energynn.files import REPOSITORY, write_json
+from tests.conftest import minimal_record
 
 FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
 
@@ -327,3 +328,69 @@ def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
     assert killed == [] and (tmp_path / "cancelled-1").exists()
     background.cancel(["7_0"])
     assert killed == [99]
+
+
+# ------------------------------------------------------------------------------------------ Slurm's own energy
+
+# As sacct 22.05 answered on a private Slurm with slurmdbd and the plugin pm_counters, with other numbers.
+SACCT = """7|COMPLETED|130|2|{job}
+7.batch|COMPLETED|130|1|90000
+7.extern|COMPLETED|130|2|180000
+7.0|COMPLETED|100|2|{step}
+"""
+
+
+@pytest.fixture
+def in_a_job(tmp_path, monkeypatch):
+    """A finished run of 100 kJ, of which its CPUs took 40 kJ; call with what the first step's energy is."""
+    folder = tmp_path / "slurm" / "run"
+    folder.mkdir(parents=True)
+    energies = dict(energy_total_J=1e5, energy_cpu_J=4e4, energy_total_provenance="measured")
+    facts = dict(status="finished", valid=True, training_time_s=90.0, job={"scheduler": "slurm", "job_id": "7"})
+    write_json(folder / "record.json", minimal_record(**facts, **energies, segments=[{}]))
+    asked = []
+
+    def begin(step, plugin="ipmi", state="COMPLETED", job="", read_every_s=1):
+        def call(*command):
+            asked.append(command[0])
+            if command[0] == "scontrol":
+                every = f"AcctGatherNodeFreq      = {read_every_s} sec\n"
+                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\n{every}"
+            return SACCT.format(step=step, job=job).replace("COMPLETED", state)
+
+        (folder / "job" / "site_energy.json").unlink(missing_ok=True)
+        monkeypatch.setattr(slurm, "call", call)
+        return state_of(folder).get("site_energy", "")
+
+    begin.asked, begin.folder = asked, folder
+    return begin
+
+
+def test_slurms_own_energy_stands_beside_ours_and_more_than_the_nodes_had_is_said(in_a_job):
+    assert in_a_job(160_000) == "Slurm: 0.0444 kWh of whole nodes, starts and ends included; ours is 62%"
+    assert in_a_job(90_000).endswith("ours is 111%, MORE than they had: one of the two is wrong")
+    assert (
+        in_a_job(50_000, plugin="rapl") == "Slurm: 0.0139 kWh of all cpu and ram, starts and ends included; ours is 80%"
+    )
+    told = json.loads((in_a_job.folder / "job" / "site_energy.json").read_text())
+    assert told["provenance"] == "reported by Slurm" and told["energy_J"] == 50_000 and len(told["steps"]) == 4
+    assert records.hash_files(in_a_job.folder) == {}  # no part of the record
+    number = len(in_a_job.asked)
+    assert "ours is" in state_of(in_a_job.folder)["site_energy"] and len(in_a_job.asked) == number  # asked once
+
+
+@pytest.mark.parametrize("step", ["", "0", "18446744073709551614", "18446744073709551613"])
+def test_what_no_plugin_has_measured_is_not_measured(in_a_job, step):
+    assert in_a_job(step, plugin="none", job=step) == ""
+    assert json.loads((in_a_job.folder / "job" / "site_energy.json").read_text())["provenance"] == "not measured"
+
+
+def test_slurm_is_asked_again_while_the_job_goes_on_or_where_it_does_not_answer(in_a_job, monkeypatch):
+    assert in_a_job(160_000, state="RUNNING") == "" and not (in_a_job.folder / "job" / "site_energy.json").exists()
+
+    def silent(*command):
+        raise ValueError("sacct: Slurm accounting storage is disabled")
+
+    monkeypatch.setattr(slurm, "call", silent)
+    assert state_of(in_a_job.folder)["state"] == "finished"
+    assert in_a_job(160_000).startswith("Slurm: ")

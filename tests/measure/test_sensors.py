@@ -338,6 +338,7 @@ def test_limits_are_noted_where_they_are_and_cost_nothing_where_not(tmp_path, mo
     limits_W = {sensor.id: sensor.notes.get("limit_W") for sensor in found}
     assert problems == [] and limits_W["gpu_0_energy"] == 400.0 and limits_W["gpu_1_energy"] is None
     assert [gpu["power_limit_W"] for gpu in machine.gpus()] == [400.0, None]
+    assert {gpu["driver"] for gpu in machine.gpus()} == {sensor.notes["driver"] for sensor in found} == {"580.1"}
     zone = powercap_tree(tmp_path) / "intel-rapl:0"
     (zone / "constraint_0_max_power_uw").write_text("270000000\n")
     (zone / "constraint_1_power_limit_uw").write_text("420000000\n")
