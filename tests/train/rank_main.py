@@ -24,4 +24,4 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-print(f"losses of rank {launchers.rank()}", json.dumps(losses))
+print(f"losses of rank {launchers.rank()} {json.dumps(losses)}\n", end="", flush=True)  # at once: ranks share a pipe
