@@ -57,7 +57,7 @@ def main(mode: str = "run", hosts: int = 64, ranks: int = 4) -> dict:
         words = [sys.executable, "-m", "tests.nodes", f"first-{mode}", place, hosts, ranks]
         begun = time.monotonic()
         done = subprocess.run(
-            [*first, *map(str, words)], env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280
+            [*first, *map(str, words)], env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=900
         )
         ended = time.monotonic()
         told = [json.loads(path.read_text()) for path in place.glob("rank-*.json")]

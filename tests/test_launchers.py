@@ -5,11 +5,14 @@ given: MPICH 5.0.2, Open MPI 5.0.11 from PyPI, Open MPI 4.1.4 of Debian 12, PMIx
 """
 
 import os
+import re
 import sys
 
 import pytest
 
 from energynn import launchers
+from energynn.cluster import systems
+from energynn.files import REPOSITORY
 from energynn.launch import supervise
 from energynn.measure import machine
 
@@ -97,3 +100,15 @@ def test_srun_calls_the_python_of_a_container_and_the_record_has_its_versions(en
     fake.write_text("#!/bin/sh\necho FATAL: could not open image >&2; exit 255\n")
     with pytest.raises(ValueError, match="python: .*apptainer exec .* does not start here: FATAL: could not open"):
         machine.versions()
+
+
+def test_what_the_guide_shows_of_a_system_is_taken(tmp_path):
+    guide = (
+        (REPOSITORY / "docs/cluster.md").read_text().split("## Ranks in a container")[1].split("## Nodes without")[0]
+    )
+    shown = re.findall(r"```toml\n(.*?)```", guide, flags=re.DOTALL)
+    assert len(shown) >= 3
+    for number, lines in enumerate(shown):
+        file = tmp_path / f"shown-{number}.toml"
+        file.write_text('scheduler = "slurm"\ndevices_per_node = 4\n' + lines)
+        assert systems.site(str(file)).python

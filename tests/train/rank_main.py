@@ -27,4 +27,4 @@ except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
 print("collector on" if gc.isenabled() else "collector off")
-print(f"losses of rank {launchers.rank()}", json.dumps(losses))
+print(f"losses of rank {launchers.rank()} {json.dumps(losses)}\n", end="", flush=True)  # at once: ranks share a pipe
