@@ -129,7 +129,7 @@ def _run_study(options) -> int:
         limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
         names = [config.run_id(run) for run in runs if run.system == system]
         system_dir = options.runs_dir.absolute() / system
-        budget.keep(system_dir, budget.with_another(budget.read(system_dir), options.name, limits, names))
+        budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
     made = len(runs) - len(failed)
     tell("\n".join([f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))

@@ -44,8 +44,11 @@ def read(system_dir: Path) -> list[Budget]:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
 
 
-def with_another(budgets: list[Budget], name: str, limits: dict[str, float | None], runs: list[str]) -> list[Budget]:
-    """The budgets and a new one, or new limits of the one with this name; a limit that is None stays as it was."""
+def with_another(
+    budgets: list[Budget], studies: list[str], limits: dict[str, float | None], runs: list[str]
+) -> list[Budget]:
+    """The budgets and one of these studies, or its new limits; a limit that is None stays as it was."""
+    name = ", ".join(Path(study).name for study in studies)  # of a study in a file, wherever it is named from
     limits = {unit: limit for unit, limit in limits.items() if limit is not None}
     if not limits:
         return budgets

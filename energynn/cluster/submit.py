@@ -428,7 +428,7 @@ def _held_to_budgets(
     system_dir = options.runs_dir.absolute() / site.name
     limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
     own = [configuration.run_id(run) for run in runs]
-    budgets = budget.with_another(budget.read(system_dir), ", ".join(names), limits, own)
+    budgets = budget.with_another(budget.read(system_dir), names, limits, own)
     accounts = [
         budget.Account(system_dir, each, queued, site.gpu) for each in budgets if not {*own}.isdisjoint(each.runs)
     ]

@@ -744,7 +744,9 @@ def test_a_budget_holds_back_what_it_may_not_last_for_until_it_is_raised(tmp_pat
     assert "job 41: 1 x " in told and "job 42" not in told and "1 runs are held back: a budget does not last" in told
     assert cli.main(words_of(tmp_path)) == 0 and "1 runs are held back" in capsys.readouterr().out  # also without it
     cli.main(words_of(tmp_path, "status"))
-    assert "mine.py: 0 of 0.6 GPU hours spent, up to 0.25 more reserved" in " ".join(capsys.readouterr().out.split())
+    assert "budget of mine.py: 0 of 0.6 GPU hours spent, up to 0.25 more reserved" in " ".join(
+        capsys.readouterr().out.split()
+    )
     assert cli.main(words_of(tmp_path, "submit", "--budget-gpu-hours", "0.75")) == 0
     assert "job 42: 1 x " in capsys.readouterr().out
 
@@ -777,7 +779,7 @@ def test_what_is_spent_are_all_hours_that_jobs_held_devices(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
         files.write_json(tmp_path / folder / "record.json", minimal_record(**facts))
     limits = {"gpu_hours": 12.0, "kWh": 3.6}
-    budget.keep(tmp_path, budget.with_another([], "mine", limits, ["first", "second", "third"]))
+    budget.keep(tmp_path, budget.with_another([], ["mine"], limits, ["first", "second", "third"]))
     (mine,) = budget.read(tmp_path)
     account = budget.Account(tmp_path, mine)
     assert account.spent == pytest.approx({"gpu_hours": 2 + 1 + 4, "kWh": 7 * 0.3}, rel=0.01)
