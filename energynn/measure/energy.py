@@ -113,9 +113,10 @@ class Curve:
         gaps = np.flatnonzero(np.diff(self.good_ns) > self.longest_ns)
         failed = np.searchsorted(self.good_ns, self.failed_ns, side="right") - 1
         gaps = np.union1d(gaps, failed[(failed >= 0) & (failed < len(self.good_ns) - 1)])
-        edges_ns = np.clip(self.good_ns[[0, *gaps, *(gaps + 1), -1]], start_ns, end_ns)
-        first, last = np.split(edges_ns, 2)
-        return float((last[-1] - first[0] - (last[:-1] - first[1:]).sum()) / (end_ns - start_ns))
+        begins_ns = np.clip(self.good_ns[gaps], start_ns, end_ns)
+        ends_ns = np.clip(self.good_ns[gaps + 1], start_ns, end_ns)
+        first_ns, last_ns = np.clip(self.good_ns[[0, -1]], start_ns, end_ns)
+        return float((last_ns - first_ns - (ends_ns - begins_ns).sum()) / (end_ns - start_ns))
 
 
 def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curve]:

@@ -26,5 +26,6 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-print("collector on" if gc.isenabled() else "collector off")
-print(f"losses of rank {launchers.rank()} {json.dumps(losses)}\n", end="", flush=True)  # at once: ranks share a pipe
+collector = "on" if gc.isenabled() else "off"
+said = f"collector {collector}\nlosses of rank {launchers.rank()} {json.dumps(losses)}\n"
+print(said, end="", flush=True)  # at once: ranks share a pipe
