@@ -150,7 +150,10 @@ def test_the_package_stays_small():
     # merge, ignore, footprint and completion, figures on a screen.
     # 620: colleagues, refusals, set-up on clusters (260), 80 columns, measured commands in explorer and report (110),
     # two probes for a whole study (110), several GPUs (80), files of perun and samples read faster (60).
-    assert sum(code.values()) <= 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620, f"{sum(code.values())} lines of code"
+    # 670: budgets, PBS, Slurm's own energy and facts of every host (480), votes without a mesh and containers (140),
+    # limits of memory and the rest.
+    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670
+    assert sum(code.values()) <= bound, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
 
