@@ -96,8 +96,10 @@ def attach() -> None:
     import cpuinfo
     import perun
 
-    # perun looks at the processor five times; each look costs a process and half a second.
-    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    # perun looks at the processor five times; each look costs a process and half a second. Where that process was
+    # killed perun misses a name when all is over, fails, and waits for its own sampler: nothing ends for ten minutes.
+    look = cpuinfo.get_cpu_info
+    cpuinfo.get_cpu_info = functools.cache(lambda: {"brand_raw": "unknown", **look()})
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
