@@ -114,12 +114,13 @@ def attach() -> None:
 def processor(look: Callable[[], dict]) -> Callable[[], dict]:
     """What perun learns of the processor: its kind and name, for which py-cpuinfo keeps an x86 core busy for a second.
 
-    perun asks five times in each rank.
+    perun asks five times in each rank. A look is a process; where that one is killed, perun would miss the name when
+    all is over, fail, and wait ten minutes for its own sampler.
     """
-    if platform.machine() != "x86_64":
-        return functools.cache(look)
-    known = {"arch": "X86_64", "brand_raw": cpu_name()}
-    return lambda: known
+    name = {"brand_raw": cpu_name()}
+    if platform.machine() == "x86_64":
+        return lambda: name | {"arch": "X86_64"}
+    return functools.cache(lambda: name | look())
 
 
 def _start_sampler():
