@@ -664,7 +664,7 @@ GOOD_SITE = 'scheduler = "local"\ndevices_per_node = 2\n'
 SITES = {
     "is not TOML": "scheduler = ",
     "not known; known are": GOOD_SITE + "nonsense = 1",
-    "must be slurm or local": "devices_per_node = 2",
+    "must be slurm, pbs, local": "devices_per_node = 2",
     "devices_per_node: must be of type int": GOOD_SITE.replace("2", '"2"'),
     "devices_per_node: must be more than 0": GOOD_SITE.replace("2", "-2"),
     "devices_per_node: must be": GOOD_SITE.replace("2", "1e21"),
