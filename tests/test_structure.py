@@ -205,6 +205,30 @@ def test_notebooks_are_thin_and_clean(path):
     assert parameters == 1
 
 
+def is_a_set(node: ast.expr) -> bool:
+    """Whether an expression is a set as it stands there, or is made of one."""
+    if isinstance(node, ast.BinOp):
+        return is_a_set(node.left) or is_a_set(node.right)
+    is_made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "set"
+    return is_made or isinstance(node, ast.Set | ast.SetComp)
+
+
+@pytest.mark.parametrize("code, is_one", [("set(a) & b", True), ("{x for x in a}", True), ("sorted({1} - a)", False)])
+def test_sets_are_known(code, is_one):
+    assert is_a_set(ast.parse(code, mode="eval").body) == is_one
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_no_notebook_goes_through_a_set_in_whatever_order_it_has(path):
+    """Figures must be the same bytes each time: the order of a set of texts differs from process to process."""
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            nodes = ast.walk(ast.parse("".join(cell["source"])))
+            loops = [node for node in nodes if isinstance(node, ast.For | ast.comprehension)]
+            unordered = [ast.unparse(loop.iter) for loop in loops if is_a_set(loop.iter)]
+            assert not unordered, f"{cell['id']}: sort {unordered}"
+
+
 def test_nothing_imports_a_notebook():
     for path in [*MODULES, *sorted((REPOSITORY / "tests").rglob("*.py"))]:
         assert not {"nbformat.read", "import_ipynb", "importnb"} & imports(path) or "test_notebooks" in path.name
