@@ -546,21 +546,24 @@ def shorten(value) -> str:
 
 def recover(runs_dir: Path) -> list[str]:
     """Write records for runs whose launcher died; returns one line for each. Runs that still go on are left alone."""
-    lines = []
-    for folder in run_dirs(runs_dir):
-        if (folder / "record.json").exists() or is_running(folder):
-            continue
-        (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
-        try:
-            with one_fault(f"{folder.name}: cannot be recovered"):
-                events = [event for part in segments(folder) for event in read_events(part)]
-                reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
-                record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
-        except ValueError as error:  # one folder that cannot be read must not cost the others
-            lines.append(str(error))
-            continue
-        lines.append(f"{folder.name}: recovered as {record['status']}: {reason}")
-    return lines
+    return [
+        recover_one(folder)
+        for folder in run_dirs(runs_dir)
+        if not (folder / "record.json").exists() and not is_running(folder)
+    ]
+
+
+def recover_one(folder: Path) -> str:
+    """Write the record of a run whose launcher died; returns one line, also where that cannot be done."""
+    (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
+    try:
+        with one_fault(f"{folder.name}: cannot be recovered"):
+            events = [event for part in segments(folder) for event in read_events(part)]
+            reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
+            record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
+    except ValueError as error:  # one folder that cannot be read must not cost the others
+        return str(error)
+    return f"{folder.name}: recovered as {record['status']}: {reason}"
 
 
 def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:

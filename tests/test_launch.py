@@ -499,6 +499,14 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
     assert (run_dir / "run.json").read_text() == "of the first" and not (tmp_path / "local" / "superseded").exists()
 
 
+def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_aside(run_dir):
+    made = config.make("resnet50", devices=2, local_batch_size=16)
+    moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
+    start.begin(start.intend(made, run_dir))
+    assert records.read(moved)["status"] == "killed" and records.read(moved)["energy_cpu_J"] > 0
+    assert records.check(moved.parent) == []
+
+
 def test_a_file_system_that_counts_no_names_has_deleted_nothing(tmp_path, monkeypatch):
     def is_deleted(held):
         with monkeypatch.context() as patched:

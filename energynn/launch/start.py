@@ -234,7 +234,8 @@ def _free_space(runs_dir: Path) -> int:
 def begin(intent: Intent) -> None:
     """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten.
 
-    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one.
+    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one. One
+    that is moved has a record before, whoever was killed.
     """
     run_dir = intent.run_dir
     if (run_dir / "run.json").exists():
@@ -243,6 +244,8 @@ def begin(intent: Intent) -> None:
         if list(run_dir.glob("checkpoint/*.sha256")):
             _begin_segment(run_dir)
             return
+        if not (run_dir / "record.json").exists():  # its launcher was killed, and nothing goes on from there
+            tell(records.recover_one(run_dir))
         _move_aside(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "run.json", intent.run_json)
