@@ -66,6 +66,8 @@ def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
     assert phases[-1]["phase"] == "unattributed" and phases[-1]["energy_cpu_J"] == 0.0, "all of it belongs to ranks"
     rewrite(run_dir, energy_phases=[*phases[:-1], phases[-1] | {"energy_cpu_J": 5.7e-14}])
     assert records.check(run_dir.parent.parent) == []
+    rewrite(run_dir, energy_phases=[*phases[:-1], phases[-1] | {"energy_cpu_J": 1e-10}])
+    assert len(records.check(run_dir.parent.parent)) == 1, "more than that is one"
 
 
 def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(run_dir, capsys):
