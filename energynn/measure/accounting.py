@@ -460,7 +460,7 @@ def _mean_power(curves: list[Curve], component: str, window: tuple[int, int]) ->
     for curve in curves:
         if curve.sensor["component"] != component or not curve.sensor["primary"]:
             continue
-        if ((curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
+        if ((curve.read.ns >= start_ns) & (curve.read.ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
             return None
         energy_J += curve.between(start_ns, end_ns)[0]
     return energy_J / (end_ns - start_ns) * 1e9
