@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from energynn.measure import energy, plausible
+from energynn.measure import energy, plausible, stillness
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.plausible import Judgement
 from energynn.measure.samples import (
@@ -17,12 +17,13 @@ from energynn.measure.samples import (
     host_of_rank,
     read_events,
     read_phases,
+    read_samples,
     segments,
 )
+from energynn.measure.stillness import END_OF_TIME_NS
 from energynn.processes import on_all_cores
 
 FEWEST_IDLE_SAMPLES = 5
-END_OF_TIME_NS = 2**63 - 1
 WORTH_A_PROCESS_B = 2**26  # of samples: to read less takes no longer than to start processes
 WHOLE = 1.0 - 1e-6  # a coverage above it has no gap
 
@@ -33,7 +34,8 @@ class Marks:
 
     starts, ends: the marks at which each rank began and ended its training; a rank whose file was cut off before
     ``rank_start`` is on no host that we know of, and has none. idle: (host, before or after) -> when all ranks of the
-    host were idle, in ns of its own monotonic clock.
+    host were idle, in ns of its own monotonic clock. within: host -> from and to, of a part of a start that stood still
+    in between; still_s: for how long, before this part.
     """
 
     folder: Path
@@ -43,23 +45,35 @@ class Marks:
     starts: list[dict]
     ends: list[dict]
     idle: dict[tuple[str, str], tuple[int, int]]
+    within: dict[str, tuple[int, int]] = field(default_factory=dict)
+    still_s: float = 0.0
 
     @property
-    def start_wall_ns(self) -> int:
-        return min(event["t_wall_ns"] for event in self.starts)
+    def is_last(self) -> bool:
+        """Whether the start ends with this part."""
+        return all(end_ns == END_OF_TIME_NS for _, end_ns in self.within.values())
+
+    def clip(self, host: str, span: tuple[int, int]) -> tuple[int, int]:
+        """What of a span of a host's clock lies in this part."""
+        begin_ns, end_ns = self.within.get(host, span)
+        return max(span[0], begin_ns), min(span[1], end_ns)
 
     def window(self, host: str, last_sample_ns: int | None = None) -> tuple[int, int] | None:
         """A host's training on its own clock, by the marks of its ranks; a dead run ends at its last sample."""
         begun_ns = [event["t_mono_ns"] for event in self.starts if self.host_of_rank[event["rank"]] == host]
         ended_ns = [event["t_mono_ns"] for event in self.ends if self.host_of_rank[event["rank"]] == host]
         end_ns = max(ended_ns, default=last_sample_ns)
-        return (min(begun_ns), end_ns) if begun_ns and end_ns is not None else None
+        if not begun_ns or end_ns is None:
+            return None
+        window = self.clip(host, (min(begun_ns), end_ns))
+        return window if window[0] < window[1] or host not in self.within else None
 
     def rank_windows(self, host: str, window: tuple[int, int]) -> dict[int, tuple[int, int]]:
         """Training of each rank of a host; one that did not end has its host's end."""
         ended_ns = {event["rank"]: event["t_mono_ns"] for event in self.ends}
         of_host = [event for event in self.starts if self.host_of_rank[event["rank"]] == host]
-        return {event["rank"]: (event["t_mono_ns"], ended_ns.get(event["rank"], window[1])) for event in of_host}
+        spans = {event["rank"]: (event["t_mono_ns"], ended_ns.get(event["rank"], window[1])) for event in of_host}
+        return {rank: self.clip(host, span) for rank, span in spans.items()}
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,16 @@ class Segment:
     phase_times: dict[int, dict[str, float]]
 
     @property
+    def start_wall_ns(self) -> int:
+        """When the training of this part began, by the wall clock of its first rank."""
+        marks = self.marks
+        later_ns = [
+            self.windows.get(marks.host_of_rank[start["rank"]], (0, 0))[0] - start["t_mono_ns"]
+            for start in marks.starts
+        ]
+        return min(start["t_wall_ns"] + max(0, by_ns) for start, by_ns in zip(marks.starts, later_ns, strict=True))
+
+    @property
     def sensors(self) -> list[dict]:
         return [sensor for host in self.hosts for sensor in host.sensors]
 
@@ -114,7 +138,7 @@ class Segment:
 
     @property
     def end_wall_ns(self) -> int:
-        return self.marks.start_wall_ns + int(self.training_time_s * 1e9)
+        return self.start_wall_ns + int(self.training_time_s * 1e9)
 
     @property
     def samples_in_training(self) -> int:
@@ -140,7 +164,8 @@ def account(run_dir: Path, events: list[list[dict]] | None = None) -> dict:
     be known is absent: without a training window there are no energies.
     """
     events = [read_events(folder) for folder in segments(run_dir)] if events is None else events
-    parts = [read_segment(*each) for each in zip(segments(run_dir), events, strict=True)]
+    starts = zip(segments(run_dir), events, strict=True)
+    parts = [part for start in starts for part in read_segment(*start)]
     result = _facts_of_hosts(parts)
     trained = [part for part in parts if part.windows]
     if not trained:
@@ -166,14 +191,38 @@ def account(run_dir: Path, events: list[list[dict]] | None = None) -> dict:
     return result
 
 
-def read_segment(folder: Path, events: list[dict]) -> Segment:
-    """Read one start of a run but for its events, host by host, on as many cores as there are where that takes long."""
-    marks = marks_of(folder, events)
+def read_segment(folder: Path, events: list[dict]) -> list[Segment]:
+    """Read one start of a run but for its events, host by host, on as many cores as there are where that takes long.
+
+    One that stood still while it trained is as many segments as it has parts.
+    """
     paths = sorted(folder.glob("samples-*.jsonl"))
-    read = partial(read_host, marks=marks)
+    parts = _parts(marks_of(folder, events), events, paths)
+    read = partial(read_host, parts=parts)
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
     found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
-    hosts = [host for host in found if host is not None]
+    by_host = [hosts for hosts in found if hosts]
+    return [_segment(marks, [hosts[number] for hosts in by_host]) for number, marks in enumerate(parts)]
+
+
+def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
+    """The marks of one start, once for each of its parts: it ends, and begins anew, where all of it stood still."""
+    if not events_of_kind(events, stillness.EVENT):
+        return [marks]
+    stood_still, offsets = {}, {}
+    for samples in map(read_samples, paths):
+        window = marks.window(samples.host, END_OF_TIME_NS) or (0, 0)
+        spans = stillness.of_host(samples, events)
+        stood_still[samples.host] = [(begin, end) for begin, end in spans if begin < window[1] and end > window[0]]
+        offsets[samples.host] = samples.clocks
+    if stood_still.keys() != set(marks.host_of_rank.values()):
+        return [marks]
+    parts = stillness.parts_between(stillness.of_run(stood_still, offsets))
+    return [replace(marks, within=within, still_s=still_s) for within, still_s in parts]
+
+
+def _segment(marks: Marks, hosts: list[Host]) -> Segment:
+    folder = marks.folder
     windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
     windows |= {host.host: host.window for host in hosts}
     windows = {host: window for host, window in sorted(windows.items()) if window}
@@ -198,15 +247,21 @@ def marks_of(folder: Path, events: list[dict]) -> Marks:
     )
 
 
-def read_host(path: Path, marks: Marks) -> Host | None:
-    """What the samples of one host tell; None of a file that was cut off before its header."""
+def read_host(path: Path, parts: list[Marks]) -> list[Host]:
+    """What the samples of one host tell of each part of a start; nothing of a file cut off before its header."""
     reader = Reader(path)
     reader.read()
     if reader.header is None:
-        return None
+        return []
     samples = reader.samples()
     del reader
-    leave_out_unused(marks.rank_starts, [samples])
+    leave_out_unused(parts[0].rank_starts, [samples])
+    return [_host(samples, marks) for marks in parts]
+
+
+def _host(samples: Samples, marks: Marks) -> Host:
+    if samples.host in marks.within:
+        samples, marks = _part_of(samples, marks)
     window = None
     if samples.host in marks.host_of_rank.values():
         window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
@@ -220,7 +275,7 @@ def read_host(path: Path, marks: Marks) -> Host | None:
     for step in samples.wall_clock_steps():
         flags.append(f"the wall clock of {step['host']} was set by {step['step_s']:+.2f} s while the run went on")
     ranks = [rank for rank, host in marks.host_of_rank.items() if host == samples.host]
-    phases = read_phases(marks.folder, ranks)
+    phases = {rank: _clipped(own, marks, samples.host) for rank, own in read_phases(marks.folder, ranks).items()}
     idle_W = {}
     for (host, when), idle in marks.idle.items():
         if host == samples.host:
@@ -242,6 +297,24 @@ def read_host(path: Path, marks: Marks) -> Host | None:
         phases=_phases_of_ranks(marks, samples.host, window, phases, curves) if window else {},
         phase_times=_times_in_phases(phases),
     )
+
+
+def _part_of(samples: Samples, marks: Marks) -> tuple[Samples, Marks]:
+    """The samples of one part of a start; it begins and ends with one of them, but where they are missing."""
+    begin_ns, end_ns = marks.within[samples.host]
+    samples = samples.between(begin_ns, end_ns, marks.is_last)
+    if len(samples.t_ns):
+        begin_ns = int(samples.t_ns[0]) if samples.t_ns[0] - begin_ns < samples.longest_ns else begin_ns
+        end_ns = int(samples.t_ns[-1]) if end_ns - samples.t_ns[-1] < samples.longest_ns else end_ns
+    return samples, replace(marks, within={samples.host: (begin_ns, end_ns)})
+
+
+def _clipped(phases: tuple, marks: Marks, host: str) -> tuple:
+    """Phases of one rank, as ``read_phases`` has them, within one part of a start."""
+    kinds, begin_ns, end_ns, names = phases
+    if host not in marks.within:
+        return phases
+    return kinds, begin_ns.clip(*marks.within[host]), end_ns.clip(*marks.within[host]), names
 
 
 def _about(header: dict) -> dict:
@@ -325,6 +398,10 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
 def _flags(part: Segment) -> list[str]:
     """What is doubtful about one segment, in words."""
     flags = []
+    if part.marks.still_s:
+        flags.append(
+            f"the run stood still for {part.marks.still_s:.1f} s before it; neither time nor energy of that count"
+        )
     for host in part.hosts:
         flags += host.flags
     if not part.windows:
@@ -376,14 +453,14 @@ def _times_and_energies(parts: list[Segment]) -> list[dict]:
     entries = []
     for number, part in enumerate(parts):
         joules = energy.totals(part.sensors, part.training_time_s) if part.training_time_s > 0 else {}
-        gap_s = (part.marks.start_wall_ns - parts[number - 1].end_wall_ns) / 1e9 if number else None
+        gap_s = (part.start_wall_ns - parts[number - 1].end_wall_ns) / 1e9 if number else None
         entries.append(
             {
-                "start_wall_ns": part.marks.start_wall_ns,
+                "start_wall_ns": part.start_wall_ns,
                 "training_time_s": part.training_time_s,
                 "gap_before_s": gap_s,
                 "energy_total_J": joules.get("energy_total_J"),
-                "finished": bool(part.marks.ends),
+                "finished": bool(part.marks.ends) and part.marks.is_last,
             }
         )
     return entries

@@ -179,6 +179,12 @@ def align(monotonic_ns: np.ndarray | int, measurements: list[dict]) -> np.ndarra
     return aligned_ns if isinstance(monotonic_ns, np.ndarray) else int(aligned_ns)
 
 
+def on_own(reference_ns: int, measurements: list[dict]) -> int:
+    """An instant of the reference's monotonic clock in ns as the host's own shows it; see ``align``."""
+    nearly_ns = reference_ns - align(0, measurements)
+    return nearly_ns - (align(nearly_ns, measurements) - reference_ns)
+
+
 def address_for_ranks(alone: bool) -> str:
     """An address of rank 0, whose host this is, for the other ranks; the loopback if they are all here."""
     return "127.0.0.1" if alone else os.environ.get("MASTER_ADDR") or own_address()

@@ -12,7 +12,7 @@ import time
 import warnings
 from array import array
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -133,6 +133,17 @@ class Samples:
     def longest_ns(self) -> float:
         """Two readings further apart than this have a gap between them."""
         return max(LONGEST_PERIODS * self.period_s, LONGEST_S) * 1e9
+
+    def between(self, begin_ns: int, end_ns: int, is_last: bool) -> Samples:
+        """The samples from one instant to another; ``is_last``: with what is said of all of them."""
+        inside = (self.t_ns >= begin_ns) & (self.t_ns <= end_ns)
+        arrays = {name: getattr(self, name)[inside] for name in ("t_ns", "wall_ns", "readings", "duration_us")}
+        lines = {
+            name: [line for line in getattr(self, name) if begin_ns <= line["t"] <= end_ns]
+            for name in ("perun", "clocks")
+        }
+        of_all = {} if is_last else {"status": [], "problems": [], "unreadable_lines": 0}
+        return replace(self, **arrays, **lines, **of_all)
 
     def wall_clock_steps(self) -> list[dict]:
         """Where the wall clock was set while the run went on; energies and windows do not depend on it."""

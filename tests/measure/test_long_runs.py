@@ -187,7 +187,7 @@ def test_time_grows_as_the_samples_do(tmp_path):
     for count in (10_000, 40_000):
         path = write(tmp_path, lines_of(count))
         hard = hostile(count, wave=1000)
-        reads = min(cpu_s(lambda path=path: accounting.read_host(path, marks)) for _ in range(3))
+        reads = min(cpu_s(lambda path=path: accounting.read_host(path, [marks])) for _ in range(3))
         judges = min(cpu_s(lambda hard=hard: plausible.judge(hard)) for _ in range(3))
         times_s.append((reads, judges))
     for few_s, many_s in zip(*times_s, strict=True):
