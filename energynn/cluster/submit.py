@@ -25,6 +25,7 @@ from energynn.cluster import budget, costs, slurm, status, systems
 from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
+from energynn.data import manifests
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -38,7 +39,7 @@ ARCHIVE = re.compile(r"\.tar(\.gz|\.zst|\.xz)?$")
 
 @dataclass(frozen=True)
 class Job:
-    """One job array: runs that need the same nodes for the same time; ``after``: the job that has to end well first."""
+    """One job array: runs that need the same nodes, time and data; ``after``: the job that has to end well first."""
 
     runs: tuple[RunConfig, ...]
     nodes: int
@@ -74,8 +75,8 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
         hours = MARGIN * hours + SPARE_MINUTES / 60 if hours else site.default_hours
         limit = minutes or math.ceil(60 * min(hours, site.max_hours))
         nodes = math.ceil(run.devices / site.devices_per_node)
-        groups.setdefault((before, nodes, run.devices, limit), []).append(run)
-    jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit), group in groups.items()]
+        groups.setdefault((before, nodes, run.devices, limit, run.dataset), []).append(run)
+    jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit, _), group in groups.items()]
     return sorted(jobs, key=lambda job: job.after != "")
 
 
@@ -177,7 +178,7 @@ def _directives(job: Job, site: Site, folder: Path, names: list[str], facts: dic
 
 def _stage_in(job: Job, site: Site) -> dict[str, str]:
     """What a job unpacks to node-local storage before its run begins; empty where the data are no tar file."""
-    name = f"ENERGYNN_{job.runs[0].dataset.upper()}"
+    name = manifests.VARIABLES.get(job.runs[0].dataset, "")
     archive = os.environ.get(name, "")
     if not ARCHIVE.search(archive):
         return {}
