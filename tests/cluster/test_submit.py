@@ -500,6 +500,23 @@ def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(
         submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
 
 
+def test_runs_of_one_array_need_the_same_data_and_what_ships_is_never_unpacked(tmp_path, monkeypatch):
+    for name in ("ERA5", "ERA5_ENSEMBLE", "IMAGENET", "SYNTHETIC"):
+        monkeypatch.setenv(f"ENERGYNN_{name}", "/project/data.tar")
+    sets = [
+        ("fourcastnet", "era5"),
+        ("fourcastnet", "synthetic"),
+        ("fourcastnet", "era5_ensemble"),
+        ("resnet50", "imagenet"),
+    ]
+    runs = [config.make(workload, dataset=dataset, system="mine") for workload, dataset in sets]
+    site = dataclasses.replace(systems.site(TWO_NODES), stage_to="$TMPDIR")
+    jobs = submit.plan(runs, site, tmp_path, set(), 60)
+    staged = {job.runs[0].dataset: submit._stage_in(job, site).get("variable") for job in jobs}
+    assert [len(job.runs) for job in jobs] == [1, 1, 1, 1]
+    assert staged == dict(era5="ENERGYNN_ERA5", synthetic=None, era5_ensemble=None, imagenet="ENERGYNN_IMAGENET")
+
+
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
     """Without Apptainer: its files copied as it would, its own test's command on them, and the extras that it names."""
     text = (REPOSITORY / "systems" / "energynn.def").read_text()
