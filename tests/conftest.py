@@ -11,6 +11,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
+from energynn.data import manifests
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -35,6 +36,19 @@ FIRST = (
     "tests/train/test_traces.py",
     "tests/analysis/test_report.py",
 )
+
+
+def own_manifests(folder, monkeypatch, **names_by_dataset):
+    """Lists of files in place of the manifests that ship, for this process and those that it starts."""
+    for dataset, names in names_by_dataset.items():
+        (folder / "manifests" / dataset).mkdir(parents=True)
+        sums = "".join(f"{'0' * 64}  {name}\n" for name in names)
+        (folder / "manifests" / dataset / "SHA256SUMS").write_text(sums)
+    place = str(folder / "manifests")
+    patch = f"from pathlib import Path\nfrom energynn import files\nfiles.DATA_MANIFESTS = Path({place!r})\n"
+    (folder / "sitecustomize.py").write_text(patch)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{files.REPOSITORY}")
+    monkeypatch.setattr(manifests, "DATA_MANIFESTS", folder / "manifests")
 
 
 def pytest_configure():

@@ -92,13 +92,19 @@ def add_cancel(commands) -> None:
 
 
 def cancel(options) -> int:
+    import getpass
+
     from energynn.cluster import status, submit
 
     if not options.studies and not options.all:
         raise ValueError("cancel: say which studies or runs, or --all")
     require_folder(options.runs_dir)
-    number = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
-    tell(f"{number} jobs cancelled; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it")
+    owners = submit.cancel(status.folders(options.runs_dir.absolute(), options.studies))
+    number = owners.pop(getpass.getuser(), 0)
+    goes_on = "; what goes on leaves a checkpoint if it can, and `energynn submit` goes on from it" if number else ""
+    tell(f"{number} jobs cancelled{goes_on}")
+    for user, left in owners.items():
+        tell(f"{left} jobs are {user}'s, and go on; only {user} can cancel them")
     return 0
 
 

@@ -21,6 +21,7 @@ from energynn import config as configuration
 from energynn import files, records
 from energynn.cluster import budget, local, status
 from energynn.config import RunConfig
+from energynn.data import stage_in
 from energynn.launchers import CAN_GO_ON
 from energynn.measure import machine
 from energynn.measure.samples import segments
@@ -116,7 +117,8 @@ def _signals_heard() -> list[int]:
 def _staged_in(run_dir: Path, signals: list[int]) -> Iterator[str]:
     """Data that are given as a tar file, on every node's own storage while the run needs them, in a folder of this job.
 
-    Yields what went wrong, or nothing. To unpack is measured by itself, and ends when the job is asked to stop.
+    Yields what went wrong, or nothing. Only what the run reads is unpacked; that is measured by itself, and ends when
+    the job is asked to stop.
     """
     stage = status.submission(run_dir).get("stage_in")
     if not stage:
@@ -127,16 +129,23 @@ def _staged_in(run_dir: Path, signals: list[int]) -> Iterator[str]:
     nodes = os.environ.get("SLURM_NNODES")
     each = ["srun", "--export=ALL", f"--ntasks={nodes}", "--ntasks-per-node=1"] if nodes else []
     out = run_dir / "job" / f"stage-in-{number}-{os.environ.get('SLURM_RESTART_COUNT', 0)}"
-    unpack = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(out), "--", "tar", "-xf", stage["archive"]]
+    measured = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(out), "--"]
+    unpack = [sys.executable, "-m", "energynn.data.stage_in", str(run_dir / "job" / "parameters.json")]
     try:
-        subprocess.run([*each, "mkdir", "-p", there], check=False)
-        unpacking = subprocess.Popen([*each, *unpack, "-C", there], preexec_fn=partial(end_with_parent, os.getpid()))
-        while unpacking.poll() is None:
-            if signals:
-                unpacking.terminate()
-            time.sleep(0.2)
+        with open(f"{out}.txt", "w+") as told:
+            command = [*each, *measured, *unpack, stage["archive"], there]
+            end_with_us = partial(end_with_parent, os.getpid())
+            unpacking = subprocess.Popen(command, stdout=told, stderr=told, preexec_fn=end_with_us)
+            while unpacking.poll() is None:
+                if signals:
+                    unpacking.terminate()
+                time.sleep(0.2)
+            lines = Path(told.name).read_text(errors="replace").splitlines()
+        print("\n".join(lines), flush=True)
         os.environ[stage["variable"]] = there
-        yield f"the data were not unpacked from {stage['archive']} to {there}" if unpacking.returncode else ""
+        problem = f"the data were not unpacked from {stage['archive']} to {there}"
+        problem = next((line for line in lines if line.startswith(stage_in.FAILED)), problem)
+        yield problem if unpacking.returncode else ""
     finally:
         subprocess.run([*each, "rm", "-rf", there], check=False)
 

@@ -25,6 +25,7 @@ from energynn.cluster import budget, costs, slurm, status, systems
 from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
+from energynn.data import manifests
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -38,7 +39,7 @@ ARCHIVE = re.compile(r"\.tar(\.gz|\.zst|\.xz)?$")
 
 @dataclass(frozen=True)
 class Job:
-    """One job array: runs that need the same nodes for the same time; ``after``: the job that has to end well first."""
+    """One job array: runs that need the same nodes, time and data; ``after``: the job that has to end well first."""
 
     runs: tuple[RunConfig, ...]
     nodes: int
@@ -74,8 +75,8 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
         hours = MARGIN * hours + SPARE_MINUTES / 60 if hours else site.default_hours
         limit = minutes or math.ceil(60 * min(hours, site.max_hours))
         nodes = math.ceil(run.devices / site.devices_per_node)
-        groups.setdefault((before, nodes, run.devices, limit), []).append(run)
-    jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit), group in groups.items()]
+        groups.setdefault((before, nodes, run.devices, limit, run.dataset), []).append(run)
+    jobs = [Job(tuple(group), nodes, limit, before) for (before, nodes, _, limit, _), group in groups.items()]
     return sorted(jobs, key=lambda job: job.after != "")
 
 
@@ -177,12 +178,12 @@ def _directives(job: Job, site: Site, folder: Path, names: list[str], facts: dic
 
 def _stage_in(job: Job, site: Site) -> dict[str, str]:
     """What a job unpacks to node-local storage before its run begins; empty where the data are no tar file."""
-    name = f"ENERGYNN_{job.runs[0].dataset.upper()}"
+    name = manifests.VARIABLES.get(job.runs[0].dataset, "")
     archive = os.environ.get(name, "")
     if not ARCHIVE.search(archive):
         return {}
     if not site.stage_to:
-        raise ValueError(f"{name}: names an archive, but systems/{site.name}.toml has no stage_to; give it one")
+        raise ValueError(f"{name}: names an archive, but {Path(site.file).name} has no stage_to; give it one")
     if site.scheduler == "pbs" and job.nodes > 1:
         raise ValueError(f"{name}: names an archive, which PBS cannot unpack on all nodes; name a folder that all see")
     return {"variable": name, "archive": archive, "to": site.stage_to}
@@ -322,23 +323,26 @@ def job_of(run_dir: Path) -> str:
     return status.submission(run_dir).get("job_id", "")
 
 
-def cancel(folders: list[Path]) -> int:
-    """Cancel one's own jobs of runs; returns how many. What goes on leaves a checkpoint if it is given the time."""
-    number = 0
+def cancel(folders: list[Path]) -> Counter:
+    """Cancel one's own jobs of runs; returns how many jobs each user has of them, of which others' are left alone.
+
+    What goes on leaves a checkpoint if it is given the time.
+    """
+    owners, me = Counter(), getpass.getuser()
     for scheduler, executor in status.EXECUTORS.items():
-        jobs = {}
-        for folder in folders:
-            submitted = status.submission(folder)
-            if submitted.get("scheduler") == scheduler and status.is_ours(submitted):
-                jobs[submitted.get("job_id", "")] = folder
+        submissions = {folder: status.submission(folder) for folder in folders}
+        jobs = {
+            each.get("job_id", ""): folder for folder, each in submissions.items() if each.get("scheduler") == scheduler
+        }
         states = executor.queue(jobs)
-        queued = [job for job in jobs if job in states]
-        for job in queued:
+        queued = {job: submissions[folder].get("user", me) for job, folder in jobs.items() if job in states}
+        owners.update(queued.values())
+        ours = [job for job, user in queued.items() if user == me]
+        for job in ours:
             (jobs[job] / "job" / "cancelled").touch()
-        if queued:
-            executor.cancel(queued)
-        number += len(queued)
-    return number
+        if ours:
+            executor.cancel(ours)
+    return owners
 
 
 def main(options) -> int:
@@ -401,11 +405,12 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
     if cancelled:
         tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
+    done = f"{len(runs) - sum(len(job.runs) for job in jobs)} of {len(runs)} runs are made or queued"
     jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:
         for job in jobs:
             print(f"\n{script(job, site, runs_dir, names, _facts(job, site, names, options.sbatch))}")
-    hours = _tell_costs(len(runs), jobs, site)
+    hours = _tell_costs(done, jobs, site)
     _tell_others(runs, others)
     if options.dry_run or not jobs:
         return 0
@@ -463,8 +468,8 @@ def _tell_others(runs: list[RunConfig], others: dict[str, str]) -> None:
         tell(f"{number} of them {user} has submitted; to make them yourself give a --runs-dir of your own")
 
 
-def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
-    """Print what the jobs of so many runs will cost; returns the GPU hours that they reserve at most."""
+def _tell_costs(done: str, jobs: list[Job], site: Site) -> float:
+    """Print what is done and what the jobs will cost; returns the GPU hours that they reserve at most."""
     expected, reserved, unknown = [], 0.0, 0.0
     for job in jobs:
         for run in job.runs:
@@ -473,11 +478,14 @@ def _tell_costs(runs: int, jobs: list[Job], site: Site) -> float:
             reserved += job.nodes * site.devices_per_node * cost.gpu_hours / job.devices
             if cost.source == "unknown":
                 unknown += job.minutes / 60 * job.devices
-    words = f"; at most {unknown:,.1f} device hours for each start of the unknown" if unknown else ""
-    tell(
-        f"{runs - len(expected)} of {runs} runs are made or queued; {len(expected)} to make in {len(jobs)} job arrays, "
-        f"{costs.in_words(costs.total(expected))}; {reserved:,.0f} GPU hours of whole nodes{words}"
-    )
+    words = [f"{done}; {len(expected)} to make"]
+    if jobs:
+        words[0] += f" in {len(jobs)} job arrays, {costs.in_words(costs.total(expected))}"
+    if reserved:
+        words.append(f"{reserved:,.0f} GPU hours of whole nodes")
+    if unknown:
+        words.append(f"at most {unknown:,.1f} device hours for each start of the unknown")
+    tell("; ".join(words))
     return reserved + unknown
 
 
@@ -520,5 +528,5 @@ def check(site: Site) -> int:
         f"{record['launcher']}: {record['devices']} x {record['device_name']} ({record['device_kind']}) on "
         f"{record['nodes']} nodes, {record['sockets']} sockets; energy {record['energy_total_provenance']}"
     )
-    print("\n".join(f"WRONG: {line}" for line in wrong) or "as systems/*.toml says")
+    print("\n".join(f"WRONG: {line}" for line in wrong) or f"as {Path(site.file).name} says")
     return 1 if wrong else 0

@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.files import lock, sha256, whole, write_json
@@ -257,6 +258,16 @@ class Sequences:
                     raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again")
 
 
+def splits_read(config: FourCastNetConfig) -> tuple[str, str, str]:
+    """The years that a run trains on, validates on and tests on."""
+    return config.training_years, config.validation_years, config.test_years
+
+
+def files_of(year: int) -> tuple[str, str, str]:
+    """The files of a year in a store."""
+    return f"{year}.npy", f"{year}.json", f"mean-{year}.npy"
+
+
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     """The splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
 
@@ -280,8 +291,7 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 
 def _note(root: Path, year: int) -> dict:
-    names = (f"{year}.npy", f"{year}.json", f"mean-{year}.npy")
-    if missing := [name for name in names if not (root / name).is_file()]:
+    if missing := [name for name in files_of(year) if not (root / name).is_file()]:
         raise ValueError(f"{root}: no {', '.join(missing)}; `energynn era5 prepare` makes them")
     with one_fault(root):
         return json_table(root / f"{year}.json")

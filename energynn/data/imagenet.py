@@ -20,12 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
+from energynn.config import ResNet50Config
+from energynn.data import photographs
 from energynn.files import REPOSITORY, whole
 from energynn.progress import meter
 from energynn.reading import ILL_TYPED, require_file
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")
+ALL_NAMES = "all_names.txt"  # of a tree of which only some images were unpacked (stage_in.py)
 INDEX = REPOSITORY / "build" / "imagenet"  # where the images of an archive begin, kept from one call to the next
 # Archive -> MD5 as image-net.org publishes them; the development kit tells the classes of the validation images.
 ARCHIVES = {
@@ -134,7 +137,25 @@ def _listing(place: Path, names: Sequence[bytes], offsets=None, sizes=None) -> L
     return Listing(tuple(name.decode() for name in classes), names[order], labels, place, offsets, sizes)
 
 
+def whole_splits(split: str) -> set[str]:
+    """The files that hold all images of a split: a prepared store, and the official archive."""
+    return {f"{split}.ppm", f"ILSVRC2012_img_{split}.tar"}
+
+
+def listing_of(names: Iterable[str], split: str) -> Listing:
+    """A split's images by their names alone, wherever they lie."""
+    return _listing(Path(), [os.fsencode(name) for name in names if _is_image(name, split)])
+
+
+def _is_image(name: str, split: str) -> bool:
+    return name.startswith(f"{split}/") and name.lower().endswith(ENDINGS)
+
+
 def _names_of_tree(root: Path, split: str) -> Iterable[bytes]:
+    if (root / ALL_NAMES).is_file():
+        lines = (root / ALL_NAMES).read_text().splitlines()
+        yield from (os.fsencode(name) for name in lines if _is_image(name, split))
+        return
     for folder in os.scandir(root / split):
         if folder.is_dir():
             names = [file.name for file in os.scandir(folder) if file.name.lower().endswith(ENDINGS)]
@@ -215,6 +236,21 @@ def stratified_prefix(names: Sequence[str | bytes], labels: Sequence[int], count
     sorted_labels = labels[by_class]
     turn = np.arange(len(names)) - np.searchsorted(sorted_labels, sorted_labels)
     return by_class[np.lexsort((sorted_labels, turn))][:count]
+
+
+def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.ndarray]:
+    """Indices of a run's training and validation images, in their order.
+
+    With ``image_loading="device"``, and of photographs_large, there are as many as asked for, in turn where there are
+    fewer: their number makes the steps of an epoch, but one batch of them is read, or few images again and again.
+    """
+    in_turn = config.stays_on_device or config.dataset == photographs.LARGE
+    chosen = []
+    for listing, count in zip(listings, (config.training_samples, config.validation_samples), strict=True):
+        available = min(count, len(listing)) if in_turn else count
+        indices = stratified_prefix(listing.names, listing.labels, available)
+        chosen.append(np.resize(indices, count or len(indices)))
+    return chosen
 
 
 def subsets(listing: Listing, seed: int = 0) -> list[dict]:

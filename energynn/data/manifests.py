@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-from energynn.config import checksum_file
-from energynn.data import imagenet, photographs
+from energynn.config import FourCastNetConfig, ResNet50Config, RunConfig, checksum_file
+from energynn.data import era5_store, imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY, sha256
 from energynn.progress import meter
@@ -34,14 +34,32 @@ def root(dataset: str) -> Path:
     return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset
 
 
+def files_read(config: RunConfig) -> list[str]:
+    """The files of its data set that a run reads, by the functions with which its trainer chooses them."""
+    names = list(checksums(config.dataset))
+    if config.dataset == "imagenet" and isinstance(config, ResNet50Config):
+        listings = [imagenet.listing_of(names, split) for split in imagenet.SPLITS]
+        chosen = zip(listings, imagenet.images_read(listings, config), strict=True)
+        return [os.fsdecode(name) for listing, indices in chosen for name in listing.names[indices]]
+    if config.dataset == "era5" and isinstance(config, FourCastNetConfig):
+        splits = [era5_store.parse_years(text) for text in era5_store.splits_read(config)]
+        return [name for years in splits for year in years for name in era5_store.files_of(year)]
+    return names
+
+
 def verify(
-    dataset: str, progress: Callable[[str], None] = print, folder: Path | None = None, every_byte: bool = False
+    dataset: str,
+    progress: Callable[[str], None] = print,
+    folder: Path | None = None,
+    every_byte: bool = False,
+    config: RunConfig | None = None,
 ) -> Path:
     """Check a data set against its manifest and return its folder; it is made at first use if it can be.
 
     ``folder`` is where a data set lies that does not ship, if not where its variable says. Such data are large: without
     ``every_byte`` only names (ImageNet) or notes and sizes (ERA5) are compared, which takes seconds. With it all is
-    read; a call that was interrupted goes on where it stopped. Raises ValueError naming the data set, the file and the
+    read; a call that was interrupted goes on where it stopped. Of ERA5 only the years of ``config`` have to be there.
+    Raises ValueError naming the data set, the file and the
     remedy: no manifest, missing or unlisted file, other size or SHA-256.
     """
     if dataset not in VARIABLES:
@@ -55,7 +73,10 @@ def verify(
         if every_byte:
             _verify_images(folder, manifest, listings, sums, progress)
     else:
-        _check_sizes(dataset, folder, "copy or prepare it again")
+        if config:
+            names = files_read(config)
+            sums = {name: digest for name, digest in sums.items() if name in names}
+        _check_sizes(dataset, folder, "copy or prepare it again", sums)
         chosen = {name: digest for name, digest in sums.items() if every_byte or name.endswith(".json")}
         verify_tree(folder, chosen, progress)
     return folder
@@ -84,7 +105,7 @@ def prepare(dataset: str, progress: Callable[[str], None] = print) -> Path:
 def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: str) -> None:
     """Raise ValueError at the first file in the folder that is not as the manifest says."""
     expected = checksums(dataset)
-    _check_sizes(dataset, folder, remedy)
+    _check_sizes(dataset, folder, remedy, expected)
     advance = meter(dataset, len(expected), "files", progress)
     for name, digest in expected.items():
         if sha256(folder / name) != digest:
@@ -97,8 +118,8 @@ def _check(dataset: str, folder: Path, progress: Callable[[str], None], remedy: 
         raise ValueError(f"{dataset}: {folder / unlisted[0]} is not in the manifest; {remedy}")
 
 
-def _check_sizes(dataset: str, folder: Path, remedy: str) -> None:
-    for entry in read(dataset)["distribution"]:
+def _check_sizes(dataset: str, folder: Path, remedy: str, names: Collection[str]) -> None:
+    for entry in [entry for entry in read(dataset)["distribution"] if entry["name"] in names]:
         path, size = folder / entry["name"], entry["contentSize"]
         if not path.is_file():
             raise ValueError(f"{dataset}: {path} is missing; {remedy}")

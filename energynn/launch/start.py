@@ -136,7 +136,7 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
     Raises ValueError with the remedy if the data are missing or nothing can be written.
     """
     _refuse_a_slip(run_dir.parent)
-    manifests.verify(config.dataset)  # before anything is written
+    manifests.verify(config.dataset, config=config)  # before anything is written
     runs_dir = run_dir.parent.parent
     free_B = _free_space(runs_dir)
     if free_B < LEAST_FREE_B:

@@ -98,11 +98,10 @@ def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, er
 
     Raises ValueError if another rank has other data.
     """
-    data = manifests.verify(config.dataset, progress=world.tell)
+    data = manifests.verify(config.dataset, progress=world.tell, config=config)
     steps, validation = STEPS[config.stage], None
     if config.dataset == "era5":
-        years = (config.training_years, config.validation_years, config.test_years)
-        training, validation, test = era5_store.load(data, steps, *years)
+        training, validation, test = era5_store.load(data, steps, *era5_store.splits_read(config))
     elif config.dataset == "synthetic":
         training, test = era5.synthetic(steps)
     else:

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
-from energynn.data import manifests, photographs
-from energynn.data.imagenet import Listing, list_images, prepare, stratified_prefix
+from energynn.data import manifests
+from energynn.data.imagenet import images_read, list_images, prepare
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
@@ -108,7 +108,7 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
 
     With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
     """
-    root = manifests.verify(config.dataset, progress=world.tell)
+    root = manifests.verify(config.dataset, progress=world.tell, config=config)
     if config.image_loading == "store" and not (root / "train.ppm").is_file():
         store = REPOSITORY / "build" / "store" / config.dataset
         if config.dataset in manifests.VARIABLES:
@@ -117,24 +117,14 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
             prepare(root, store)
         distributed.barrier(world)
         root = store
-    training, validation = list_images(root)
-    return (
-        select_images(training, config.training_samples, "random", config),
-        select_images(validation, config.validation_samples, config.validation_crop, config),
+    listings = list_images(root)
+    indices = images_read(listings, config)
+    crops = ("random", config.validation_crop)
+    training, validation = (
+        Images(listing, chosen, make_transform(config, crop), config.on_bad_image)
+        for listing, chosen, crop in zip(listings, indices, crops, strict=True)
     )
-
-
-def select_images(listing: Listing, count: int, crop: str, config: ResNet50Config) -> Images:
-    """So many images of a listing, all of them with 0.
-
-    With ``image_loading="device"``, and of photographs_large, there are as many as asked for, in turn where there are
-    fewer: their number makes the steps of an epoch, but one batch of them is read, or few images again and again.
-    """
-    in_turn = config.stays_on_device or config.dataset == photographs.LARGE
-    available = min(count, len(listing)) if in_turn else count
-    indices = stratified_prefix(listing.names, listing.labels, available)
-    indices = np.resize(indices, count or len(indices))
-    return Images(listing, indices, make_transform(config, crop), config.on_bad_image)
+    return training, validation
 
 
 def require_same_images(images: Images, world: World) -> None:

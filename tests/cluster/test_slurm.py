@@ -20,9 +20,11 @@ import pytest
 from energynn import config, files, records
 from energynn.analysis import results
 from energynn.cluster import status, submit, systems
+from energynn.data import era5_store
 from energynn.files import REPOSITORY
 from energynn.measure.samples import read_events, segments
 from tests.cluster.conftest import NODE_W
+from tests.conftest import own_manifests
 
 # Some minutes on a quiet machine; all in one process of `pytest -n`, because they share one Slurm.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -163,7 +165,7 @@ def study(cluster, tmp_path_factory):
 
 def test_the_guides_commands_say_what_they_should(study):
     said = study.said_by_command
-    assert "srun: 2 x" in said["system check"] and "as systems/*.toml says" in said["system check"]
+    assert "srun: 2 x" in said["system check"] and "as two-nodes.toml says" in said["system check"]
     assert "together 4 runs" in said["study show"] and "no run has failed" in said["resubmit --failed"]
     assert re.search("4 runs: .*running", said["status --runs-dir"])
     assert (
@@ -378,31 +380,37 @@ def test_a_batch_script_of_ones_own_leaves_the_same_facts(cluster, tmp_path):
 
 
 def test_data_in_an_archive_are_unpacked_on_both_nodes_and_measured_by_themselves(cluster, tmp_path, monkeypatch):
-    """The batch script of a run of ERA5 with `env` in place of the run: it would need the 121 GB."""
-    (tmp_path / "states").write_text("temperature")
-    os.truncate(tmp_path / "states", 300 * 2**20)  # of zeros; to be unpacked takes longer than a few samples
-    cluster.run("tar", "-C", tmp_path, "-cf", tmp_path / "era5.tar", "states")
+    """The batch script of a run of ERA5 with a program in place of the run: it would need the 121 GB."""
+    names = [name for year in (2014, 2015, 2016, 2019) for name in era5_store.files_of(year)]
+    (tmp_path / "era5").mkdir()
+    for name in names:
+        (tmp_path / "era5" / name).write_text("temperature")
+    os.truncate(tmp_path / "era5" / "2015.npy", 300 * 2**20)  # of zeros; takes longer than a few samples
+    cluster.run("tar", "-C", tmp_path / "era5", "-cf", tmp_path / "era5.tar", *names)
+    own_manifests(tmp_path, monkeypatch, era5=names)
     monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "era5.tar"))
     monkeypatch.setenv("ENERGYNN_POWERCAP", cluster.environment["ENERGYNN_POWERCAP"])
     site = dataclasses.replace(systems.site(SYSTEM), stage_to=str(tmp_path / "node"))
-    run = config.make("fourcastnet", dataset="era5", devices=2, system=site.name)
+    years = dict(training_years="2015", validation_years="2016", test_years="2019")
+    run = config.make("fourcastnet", dataset="era5", devices=2, system=site.name, **years)
     text = submit.script(submit.Job((run,), 2, 10), site, tmp_path / "runs", ["mine"])
     folder = tmp_path / "runs" / site.name / config.run_id(run)
     (folder / "job").mkdir(parents=True)
     facts = submit._facts(submit.Job((run,), 2, 10), site, ["mine"])
     files.write_json(folder / "job" / "submission.json", facts)
+    files.write_json(folder / "job" / "parameters.json", config.to_dict(run))
     program = """
 import os, pathlib, sys
 from energynn.cluster import job
 with job._staged_in(pathlib.Path(sys.argv[1]), []) as problem:
     there = pathlib.Path(os.environ["ENERGYNN_ERA5"])
-    print("staged", problem, (there / "states").read_bytes()[:11], there.exists())
+    print("staged", problem, (there / "2015.npy").read_bytes()[:11], (there / "2014.npy").exists())
 print("gone", there.exists())
 """
     (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", f"-c {shlex.quote(program)}"))
     cluster.run("sbatch", "--wait", folder / "job" / "job.sh")
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
-    assert record["status"] == "finished" and record["nodes"] == 2 and "tar -xf" in record["config"]["command"]
+    assert record["status"] == "finished" and record["nodes"] == 2 and "stage_in" in record["config"]["command"]
     assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
     events = read_events(next(folder.glob("job/stage-in-*")))
     begins_ns, ends_ns = (
@@ -412,5 +420,9 @@ print("gone", there.exists())
     unpacked_s = (sum(ends_ns) - sum(begins_ns)) / 1e9
     assert record["energy_cpu_J"] == pytest.approx(NODE_W * unpacked_s, rel=0.05)  # each node for as long as it took
     log = (folder / "job" / "log.txt").read_text()
-    assert "staged  b'temperature' True\n" in log and "gone False\n" in log
+    assert (
+        "staged  b'temperature' False\n" in log
+        and log.count("9 of 12 files, 0.315 of 0.315 GB") == 2
+        and "gone False\n" in log
+    )
     assert not list((tmp_path / "node").iterdir()) and records.hash_files(folder) == {}

@@ -21,8 +21,9 @@ import pytest
 
 from energynn import cli, config, files, records, studies
 from energynn.cluster import budget, costs, job, local, slurm, status, submit, systems
+from energynn.data import manifests
 from energynn.files import REPOSITORY
-from tests.conftest import minimal_record
+from tests.conftest import minimal_record, own_manifests
 
 TWO_NODES = str(REPOSITORY / "tests" / "cluster" / "two-nodes.toml")
 COUNTS = {
@@ -456,35 +457,64 @@ def test_the_systems_that_ship_can_be_read():
 
 
 @pytest.mark.slow
-def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(tmp_path, monkeypatch):
-    """The batch script itself, without Slurm and with `env` in place of the run."""
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "image").write_text("pixels")
-    subprocess.run(["tar", "-cf", tmp_path / "imagenet.tar", "-C", tmp_path, "train"], check=True)
+def test_data_in_an_archive_are_unpacked_to_the_node_and_measured_by_themselves(tmp_path, monkeypatch, capfd):
+    """What a job does before the run, without Slurm: of four images the run reads three."""
+    names = [f"{split}/cat/{k}.JPEG" for split, count in (("train", 3), ("val", 1)) for k in range(count)]
+    for name in names:
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text("pixels")
+    subprocess.run(["tar", "-cf", tmp_path / "imagenet.tar", "-C", tmp_path / "tree", "."], check=True)
+    own_manifests(tmp_path, monkeypatch, imagenet=names)
     monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     site = dataclasses.replace(systems.site("local"), stage_to="$TMPDIR")
-    run = config.make("resnet50", dataset="imagenet", system="local")
+    run = config.make("resnet50", dataset="imagenet", system="local", training_samples=2, validation_samples=1)
     stage = submit._facts(submit.Job((run,), 1, 60), site, ["mine"])["stage_in"]
     folder = tmp_path / "runs" / "local" / config.run_id(run)
     (folder / "job").mkdir(parents=True)
     files.write_json(folder / "job" / "submission.json", {"stage_in": stage})
+    files.write_json(folder / "job" / "parameters.json", config.to_dict(run))
     with job._staged_in(folder, []) as problem:
         there = Path(os.environ["ENERGYNN_IMAGENET"])
         assert problem == "" and there.parent == tmp_path / "node" and there.name != "energynn-data"
-        assert (there / "train" / "image").read_text() == "pixels"
+        assert sorted(there.rglob("*.JPEG")) == sorted(there / name for name in manifests.files_read(run))
+    assert "3 of 4 files" in capfd.readouterr().out
     assert not there.exists(), "the data go with the job"
     (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
-    assert record["status"] == "finished" and record["energy_total_J"] > 0 and "tar -xf" in record["config"]["command"]
+    assert record["status"] == "finished" and record["energy_total_J"] > 0 and "stage_in" in record["config"]["command"]
     assert records.hash_files(folder) == {}  # no part of the run
+    for path in folder.glob("job/stage-in-*/record.json"):
+        shutil.rmtree(path.parent)
+    subprocess.run(
+        ["tar", "--delete", "-f", tmp_path / "imagenet.tar", f"./{manifests.files_read(run)[0]}"], check=True
+    )
+    with job._staged_in(folder, []) as problem:
+        assert problem.endswith(f"has no {manifests.files_read(run)[0]}, which the run reads; pack the data again")
     begun = time.monotonic()
     (tmp_path / "imagenet.tar").unlink()
     os.mkfifo(tmp_path / "imagenet.tar")  # as storage that does not answer
     with job._staged_in(folder, [signal.SIGUSR1]) as problem:
         assert "the data were not unpacked" in problem and time.monotonic() - begun < 60
     monkeypatch.setenv("ENERGYNN_IMAGENET", str(tmp_path / "imagenet.tar"))
-    with pytest.raises(ValueError, match="names an archive, but systems/two-nodes.toml has no stage_to"):
+    with pytest.raises(ValueError, match="names an archive, but two-nodes.toml has no stage_to"):
         submit.script(submit.Job((run,), 1, 60), systems.site(TWO_NODES), tmp_path, ["mine"])
+
+
+def test_runs_of_one_array_need_the_same_data_and_what_ships_is_never_unpacked(tmp_path, monkeypatch):
+    for name in ("ERA5", "ERA5_ENSEMBLE", "IMAGENET", "SYNTHETIC"):
+        monkeypatch.setenv(f"ENERGYNN_{name}", "/project/data.tar")
+    sets = [
+        ("fourcastnet", "era5"),
+        ("fourcastnet", "synthetic"),
+        ("fourcastnet", "era5_ensemble"),
+        ("resnet50", "imagenet"),
+    ]
+    runs = [config.make(workload, dataset=dataset, system="mine") for workload, dataset in sets]
+    site = dataclasses.replace(systems.site(TWO_NODES), stage_to="$TMPDIR")
+    jobs = submit.plan(runs, site, tmp_path, set(), 60)
+    staged = {job.runs[0].dataset: submit._stage_in(job, site).get("variable") for job in jobs}
+    assert [len(job.runs) for job in jobs] == [1, 1, 1, 1]
+    assert staged == dict(era5="ENERGYNN_ERA5", synthetic=None, era5_ensemble=None, imagenet="ENERGYNN_IMAGENET")
 
 
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
@@ -660,14 +690,19 @@ def test_runs_of_a_colleague_are_neither_made_again_nor_cancelled_nor_called_fai
     tmp_path, fake_slurm, capsys, monkeypatch
 ):
     assert cli.main(words_of(tmp_path)) == 0
-    fake_slurm.jobs.clear()  # where Slurm shows nobody the jobs of others
+    me = status.getpass.getuser()
     monkeypatch.setattr(status.getpass, "getuser", lambda: "anna")
     monkeypatch.setattr(submit.getpass, "getuser", lambda: "anna")
+    capsys.readouterr()
+    assert cli.main(words_of(tmp_path, "cancel", "--all")) == 0 and len(fake_slurm.jobs) == 2
+    assert capsys.readouterr().out == f"0 jobs cancelled\n2 jobs are {me}'s, and go on; only {me} can cancel them\n"
+    fake_slurm.jobs.clear()  # where Slurm shows nobody the jobs of others
     rows, _ = status.rows(status.folders(tmp_path / "runs", []))
     assert {row["state"] for row in rows} == {"unknown"} and len({row["user"] for row in rows}) == 1
     capsys.readouterr()
     assert cli.main(words_of(tmp_path)) == 0
-    assert "2 of them" in capsys.readouterr().out and not fake_slurm.jobs
+    told = capsys.readouterr().out
+    assert "2 of 2 runs are made or queued; 0 to make\n2 of them" in told and not fake_slurm.jobs
     assert cli.main(words_of(tmp_path, "resubmit", "--failed")) == 0 and "no run has failed" in capsys.readouterr().out
     assert cli.main(words_of(tmp_path, "cancel", "--all")) == 0 and "0 jobs cancelled" in capsys.readouterr().out
 
@@ -742,6 +777,7 @@ def test_a_budget_holds_back_what_it_may_not_last_for_until_it_is_raised(tmp_pat
     assert cli.main(words_of(tmp_path, "submit", "--budget-gpu-hours", "0.6")) == 0
     told = capsys.readouterr().out
     assert "job 41: 1 x " in told and "job 42" not in told and "1 runs are held back: a budget does not last" in told
+    assert "0 of 2 runs are made or queued; 1 to make" in told
     assert cli.main(words_of(tmp_path)) == 0 and "1 runs are held back" in capsys.readouterr().out  # also without it
     cli.main(words_of(tmp_path, "status"))
     assert "budget of mine.py: 0 of 0.6 GPU hours spent, up to 0.25 more reserved" in " ".join(
