@@ -14,6 +14,7 @@ from energynn.measure.samples import (
     Reader,
     Samples,
     events_of_kind,
+    files_named,
     host_of_rank,
     read_events,
     read_phases,
@@ -169,7 +170,7 @@ def account(run_dir: Path, events: list[list[dict]] | None = None) -> dict:
 def read_segment(folder: Path, events: list[dict]) -> Segment:
     """Read one start of a run but for its events, host by host, on as many cores as there are where that takes long."""
     marks = marks_of(folder, events)
-    paths = sorted(folder.glob("samples-*.jsonl"))
+    paths = files_named(folder, "samples-", ".jsonl")
     read = partial(read_host, marks=marks)
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
     found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
@@ -462,7 +463,8 @@ def _mean_power(curves: list[Curve], component: str, window: tuple[int, int]) ->
             continue
         if ((curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
             return None
-        energy_J += curve.between(start_ns, end_ns)[0]
+        first_J, last_J = curve.at((start_ns, end_ns))
+        energy_J += float(last_J - first_J)
     return energy_J / (end_ns - start_ns) * 1e9
 
 
