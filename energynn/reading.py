@@ -91,6 +91,11 @@ class Hdf5:
 
         return h5o.open(self.root, self.path)
 
+    @cached_property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of a data set; None of one that is null."""
+        return self.id.shape
+
     def __str__(self) -> str:
         return self.path.decode(errors="replace")
 
@@ -138,12 +143,13 @@ def _plain_values(dataset: Hdf5, most_values: float) -> int:
     """Number of values of a data set; ValueError where they are no numbers or lie in another file."""
     from h5py import h5d
 
-    made, kind, shape = dataset.id.get_create_plist(), dataset.id.dtype, dataset.id.shape
-    layout = made.get_layout()
-    if made.get_external_count() or layout == h5d.VIRTUAL:
-        raise ValueError(f"{dataset}: lies in another file, which is not followed")
-    if kind.kind not in "iufb":
+    if (kind := dataset.id.dtype).kind not in "iufb":
         raise ValueError(f"{dataset}: is of type {kind}, no real numbers")
-    if layout == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
-        raise ValueError(f"{dataset}: has chunks of more than {most_values:.3g} values")
-    return 0 if shape is None else math.prod(shape)
+    if dataset.id.get_offset() is None:  # where its values lie in this file, if they do in one piece
+        made = dataset.id.get_create_plist()
+        layout = made.get_layout()
+        if made.get_external_count() or layout == h5d.VIRTUAL:
+            raise ValueError(f"{dataset}: lies in another file, which is not followed")
+        if layout == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
+            raise ValueError(f"{dataset}: has chunks of more than {most_values:.3g} values")
+    return 0 if dataset.shape is None else math.prod(dataset.shape)

@@ -439,7 +439,7 @@ def _read_sensors(group: Hdf5, round_name: str, host: str, component: str) -> li
 
 def _read_series(dataset: Hdf5, readings: int) -> Series | None:
     """A data set of so many readings; None where they are no energy. Raises ValueError for another number of them."""
-    if not readings or dataset.id.shape != (readings,):
+    if not readings or dataset.shape != (readings,):
         raise ValueError(f"{dataset}: its times and values do not match")
     if (unit := _attribute(dataset, "unit")) not in ("J", "W"):
         return None
@@ -465,9 +465,9 @@ def _numbers(dataset: Hdf5) -> np.ndarray:
     """All numbers of a data set. Raises TypeError for what has no row of them."""
     from h5py import h5s
 
-    if not dataset.id.shape:
+    if not dataset.shape:
         raise TypeError(f"{dataset}: is no row of numbers")
-    numbers = np.empty(dataset.id.shape, dataset.id.dtype)
+    numbers = np.empty(dataset.shape, dataset.id.dtype)
     dataset.id.read(h5s.ALL, h5s.ALL, numbers)
     return numbers
 
