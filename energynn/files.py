@@ -63,9 +63,12 @@ def default_runs_dir() -> Path:
     return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def sha256(path: Path | str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(2**17):  # for small files a third of the time of hashlib.file_digest
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def utc_now() -> str:

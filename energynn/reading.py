@@ -7,7 +7,7 @@ import json
 import math
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -91,20 +91,26 @@ class Hdf5:
 
         return h5o.open(self.root, self.path)
 
+    @cached_property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of a data set; None of one that is null."""
+        return self.id.shape
+
     def __str__(self) -> str:
         return self.path.decode(errors="replace")
 
 
-def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
-    """What an open HDF5 file of plain numbers holds.
+def require_plain_hdf5(file, most_values: float = math.inf, names: Collection[bytes] = ()) -> Hdf5:
+    """What an open HDF5 file of plain numbers holds; ``file`` is what h5py's lower layer calls it.
 
-    ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. Raises ValueError for
-    more than that, and for what such a file has not: links, parts in other files, other types.
+    ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. ``names``: of the data
+    sets that will be read; all, if none is named. Raises ValueError for more values than that, and for what such a file
+    has not: links, parts in other files, other types.
     """
     from h5py import h5g, h5l, h5o
 
-    root_id = h5o.open(file.id, b"/")
-    root, values = Hdf5(b"/", root_id), 0
+    root_id = h5o.open(file, b"/")
+    root, values, looked_at = Hdf5(b"/", root_id), 0, {}
     groups, known = {b"": root}, {h5o.get_info(root_id).addr: root}
     for path, kind, address in _links(root_id):
         if kind != h5l.TYPE_HARD:
@@ -112,7 +118,9 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
         group, _, name = path.rpartition(b"/")
         member = known.setdefault(address, Hdf5(b"/" + path, root_id))  # a group may lie in itself
         groups[path] = groups[group].members[name.decode(errors="replace")] = member
-    for member in known.values():
+        if not names or name in names:
+            looked_at[address] = member
+    for member in looked_at.values():
         if not member.members and h5g.get_objinfo(root_id, member.path).type == h5g.DATASET:
             values += _plain_values(member, most_values)
         if values > most_values:
@@ -135,12 +143,13 @@ def _plain_values(dataset: Hdf5, most_values: float) -> int:
     """Number of values of a data set; ValueError where they are no numbers or lie in another file."""
     from h5py import h5d
 
-    made, kind, shape = dataset.id.get_create_plist(), dataset.id.dtype, dataset.id.shape
-    layout = made.get_layout()
-    if made.get_external_count() or layout == h5d.VIRTUAL:
-        raise ValueError(f"{dataset}: lies in another file, which is not followed")
-    if kind.kind not in "iufb":
+    if (kind := dataset.id.dtype).kind not in "iufb":
         raise ValueError(f"{dataset}: is of type {kind}, no real numbers")
-    if layout == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
-        raise ValueError(f"{dataset}: has chunks of more than {most_values:.3g} values")
-    return 0 if shape is None else math.prod(shape)
+    if dataset.id.get_offset() is None:  # where its values lie in this file, if they do in one piece
+        made = dataset.id.get_create_plist()
+        layout = made.get_layout()
+        if made.get_external_count() or layout == h5d.VIRTUAL:
+            raise ValueError(f"{dataset}: lies in another file, which is not followed")
+        if layout == h5d.CHUNKED and math.prod(made.get_chunk()) > most_values:
+            raise ValueError(f"{dataset}: has chunks of more than {most_values:.3g} values")
+    return 0 if dataset.shape is None else math.prod(dataset.shape)

@@ -22,7 +22,7 @@ from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import events_of_kind, read_events, read_hosts, segments
+from energynn.measure.samples import events_of_kind, files_named, read_events, read_hosts, segments
 from energynn.processes import on_all_cores
 from energynn.reading import json_table, one_fault, require_file
 
@@ -124,7 +124,7 @@ def _by_perun(run_dir: Path, perun_run: str | None) -> tuple[dict, list[str]]:
     """What perun's files tell, all segments added up, and a flag for each file that cannot be read."""
     sums: dict = {}
     flags = []
-    for path in [path for folder in segments(run_dir) for path in sorted(folder.glob("perun/*.hdf5"))]:
+    for path in [path for folder in segments(run_dir) for path in files_named(folder / "perun", "", ".hdf5")]:
         try:
             values = read_hdf5(path, perun_run)
         except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
@@ -194,25 +194,27 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
 
 def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
-    names = [Path(folder, name).relative_to(run_dir) for folder, _, files in os.walk(run_dir) for name in files]
-    names = sorted(name for name in names if _is_raw(name))
-    paths = [run_dir / name for name in names if (run_dir / name).is_file()]
-    sizes_B = [path.stat().st_size for path in paths]
+    below = len(os.path.join(run_dir, ""))
+    paths = [os.path.join(folder, name) for folder, _, files in os.walk(run_dir) for name in files]
+    paths = [path for path in paths if _is_raw(path[below:]) and os.path.isfile(path)]
+    paths.sort(key=lambda path: path.split("/"))  # folder by folder
+    sizes_B = [os.path.getsize(path) for path in paths]
     if sum(sizes_B) < WORTH_A_PROCESS_B:
         digests = [sha256(path) for path in paths]
     else:  # a thread that computes a digest does not keep the others from it
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
             digests = list(threads.map(sha256, paths))
     found = zip(paths, sizes_B, digests, strict=True)
-    return {str(path.relative_to(run_dir)): {"bytes": size_B, "sha256": digest} for path, size_B, digest in found}
+    return {path[below:]: {"bytes": size_B, "sha256": digest} for path, size_B, digest in found}
 
 
-def _is_raw(path: Path) -> bool:
+def _is_raw(path: str) -> bool:
     """Whether a file belongs to what the record is derived from; ``path`` is relative to the run."""
-    if path.name in NO_RAW_FILES or path.name.startswith("."):
+    parts = path.split("/")
+    if parts[-1] in NO_RAW_FILES or parts[-1].startswith("."):
         return False
-    of_batch_job = path.parts[0] == "job"  # its log goes on after the record
-    of_checkpoint = path.parent.name == "checkpoint"  # of use until the training has ended
+    of_batch_job = parts[0] == "job"  # its log goes on after the record
+    of_checkpoint = parts[-2:-1] == ["checkpoint"]  # of use until the training has ended
     return not (of_batch_job or of_checkpoint)
 
 
@@ -338,7 +340,7 @@ def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str]]:
         counts_as += ["readable", *(["simulated"] if is_simulated else evidence)]
     try:
         with one_fault(f"{name}: cannot be checked"):
-            return [f"{name}: {fault}" for fault in check_record(folder)], counts_as
+            return [f"{name}: {fault}" for fault in check_record(folder, record)], counts_as
     except ValueError as error:
         return [str(error)], counts_as
 
@@ -395,10 +397,13 @@ def _anchored(runs_dir: Path) -> dict[str, str]:
     return digests
 
 
-def check_record(run_dir: Path) -> list[str]:
-    """Faults of one record; empty if it is whole and every number follows from the raw files beside it."""
+def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
+    """Faults of one record; empty if it is whole and every number follows from the raw files beside it.
+
+    ``record``: where somebody has read it already.
+    """
     try:
-        record, intent = read_record(run_dir), read_intent(run_dir)
+        record, intent = record or read_record(run_dir), read_intent(run_dir)
     except ValueError as error:
         return [str(error)]
     missing = [name for name in ALWAYS if name not in record]

@@ -70,7 +70,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """Sensors that perun adds up; utilization, memory, disk and network are not energy, and "other" is not summed."""
     counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.counter is not None or sensor.values.unit == "W"]
+    return [sensor for sensor in counted if sensor.counter or sensor.values and sensor.values.unit == "W"]
 
 
 def _as_ours(theirs: PerunSensor) -> tuple[Sensor, np.ndarray]:

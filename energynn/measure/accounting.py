@@ -14,6 +14,7 @@ from energynn.measure.samples import (
     Reader,
     Samples,
     events_of_kind,
+    files_named,
     host_of_rank,
     read_events,
     read_phases,
@@ -196,7 +197,7 @@ def read_segment(folder: Path, events: list[dict]) -> list[Segment]:
 
     One that stood still while it trained is as many segments as it has parts.
     """
-    paths = sorted(folder.glob("samples-*.jsonl"))
+    paths = files_named(folder, "samples-", ".jsonl")
     parts = _parts(marks_of(folder, events), events, paths)
     read = partial(read_host, parts=parts)
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
@@ -539,7 +540,8 @@ def _mean_power(curves: list[Curve], component: str, window: tuple[int, int]) ->
             continue
         if ((curve.read.ns >= start_ns) & (curve.read.ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
             return None
-        energy_J += curve.between(start_ns, end_ns)[0]
+        first_J, last_J = curve.at((start_ns, end_ns))
+        energy_J += float(last_J - first_J)
     return energy_J / (end_ns - start_ns) * 1e9
 
 

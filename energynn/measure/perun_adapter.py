@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -327,6 +327,7 @@ def _silence(logger: str) -> None:
 
 
 ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
+RAW_DATA = (b"timesteps", b"values", b"alt_values")  # data sets of a sensor
 MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
@@ -344,8 +345,9 @@ class Series:
 class PerunSensor:
     """One sensor of one host in one round of a run.
 
-    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates; counter: the raw counter, where
-    the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept beside them as alternative values.
+    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates, None where that is no energy;
+    counter: the raw counter, where the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept beside
+    them as alternative values.
     """
 
     round: str
@@ -353,7 +355,7 @@ class PerunSensor:
     component: str
     name: str
     seconds: np.ndarray
-    values: Series
+    values: Series | None
     counter: Series | None
 
     def energy_as_perun_J(self) -> float | None:
@@ -361,11 +363,11 @@ class PerunSensor:
 
         perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps of counters.
         """
+        if self.values is None:
+            return None
         readings, scale = self.values.readings, self.values.to_SI
         if self.values.unit == "W":
             return float(np.trapezoid(readings.astype("float32") * np.float32(scale), self.seconds))
-        if self.values.unit != "J":
-            return None
         steps = np.diff(readings.astype("float64"))
         steps[steps < 0] += self.values.valid_max  # the counter started again
         return float(steps.sum() * scale)
@@ -391,12 +393,14 @@ def read_runs(path: Path) -> list[PerunRun]:
 
     Raises ValueError where the file is no perun file, or is damaged.
     """
-    import h5py
+    from h5py import h5f, h5p
 
     try:
         require_file(path)
-        with h5py.File(path, "r") as file:
-            ((application, root),) = require_plain_hdf5(file, MOST_VALUES).members.items()
+        access = h5p.create(h5p.FILE_ACCESS)
+        access.set_fclose_degree(h5f.CLOSE_STRONG)  # with all that was opened in it
+        with closing(h5f.open(os.fsencode(path), h5f.ACC_RDONLY, access)) as file:
+            ((application, root),) = require_plain_hdf5(file, MOST_VALUES, RAW_DATA).members.items()
             runs = [_read_run(application, name, run) for name, run in root.members["nodes"].members.items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
@@ -426,19 +430,22 @@ def _read_sensors(group: Hdf5, round_name: str, host: str, component: str) -> li
         raw = sensor.members["raw_data"].members
         times = raw["timesteps"]
         seconds = _numbers(times).astype("float32") * np.float32(_attribute(times, "mag"))
-        values = _read_series(raw["values"])
-        kept = _read_series(raw["alt_values"]) if "alt_values" in raw else values
-        counter = kept if kept.unit == "J" else None
-        if not 0 < len(seconds) == len(values.readings) == len(kept.readings):
-            raise ValueError(f"{sensor}: its times and values do not match")
+        values = _read_series(raw["values"], len(seconds))
+        kept = _read_series(raw["alt_values"], len(seconds)) if "alt_values" in raw else values
+        counter = kept if kept and kept.unit == "J" else None
         sensors.append(PerunSensor(round_name, host, component, name, seconds, values, counter))
     return sensors
 
 
-def _read_series(dataset: Hdf5) -> Series:
+def _read_series(dataset: Hdf5, readings: int) -> Series | None:
+    """A data set of so many readings; None where they are no energy. Raises ValueError for another number of them."""
+    if not readings or dataset.shape != (readings,):
+        raise ValueError(f"{dataset}: its times and values do not match")
+    if (unit := _attribute(dataset, "unit")) not in ("J", "W"):
+        return None
     valid_max = _attribute(dataset, "valid_max")
     valid_max = np.inf if valid_max is None else float(valid_max)
-    return Series(_numbers(dataset), _attribute(dataset, "unit"), float(_attribute(dataset, "mag")), valid_max)
+    return Series(_numbers(dataset), unit, float(_attribute(dataset, "mag")), valid_max)
 
 
 def _attribute(of: Hdf5, name: str):
@@ -458,9 +465,9 @@ def _numbers(dataset: Hdf5) -> np.ndarray:
     """All numbers of a data set. Raises TypeError for what has no row of them."""
     from h5py import h5s
 
-    if not dataset.id.shape:
+    if not dataset.shape:
         raise TypeError(f"{dataset}: is no row of numbers")
-    numbers = np.empty(dataset.id.shape, dataset.id.dtype)
+    numbers = np.empty(dataset.shape, dataset.id.dtype)
     dataset.id.read(h5s.ALL, h5s.ALL, numbers)
     return numbers
 

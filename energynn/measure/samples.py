@@ -420,13 +420,20 @@ def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
 
     ``thinned``: of more than ``LARGE_B`` only some lines, for a view.
     """
-    readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    readers = [Reader(path) for path in files_named(folder, "samples-", ".jsonl")]
     for reader in readers:
         if thinned and lines_of_view(folder):
             reader.read_thinned(lines_of_view(folder))
         else:
             reader.read()
     return [reader.samples() for reader in readers if reader.header is not None]
+
+
+def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
+    """What lies in a folder under a name that begins and ends so, by name; nothing where there is no folder."""
+    with contextlib.suppress(OSError):  # as Path.glob, which takes five times as long
+        return [folder / name for name in sorted(os.listdir(folder)) if name.startswith(begin) and name.endswith(end)]
+    return []
 
 
 def lines_of_view(folder: Path) -> int:
@@ -451,8 +458,10 @@ def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
     a wall clock that is set while the run goes on does not change the order.
     """
     events = []
-    for path in sorted(folder.glob("events-rank*.jsonl" if of_rank is None else f"events-rank{of_rank}.jsonl")):
+    for path in files_named(folder, "events-rank", ".jsonl"):
         rank = int(path.stem.removeprefix("events-rank"))
+        if of_rank not in (None, rank):
+            continue
         own = [{"rank": rank, **line} for line in _whole_lines(path) if _is_event(line)]
         ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0
         events += [(event["t_mono_ns"] + ahead_ns, rank, event) for event in own]
@@ -481,7 +490,7 @@ def read_phases(
     Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
     """
     phases = {}
-    for path in sorted(folder.glob("phases-rank*.jsonl")):
+    for path in files_named(folder, "phases-rank", ".jsonl"):
         rank = int(path.stem.removeprefix("phases-rank"))
         if rank in but or ranks is not None and rank not in ranks:
             continue
@@ -517,8 +526,9 @@ def _whole_lines(path: Path) -> list[dict]:
 
 def segments(run_dir: Path) -> list[Path]:
     """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = sorted(run_dir.glob("segment-[0-9]*"), key=lambda path: int(path.name.partition("-")[2]))
-    return [run_dir, *later]
+    numbers = [path.name.partition("-")[2] for path in files_named(run_dir, "segment-")]
+    later = sorted(int(number) for number in numbers if number[:1].isdecimal())
+    return [run_dir, *(run_dir / f"segment-{number}" for number in later)]
 
 
 class Lines:
