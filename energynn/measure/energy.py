@@ -211,7 +211,8 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
 
 def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | None) -> Curve:
     """The energy of one sensor; ``power``: what it reads, or its device shows beside a counter."""
-    sensor, read = judgement.sensor, power.read if judgement.sensor["kind"] == "power" else judgement.instants(samples)
+    sensor, is_power = judgement.sensor, judgement.sensor["kind"] == "power"
+    read = power.read if is_power else judgement.instants(samples)
     failed_ns = samples.t_ns[~judgement.good]
     if judgement.unknown is not None and judgement.unknown.any():
         failed_ns = np.union1d(failed_ns, (read.ns[:-1] + read.apart_ns // 2)[judgement.unknown])
@@ -228,7 +229,9 @@ def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | N
         return _counter_curve(reads, judgement, power and power.at(read))
     if sensor["kind"] == "busy":
         return _busy_curve(reads, judgement.of(samples.readings[:, column]))
-    return (_averaged_power_curve if _is_averaged(sensor) else _power_curve)(reads, power)
+    if _is_averaged(sensor):
+        return _averaged_power_curve(reads, power)
+    return _power_curve(reads, power)
 
 
 def _is_averaged(sensor: dict) -> bool:
@@ -377,7 +380,8 @@ def _local_line(x: np.ndarray, y: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """
     result = np.empty(y.shape)
     for begin, end in pairwise([0, *blocks.tolist(), len(x)]):
-        xs, ys = x[begin:end] - x[begin:][:1], y[..., begin:end]
+        xs, ys = x[begin:end], y[..., begin:end]
+        xs = xs - xs[:1]  # a block may be empty
         count = _count_around(len(xs))
         mean_x, mean_y = _sum_around(xs) / count, _sum_around(ys) / count
         spread = _sum_around(xs * xs) / count - mean_x**2
