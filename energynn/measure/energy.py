@@ -57,13 +57,17 @@ class Power:
         watts, weights = self.watts, self.read.weights
         return watts[1:-1] - (1 - weights) * watts[:-2] - weights * watts[2:]
 
-    @cached_property
     def variance_J2(self) -> np.ndarray:
         """(readings,): what each reading adds to the variance of the power's integral."""
         variance_J2 = np.zeros(len(self.watts))
         if len(self.watts) > 2:
             variance_J2[1:-1] = self.off_the_line_W**2 * self.read.widths_s**2 / BETWEEN_NOISE_AND_JUMP
         return variance_J2
+
+    @cached_property
+    def missed_J2(self) -> np.ndarray:
+        """(readings + 1,): what this adds up to."""
+        return from_zero(self.variance_J2())
 
     def at(self, read: Instants) -> Power | None:
         """The same at the instants of another sensor; None where there is no reading at one of them."""
@@ -207,7 +211,8 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
 
 def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | None) -> Curve:
     """The energy of one sensor; ``power``: what it reads, or its device shows beside a counter."""
-    sensor, read = judgement.sensor, power.read if judgement.sensor["kind"] == "power" else judgement.instants(samples)
+    sensor, is_power = judgement.sensor, judgement.sensor["kind"] == "power"
+    read = power.read if is_power else judgement.instants(samples)
     failed_ns = samples.t_ns[~judgement.good]
     if judgement.unknown is not None and judgement.unknown.any():
         failed_ns = np.union1d(failed_ns, (read.ns[:-1] + read.apart_ns // 2)[judgement.unknown])
@@ -224,7 +229,9 @@ def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | N
         return _counter_curve(reads, judgement, power and power.at(read))
     if sensor["kind"] == "busy":
         return _busy_curve(reads, judgement.of(samples.readings[:, column]))
-    return (_averaged_power_curve if _is_averaged(sensor) else _power_curve)(reads, power)
+    if _is_averaged(sensor):
+        return _averaged_power_curve(reads, power)
+    return _power_curve(reads, power)
 
 
 def _is_averaged(sensor: dict) -> bool:
@@ -238,13 +245,14 @@ def _power_curve(reads: dict, power: Power) -> Curve:
     How far a reading lies from the line between its neighbours tells noise and what happened between the readings;
     over a gap the power may have been anything that it was elsewhere.
     """
-    read, watts, variance_J2 = power.read, power.watts, power.variance_J2
+    read, watts, variance_J2 = power.read, power.watts, power.missed_J2[1:]
     energy_J = from_zero(read.apart_s * (watts[1:] + watts[:-1]) / 2)
     gaps = read.apart_ns > reads["longest_ns"]
     if gaps.any():
-        variance_J2 = variance_J2.copy()
+        variance_J2 = power.variance_J2()
         variance_J2[1:][gaps] = (read.apart_s[gaps] * max(watts.std(), reads["range_W"])) ** 2
-    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, variance_J2=np.cumsum(variance_J2), power=power)
+        variance_J2 = np.cumsum(variance_J2)
+    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, variance_J2=variance_J2, power=power)
 
 
 def _averaged_power_curve(reads: dict, power: Power) -> Curve:
@@ -338,25 +346,26 @@ def _shaped_by_power(power: Power, energy_J, new, breaks) -> dict | None:
     """
     seconds, watts = power.read.seconds, power.watts
     integral_J = from_zero(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)
-    block_of = from_zero(breaks)[new]  # nothing is smoothed over a gap
+    blocks = np.unique(np.searchsorted(new, np.flatnonzero(breaks) + 1))  # nothing is smoothed over a gap
     knots_s, knot_W = seconds[new], watts[new]
     apart_J = energy_J[new] - integral_J[new]
     spacing_s = float(np.median(np.diff(knots_s)))
     # The counter shows what was true some time ago, at most one spacing. Where the power varies, the difference between
     # the two follows it, and tells the lag. Where the power is constant, the lag has no effect.
-    smooth_J, smooth_W = _local_line(knots_s, np.stack([apart_J, knot_W]), block_of)
+    smooth_J, smooth_W = _local_line(knots_s, np.stack([apart_J, knot_W]), blocks)
     rough_J, rough_W = apart_J - smooth_J, knot_W - smooth_W
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
-    lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / (np.dot(rough_W, rough_W) + prior)
+    told = np.dot(rough_W, rough_W) + prior
+    lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / told
     if not -LAG_TOLERANCE * spacing_s <= lag_s <= (1 + LAG_TOLERANCE) * spacing_s:
         return None
     left_J = float(np.std(rough_J + lag_s * rough_W))
     if left_J > MOST_UNEXPLAINED * noise_J:
         return None
-    lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
+    lag_sd_s = noise_J / np.sqrt(told)
     reach_s = SMOOTHING * spacing_s
-    edges = ShapedEdges(power.read.ns, seconds, watts, new, left_J, from_zero(power.variance_J2), reach_s)
+    edges = ShapedEdges(power.read.ns, seconds, watts, new, left_J, power.missed_J2, reach_s)
     return {
         "energy_J": integral_J + np.interp(seconds, knots_s, smooth_J + lag_s * smooth_W),
         "edges": edges,
@@ -364,15 +373,15 @@ def _shaped_by_power(power: Power, energy_J, new, breaks) -> dict | None:
     }
 
 
-def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
+def _local_line(x: np.ndarray, y: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """At each point the straight line fitted to its neighbours, ``SMOOTHING`` to each side within its block.
 
-    y: (..., points), each line of its own; block_of: (points,) rising.
+    y: (..., points), each line of its own; blocks: at which points one begins.
     """
     result = np.empty(y.shape)
-    edges = np.flatnonzero(np.diff(block_of)) + 1
-    for begin, end in pairwise([0, *edges.tolist(), len(x)]):
-        xs, ys = x[begin:end] - x[begin], y[..., begin:end]
+    for begin, end in pairwise([0, *blocks.tolist(), len(x)]):
+        xs, ys = x[begin:end], y[..., begin:end]
+        xs = xs - xs[:1]  # a block may be empty
         count = _count_around(len(xs))
         mean_x, mean_y = _sum_around(xs) / count, _sum_around(ys) / count
         spread = _sum_around(xs * xs) / count - mean_x**2

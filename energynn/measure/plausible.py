@@ -167,6 +167,11 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
     sensor = judgement.sensor
     read, shown = judgement.instants(samples), judgement.of(readings)
     steps = np.diff(shown)
+    energy_J = from_zero(steps * sensor["to_SI"])
+    if _is_sound(sensor, read, steps * sensor["to_SI"], energy_J):
+        judgement.unknown = np.zeros(len(steps), dtype=bool)
+        judgement.energy_J, judgement.variance_J2 = energy_J, np.zeros(len(energy_J))
+        return
     usual_s = _usual_s(read.ns, steps)
     kept = _no_misread(sensor, read, shown, steps, usual_s)
     if not kept.all():
@@ -182,8 +187,7 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     since_change_s = _seconds_since_change(read.ns, steps, usual_s)
     false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
-    if sensor["wraps_at"]:  # in a long gap it may have wrapped around more than once, unseen
-        false |= most_W(sensor) * seconds > sensor["wraps_at"] * sensor["to_SI"]
+    false |= _may_wrap(sensor, seconds)
     if false.any():
         since = _last_change(steps)
         for step in np.flatnonzero(false):
@@ -204,6 +208,18 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
         judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
     if false.any():
         judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
+
+
+def _is_sound(sensor: dict, read: Instants, steps_J: np.ndarray, energy_J: np.ndarray) -> bool:
+    """Whether a glance at a counter's steps tells that none is false and that it never stood still."""
+    longest_s = read.apart_s.max()
+    if steps_J.min() < 0 or steps_J.max() == 0 or _may_wrap(sensor, longest_s):
+        return False
+    if (steps_J > most_W(sensor) * read.apart_s).any():
+        return False
+    # A counter that moves once in STILL_STEPS adds up no more than this time, however late it shows what was drawn.
+    least_J = LEAST_SHARE * _under_load(read.seconds, energy_J) * (2 * STILL_STEPS + 1) * longest_s
+    return bool(np.diff(_knots(steps_J > least_J)).max() <= STILL_STEPS)
 
 
 def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -239,6 +255,16 @@ def power_range_W(seconds: np.ndarray, energy_J: np.ndarray) -> float:
     return float(np.ptp(powers_W))
 
 
+def _may_wrap(sensor: dict, seconds):
+    """Whether a counter may have wrapped around more than once, unseen, in a long gap."""
+    return most_W(sensor) * seconds > (sensor["wraps_at"] or np.inf) * sensor["to_SI"]
+
+
+def _knots(moves: np.ndarray) -> np.ndarray:
+    """The readings to which a counter moved, by its steps, and the first and the last."""
+    return np.concatenate([[0], np.flatnonzero(moves[:-1]) + 1, [len(moves)]])
+
+
 def _wrapped(sensor: dict, steps):
     """Steps of a counter, in its unit, over the reading at which it starts again."""
     if sensor["wraps_at"] is None or not (steps < 0).any():
@@ -270,8 +296,7 @@ def _still(
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
     load_W = _under_load(read.seconds, energy_J)
     moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
-    moves_at = np.flatnonzero(moves[:-1]) + 1
-    knots = np.concatenate([[0], moves_at, [len(steps_J)]])
+    knots = _knots(moves)
     still = np.zeros(len(steps_J), dtype=bool)
     if np.diff(knots).max() <= STILL_STEPS:
         return still

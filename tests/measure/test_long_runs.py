@@ -3,6 +3,7 @@
 import json
 import time
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from energynn import records
 from energynn.launch import watch
 from energynn.measure import accounting, energy, plausible, samples
 from energynn.measure.samples import Reader, read_samples
+from tests.measure import worlds
 from tests.measure.worlds import sensor
 
 T0, PERIOD_S, WRAPS_AT = 10**12, 0.04, 65_712_999_613
@@ -107,6 +109,45 @@ def test_a_damaged_line_costs_its_neighbours_no_time(tmp_path, monkeypatch):
     monkeypatch.setattr(Reader, "_take_line", lambda reader, text: taken.append(text) or reader._take(json.loads(text)))
     path = write(tmp_path, [*lines_of(2000), b'{"t":5,"w":5,"d":5,"v":[1,2,1e-7]}\n', *lines_of(2000, 2000)])
     assert len(read_samples(path).t_ns) == 4001 and len(taken) < 20
+
+
+def changed(joules, random):
+    """Readings of a counter with one fault, or none."""
+    at, fault = random.integers(len(joules)), random.integers(6)
+    stuck, joules = int(random.choice([2, 3, 4, 5, 10, len(joules)])), joules.copy()
+    if fault == 1:
+        joules[at : at + stuck] = joules[at]
+    if fault == 2:
+        joules[at:] += random.choice([-1, 1]) * 10 ** random.uniform(0, 6)
+    if fault == 3:
+        joules[at] *= 1000
+    if fault == 4:
+        joules[:] = joules[0]
+    if fault == 5:
+        joules[at:] = joules[at] + (joules[at:] - joules[at]) // 1000
+    return joules
+
+
+def test_a_glance_at_a_counter_tells_what_a_long_look_does(monkeypatch):
+    random, glances, glance = np.random.default_rng(5), [], plausible._is_sound
+
+    def noted(*counter):
+        glances.append(glance(*counter))
+        return glances[-1]
+
+    for number in range(400):
+        world, *_ = worlds.world(worlds.KINDS[number % 2], float(random.choice([0.01, 0.04, 0.1])), "aligned", random)
+        last = 3 + number % 3 if number % 5 == 0 else len(world.t_ns)
+        counter = world.readings[:last, 0]
+        world = replace(world, t_ns=world.t_ns[:last], readings=changed(counter, random)[:, None])
+        monkeypatch.setattr(plausible, "_is_sound", noted)
+        (short,) = plausible.judge(world)
+        monkeypatch.setattr(plausible, "_is_sound", lambda *counter: False)
+        (long,) = plausible.judge(world)
+        assert short.sensor == long.sensor and (short.good == long.good).all()
+        for name in ("unknown", "energy_J", "variance_J2"):
+            assert np.array_equal(getattr(short, name), getattr(long, name)), name
+    assert 50 < sum(glances) < 350
 
 
 # ------------------------------------------------------------------------------------------------------------ thinning
