@@ -109,9 +109,10 @@ class Samples:
             entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
-            for percent, interval_s in zip(PERCENTILES, np.percentile(intervals_s, PERCENTILES), strict=True):
-                entry[f"interval_p{percent}_s"] = float(interval_s)
-            entry["interval_longest_s"] = float(intervals_s.max())
+            ranks, ranked_s = np.arange(len(intervals_s)), np.sort(intervals_s)  # faster than np.percentile
+            for percent in PERCENTILES:
+                entry[f"interval_p{percent}_s"] = float(np.interp(percent / 100 * ranks[-1], ranks, ranked_s))
+            entry["interval_longest_s"] = float(ranked_s[-1])
             entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
 
@@ -464,7 +465,7 @@ def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
     require_file(path, LARGEST_LINES_B)
-    for text in path.read_text(errors="replace").splitlines():
+    for text in path.read_bytes().decode(errors="replace").splitlines():
         try:
             line = DECODER.decode(text)
         except (ValueError, RecursionError):
