@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
+TRIM_THRESHOLD, KEPT_B = -1, 2**28  # a number of glibc's mallopt, and what a process may keep that it has freed
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a process that was just forked should load nothing
 _forker = 0  # the process that forks, as its child will find it
@@ -59,8 +60,15 @@ def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
     from concurrent.futures import ProcessPoolExecutor  # samplers and ranks need none
 
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context, end_with_parent, (os.getpid(),)) as processes:
+    with ProcessPoolExecutor(cores, context, _work_for, (os.getpid(),)) as processes:
         return list(processes.map(function, items, chunksize=at_once))
+
+
+def _work_for(parent: int) -> None:
+    """Begin a process that works off a list. It keeps the memory that it frees: the next item needs as much."""
+    end_with_parent(parent)
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(TRIM_THRESHOLD, KEPT_B)
 
 
 def adopt_orphans() -> None:

@@ -461,7 +461,7 @@ def _mean_power(curves: list[Curve], component: str, window: tuple[int, int]) ->
     for curve in curves:
         if curve.sensor["component"] != component or not curve.sensor["primary"]:
             continue
-        if ((curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
+        if ((curve.read.ns >= start_ns) & (curve.read.ns <= end_ns)).sum() < FEWEST_IDLE_SAMPLES:
             return None
         first_J, last_J = curve.at((start_ns, end_ns))
         energy_J += float(last_J - first_J)

@@ -12,8 +12,8 @@ import numpy as np
 
 from energynn.measure import clocks, plausible
 from energynn.measure.edges import CounterEdges, MeanPower, MeanPowerEdges, ShapedEdges
-from energynn.measure.plausible import Judgement
-from energynn.measure.samples import Samples, events_of_kind, host_of_rank, read_events, read_hosts
+from energynn.measure.plausible import Judgement, from_zero
+from energynn.measure.samples import Instants, Samples, events_of_kind, host_of_rank, read_events, read_hosts
 
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
@@ -44,14 +44,47 @@ BOUNDED = 0.94
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
 
+@dataclass(frozen=True, eq=False)
+class Power:
+    """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask."""
+
+    read: Instants
+    watts: np.ndarray
+
+    @cached_property
+    def off_the_line_W(self) -> np.ndarray:
+        """(readings - 2,): how far each inner reading is from the straight line between its two neighbours."""
+        watts, weights = self.watts, self.read.weights
+        return watts[1:-1] - (1 - weights) * watts[:-2] - weights * watts[2:]
+
+    def variance_J2(self) -> np.ndarray:
+        """(readings,): what each reading adds to the variance of the power's integral."""
+        variance_J2 = np.zeros(len(self.watts))
+        if len(self.watts) > 2:
+            variance_J2[1:-1] = self.off_the_line_W**2 * self.read.widths_s**2 / BETWEEN_NOISE_AND_JUMP
+        return variance_J2
+
+    @cached_property
+    def missed_J2(self) -> np.ndarray:
+        """(readings + 1,): what this adds up to."""
+        return from_zero(self.variance_J2())
+
+    def at(self, read: Instants) -> Power | None:
+        """The same at the instants of another sensor; None where there is no reading at one of them."""
+        if read is self.read:
+            return self
+        where = np.minimum(np.searchsorted(self.read.ns, read.ns), len(self.watts) - 1)
+        return Power(read, self.watts[where]) if (self.read.ns[where] == read.ns).all() else None
+
+
 @dataclass(frozen=True)
 class Curve:
     """Cumulative energy of one sensor over its host's monotonic clock, linear between its knots.
 
     t_ns, energy_J, variance_J2: (knots,), the last the cumulative variance of what lies between the knots. An edge of a
     window has a standard deviation of ``edge_s`` in time and, by ``edges``, in energy; ``lag_s`` is one for both edges.
-    added: knots before the first and after the last that the sensor gave. good_ns, failed_ns: when the sensor was read,
-    well and in vain; watts: (good,) the power read, of power sensors; range_W: see ``plausible.Judgement``.
+    added: knots before the first and after the last that the sensor gave. read, failed_ns: when the sensor was read,
+    well and in vain; power: what a power sensor read; range_W: see ``plausible.Judgement``.
     """
 
     sensor: dict
@@ -59,7 +92,7 @@ class Curve:
     t_ns: np.ndarray
     energy_J: np.ndarray
     variance_J2: np.ndarray
-    good_ns: np.ndarray
+    read: Instants
     failed_ns: np.ndarray
     longest_ns: float
     period_s: float
@@ -68,12 +101,13 @@ class Curve:
     lag_s: float = 0.0
     added: tuple[int, int] = (0, 0)
     range_W: float = 0.0
-    watts: np.ndarray | None = None
+    power: Power | None = None
 
     @cached_property
     def from_first_ns(self) -> np.ndarray:
         """The knots in ns since the first, as numpy interpolates between them."""
-        return (self.t_ns - self.t_ns[0]).astype(float)
+        instants = self.read if self.t_ns is self.read.ns else Instants(self.t_ns)
+        return instants.from_first_ns
 
     def at(self, t_ns) -> np.ndarray:
         """Energy in J since the first reading, at instants of the host's monotonic clock."""
@@ -110,37 +144,40 @@ class Curve:
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
-        gaps = np.flatnonzero(np.diff(self.good_ns) > self.longest_ns)
-        failed = np.searchsorted(self.good_ns, self.failed_ns, side="right") - 1
-        gaps = np.union1d(gaps, failed[(failed >= 0) & (failed < len(self.good_ns) - 1)])
-        begins_ns = np.clip(self.good_ns[gaps], start_ns, end_ns)
-        ends_ns = np.clip(self.good_ns[gaps + 1], start_ns, end_ns)
-        first_ns, last_ns = np.clip(self.good_ns[[0, -1]], start_ns, end_ns)
+        gaps = np.flatnonzero(self.read.apart_ns > self.longest_ns)
+        failed = np.searchsorted(self.read.ns, self.failed_ns, side="right") - 1
+        gaps = np.union1d(gaps, failed[(failed >= 0) & (failed < len(self.read.ns) - 1)])
+        begins_ns = np.clip(self.read.ns[gaps], start_ns, end_ns)
+        ends_ns = np.clip(self.read.ns[gaps + 1], start_ns, end_ns)
+        first_ns, last_ns = np.clip(self.read.ns[[0, -1]], start_ns, end_ns)
         return float((last_ns - first_ns - (ends_ns - begins_ns).sum()) / (end_ns - start_ns))
 
 
 def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curve]:
     """The energy of every sensor of a host that has one; ``judged``: what `plausible.judge` says of the samples."""
     judged = plausible.judge(samples) if judged is None else judged
-    powers = {}
+    powers, shapes = {}, {}
     for column, judgement in enumerate(judged):
         sensor = judgement.sensor
-        if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
-            watts = samples.readings[:, column] * sensor["to_SI"]
-            powers[sensor["checks"]] = np.where(judgement.good, watts, np.nan)
+        if sensor["kind"] == "power" and not judgement.is_dead:
+            watts = judgement.of(samples.readings[:, column]) * sensor["to_SI"]
+            powers[column] = Power(judgement.instants(samples), watts)
+            if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
+                shapes[sensor["checks"]] = powers[column]
     made = []
     for column, judgement in enumerate(judged):
         if not judgement.is_dead:
-            curve = _curve(judgement, samples, column, powers.get(judgement.sensor["id"]))
+            power = powers.get(column) or shapes.get(judgement.sensor["id"])
+            curve = _curve(judgement, samples, column, power)
             made.append(_to_the_ends(curve, samples.t_ns[0], samples.t_ns[-1]))
     return made
 
 
 def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
     """A sensor that fell silent before its host did goes on with the power of its last second, or anything it had."""
-    if curve.good_ns[0] - first_ns > curve.longest_ns:
+    if curve.read.ns[0] - first_ns > curve.longest_ns:
         curve = _prolonged(curve, 0, first_ns)
-    if last_ns - curve.good_ns[-1] > curve.longest_ns:
+    if last_ns - curve.read.ns[-1] > curve.longest_ns:
         curve = _prolonged(curve, -1, last_ns)
     return curve
 
@@ -148,9 +185,9 @@ def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
 def _over_edges(curve: Curve, start_ns: int, end_ns: int) -> Curve:
     """A window may begin before a power's first reading, or end after its last: less than a period is no gap."""
     period_ns = int(curve.period_s * 1e9)
-    if curve.watts is not None and 0 < curve.t_ns[0] - start_ns:
+    if curve.power and 0 < curve.t_ns[0] - start_ns:
         curve = _prolonged(curve, 0, max(start_ns, curve.t_ns[0] - period_ns))
-    if curve.watts is not None and 0 < end_ns - curve.t_ns[-1]:
+    if curve.power and 0 < end_ns - curve.t_ns[-1]:
         curve = _prolonged(curve, -1, min(end_ns, curve.t_ns[-1] + period_ns))
     return curve
 
@@ -172,29 +209,26 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
     )
 
 
-def _curve(judgement: Judgement, samples: Samples, column: int, watts: np.ndarray | None) -> Curve:
-    """The energy of one sensor; ``watts``: (samples,) the power that its device shows beside a counter."""
-    sensor, good = judgement.sensor, judgement.good
-    t_ns, failed_ns = samples.t_ns[good], samples.t_ns[~good]
+def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | None) -> Curve:
+    """The energy of one sensor; ``power``: what it reads, or its device shows beside a counter."""
+    sensor, read = judgement.sensor, power.read if judgement.sensor["kind"] == "power" else judgement.instants(samples)
+    failed_ns = samples.t_ns[~judgement.good]
     if judgement.unknown is not None and judgement.unknown.any():
-        failed_ns = np.union1d(failed_ns, (t_ns[:-1] + np.diff(t_ns) // 2)[judgement.unknown])
+        failed_ns = np.union1d(failed_ns, (read.ns[:-1] + read.apart_ns // 2)[judgement.unknown])
     reads = {
         "sensor": sensor,
         "host": samples.host,
-        "good_ns": t_ns,
+        "read": read,
         "failed_ns": failed_ns,
         "longest_ns": samples.longest_ns,
         "period_s": samples.period_s,
         "range_W": judgement.range_W,
     }
     if sensor["kind"] == "energy":
-        return _counter_curve(reads, judgement, None if watts is None else watts[good])
-    values = samples.readings[:, column][good]
+        return _counter_curve(reads, judgement, power and power.at(read))
     if sensor["kind"] == "busy":
-        return _busy_curve(reads, t_ns, values)
-    if _is_averaged(sensor):
-        return _averaged_power_curve(reads, t_ns, values * sensor["to_SI"])
-    return _power_curve(reads, t_ns, values * sensor["to_SI"])
+        return _busy_curve(reads, judgement.of(samples.readings[:, column]))
+    return (_averaged_power_curve if _is_averaged(sensor) else _power_curve)(reads, power)
 
 
 def _is_averaged(sensor: dict) -> bool:
@@ -202,65 +236,52 @@ def _is_averaged(sensor: dict) -> bool:
     return "average over 1 s" in (sensor.get("notes") or {}).get("power", "")
 
 
-def _power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
+def _power_curve(reads: dict, power: Power) -> Curve:
     """The integral of the power by the trapezoidal rule.
 
     How far a reading lies from the line between its neighbours tells noise and what happened between the readings;
     over a gap the power may have been anything that it was elsewhere.
     """
-    seconds = np.diff(t_ns) / 1e9
-    energy_J = np.concatenate([[0.0], np.cumsum(seconds * (watts[1:] + watts[:-1]) / 2)])
-    variance_J2 = _variance_of_readings(t_ns, watts)
-    gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:] = np.where(gaps, (seconds * max(watts.std(), reads["range_W"])) ** 2, variance_J2[1:])
-    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.cumsum(variance_J2), watts=watts)
+    read, watts, variance_J2 = power.read, power.watts, power.missed_J2[1:]
+    energy_J = from_zero(read.apart_s * (watts[1:] + watts[:-1]) / 2)
+    gaps = read.apart_ns > reads["longest_ns"]
+    if gaps.any():
+        variance_J2 = power.variance_J2()
+        variance_J2[1:][gaps] = (read.apart_s[gaps] * max(watts.std(), reads["range_W"])) ** 2
+        variance_J2 = np.cumsum(variance_J2)
+    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, variance_J2=variance_J2, power=power)
 
 
-def _averaged_power_curve(reads: dict, t_ns: np.ndarray, watts: np.ndarray) -> Curve:
+def _averaged_power_curve(reads: dict, power: Power) -> Curve:
     """A power that is a mean over the last second: that second's energy, and the integral of what was before it."""
-    noise_W2 = np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE if len(t_ns) > 2 else 0.0
-    power = MeanPower((t_ns - t_ns[0]) / 1e9, watts, noise_W2)
-    energy_J = power.energy_J()
-    variance_J2 = np.zeros(len(t_ns))
-    gaps = np.diff(t_ns) > reads["longest_ns"]
-    variance_J2[1:][gaps] = (np.diff(power.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
-    more = {"variance_J2": np.cumsum(variance_J2), "watts": watts}
-    return Curve(**reads, t_ns=t_ns, energy_J=energy_J, edges=MeanPowerEdges(t_ns, energy_J, power=power), **more)
+    read, watts = power.read, power.watts
+    noise_W2 = np.mean(power.off_the_line_W**2) / NOISE_OFF_THE_LINE if len(watts) > 2 else 0.0
+    mean = MeanPower(read.seconds, watts, noise_W2)
+    energy_J, variance_J2 = mean.energy_J(), np.zeros(len(watts))
+    gaps = read.apart_ns > reads["longest_ns"]
+    if gaps.any():
+        variance_J2[1:][gaps] = (np.diff(read.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
+    more = {"variance_J2": np.cumsum(variance_J2), "power": power}
+    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, edges=MeanPowerEdges(read.ns, energy_J, power=mean), **more)
 
 
-def _variance_of_readings(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
-    """What each reading adds to the variance of the power's integral, in J2."""
-    variance_J2 = np.zeros(len(t_ns))
-    if len(t_ns) > 2:
-        width_s = (t_ns[2:] - t_ns[:-2]) / 2e9
-        variance_J2[1:-1] = _off_the_line(t_ns, watts) ** 2 * width_s**2 / BETWEEN_NOISE_AND_JUMP
-    return variance_J2
-
-
-def _off_the_line(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
-    """How far each inner reading is from the straight line between its two neighbours, in W."""
-    weight = (t_ns[1:-1] - t_ns[:-2]) / (t_ns[2:] - t_ns[:-2])
-    return watts[1:-1] - (1 - weight) * watts[:-2] - weight * watts[2:]
-
-
-def aliasing(t_ns: np.ndarray, watts: np.ndarray) -> float:
+def _aliasing(watts: np.ndarray, off_the_line_W: np.ndarray) -> dict:
     """Share of the power's variance that half the sampling rate would lose: 0 for a smooth power, 1 for noise.
 
-    Near 1 neighbouring readings have nothing to do with each other: the load changes faster than it is sampled.
+    Near 1 neighbouring readings have nothing to do with each other: the load changes faster than it is sampled. A power
+    that varies, and does so mostly between one reading and the next, is aliased.
     """
-    if len(t_ns) < 8 or watts.std() == 0:
-        return 0.0
-    return float(np.mean(_off_the_line(t_ns, watts) ** 2) / NOISE_OFF_THE_LINE / watts.var())
+    variance_W2 = watts.var() if len(watts) >= 8 else 0.0
+    if variance_W2 == 0:
+        return {"aliasing": 0.0, "aliased": False}
+    share = float(np.mean(off_the_line_W**2) / NOISE_OFF_THE_LINE / variance_W2)
+    varies = np.sqrt(variance_W2) > LEAST_VARIATION * abs(watts.mean())
+    return {"aliasing": share, "aliased": bool(share > MOST_ALIASING and varies)}
 
 
-def is_aliased(share: float, watts: np.ndarray) -> bool:
-    """Whether a power varies, and mostly between one reading and the next; ``share``: what `aliasing` says of it."""
-    return bool(share > MOST_ALIASING and watts.std() > LEAST_VARIATION * abs(watts.mean()))
-
-
-def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curve:
+def _busy_curve(reads: dict, core_seconds: np.ndarray) -> Curve:
     """The stated model: idle power of all cores, and (full - idle) power while a core is busy."""
-    model = reads["sensor"]["model"]
+    model, t_ns = reads["sensor"]["model"], reads["read"].ns
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     idle_J = model["idle_W_per_core"] * model["cores"] * (t_ns - t_ns[0]) / 1e9
     energy_J = idle_J + more_W * (core_seconds - core_seconds[0])
@@ -269,22 +290,23 @@ def _busy_curve(reads: dict, t_ns: np.ndarray, core_seconds: np.ndarray) -> Curv
     return Curve(**reads, t_ns=t_ns, energy_J=energy_J, variance_J2=np.zeros(len(t_ns)), edges=edges)
 
 
-def _counter_curve(reads: dict, judgement: Judgement, watts: np.ndarray | None) -> Curve:
+def _counter_curve(reads: dict, judgement: Judgement, power: Power | None) -> Curve:
     """A counter's differences, never turned into power first; its own steps in time are finer than they look.
 
     A counter that changes every 100 ms says nothing between its steps. So only readings that changed are knots, half
     an update late on average. Where the power of the same device is read too, and explains the steps, the power gives
     the shape between them and the counter, smoothed over some steps, the energy.
     """
-    t_ns, energy_J, period_s = reads["good_ns"], judgement.energy_J, reads["period_s"]
+    read, energy_J, period_s = reads["read"], judgement.energy_J, reads["period_s"]
+    t_ns = read.ns
     new = np.flatnonzero(np.diff(energy_J) > 0) + 1
     is_finer = period_s > FINER * (reads["sensor"].get("update_s") or period_s)  # than readings of the power can tell
-    if not is_finer and watts is not None and not np.isnan(watts).any() and len(new) > SMOOTHING:
-        breaks = (np.diff(t_ns) > reads["longest_ns"]) | judgement.unknown
-        shaped = _shaped_by_power(t_ns, energy_J, watts, new, breaks)
+    if not is_finer and power and len(new) > SMOOTHING:
+        breaks = (read.apart_ns > reads["longest_ns"]) | judgement.unknown
+        shaped = _shaped_by_power(power, energy_J, new, breaks)
         if shaped is not None:
             return Curve(**reads, t_ns=t_ns, variance_J2=judgement.variance_J2, **shaped)
-    update_s, since_s = reads["sensor"].get("update_s"), np.diff(t_ns)[new - 1] / 1e9  # the reading before
+    update_s, since_s = reads["sensor"].get("update_s"), read.apart_s[new - 1]  # the reading before
     is_known = update_s is not None or len(new) <= 0.9 * (len(t_ns) - 1)
     if update_s is None:
         update_s = _update_seen_in_samples(t_ns, new, period_s)
@@ -314,33 +336,33 @@ def _update_seen_in_samples(t_ns: np.ndarray, new: np.ndarray, period_s: float) 
     return float(np.median(np.diff(t_ns[new])) / 1e9) if len(new) > 2 else 0.0
 
 
-def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
+def _shaped_by_power(power: Power, energy_J, new, breaks) -> dict | None:
     """The power's integral, moved to the counter's level: energy, its edges, and the sd of the counter's lag in s.
 
     None if the power does not explain the counter's steps, as where it is an average over a second.
     """
-    seconds = (t_ns - t_ns[0]) / 1e9
-    integral_J = np.concatenate([[0.0], np.cumsum(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)])
-    block_of = np.concatenate([[0], np.cumsum(breaks)])[new]  # nothing is smoothed over a gap
+    seconds, watts = power.read.seconds, power.watts
+    integral_J = from_zero(np.diff(seconds) * (watts[1:] + watts[:-1]) / 2)
+    blocks = np.unique(np.searchsorted(new, np.flatnonzero(breaks) + 1))  # nothing is smoothed over a gap
     knots_s, knot_W = seconds[new], watts[new]
     apart_J = energy_J[new] - integral_J[new]
     spacing_s = float(np.median(np.diff(knots_s)))
     # The counter shows what was true some time ago, at most one spacing. Where the power varies, the difference between
     # the two follows it, and tells the lag. Where the power is constant, the lag has no effect.
-    smooth_J, smooth_W = _local_line(knots_s, np.stack([apart_J, knot_W]), block_of)
+    smooth_J, smooth_W = _local_line(knots_s, np.stack([apart_J, knot_W]), blocks)
     rough_J, rough_W = apart_J - smooth_J, knot_W - smooth_W
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
-    lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / (np.dot(rough_W, rough_W) + prior)
+    told = np.dot(rough_W, rough_W) + prior
+    lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / told
     if not -LAG_TOLERANCE * spacing_s <= lag_s <= (1 + LAG_TOLERANCE) * spacing_s:
         return None
     left_J = float(np.std(rough_J + lag_s * rough_W))
     if left_J > MOST_UNEXPLAINED * noise_J:
         return None
-    lag_sd_s = noise_J / np.sqrt(np.dot(rough_W, rough_W) + prior)
+    lag_sd_s = noise_J / np.sqrt(told)
     reach_s = SMOOTHING * spacing_s
-    missed_J2 = np.concatenate([[0.0], np.cumsum(_variance_of_readings(t_ns, watts))])
-    edges = ShapedEdges(t_ns, seconds, watts, new, left_J, missed_J2, reach_s)
+    edges = ShapedEdges(power.read.ns, seconds, watts, new, left_J, power.missed_J2, reach_s)
     return {
         "energy_J": integral_J + np.interp(seconds, knots_s, smooth_J + lag_s * smooth_W),
         "edges": edges,
@@ -348,29 +370,29 @@ def _shaped_by_power(t_ns, energy_J, watts, new, breaks) -> dict | None:
     }
 
 
-def _local_line(x: np.ndarray, y: np.ndarray, block_of: np.ndarray) -> np.ndarray:
+def _local_line(x: np.ndarray, y: np.ndarray, blocks: np.ndarray) -> np.ndarray:
     """At each point the straight line fitted to its neighbours, ``SMOOTHING`` to each side within its block.
 
-    y: (..., points), each line of its own; block_of: (points,) rising.
+    y: (..., points), each line of its own; blocks: at which points one begins.
     """
     result = np.empty(y.shape)
-    edges = np.flatnonzero(np.diff(block_of)) + 1
-    for begin, end in pairwise([0, *edges.tolist(), len(x)]):
-        xs, ys = x[begin:end] - x[begin], y[..., begin:end]
+    for begin, end in pairwise([0, *blocks.tolist(), len(x)]):
+        xs, ys = x[begin:end] - x[begin:][:1], y[..., begin:end]
         count = _count_around(len(xs))
         mean_x, mean_y = _sum_around(xs) / count, _sum_around(ys) / count
         spread = _sum_around(xs * xs) / count - mean_x**2
-        slope = np.where(
-            spread > 1e-9, (_sum_around(xs * ys) / count - mean_x * mean_y) / np.maximum(spread, 1e-9), 0.0
-        )
+        slope = _sum_around(xs * ys) / count
+        slope -= mean_x * mean_y
+        slope /= np.maximum(spread, 1e-9)
+        slope[..., spread <= 1e-9] = 0.0
         result[..., begin:end] = mean_y + slope * (xs - mean_x)
     return result
 
 
 def _count_around(points: int) -> np.ndarray:
     """How many points are no further from each of some than ``SMOOTHING``, itself included."""
-    index = np.arange(points)
-    return np.minimum(points, index + SMOOTHING + 1.0) - np.maximum(0.0, index - SMOOTHING)
+    before = np.minimum(np.arange(float(points)), SMOOTHING)
+    return before + before[::-1] + 1.0
 
 
 def _sum_around(values: np.ndarray) -> np.ndarray:
@@ -393,17 +415,16 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     """
     entries = []
     for curve in found:
-        inside = (curve.good_ns >= start_ns) & (curve.good_ns <= end_ns)
-        entry = {**curve.sensor, "host": curve.host, "samples": int(np.count_nonzero(inside))}
+        first, after = np.searchsorted(curve.read.ns, start_ns), np.searchsorted(curve.read.ns, end_ns, side="right")
+        entry = {**curve.sensor, "host": curve.host, "samples": max(0, int(after - first))}
         entry["failed_reads"] = int(((curve.failed_ns >= start_ns) & (curve.failed_ns <= end_ns)).sum())
         if end_ns > start_ns:
             entry["energy_J"], sd_J = _over_edges(curve, start_ns, end_ns).between(start_ns, end_ns)
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
-            if curve.watts is not None:
-                watts = curve.watts[inside]
-                entry["aliasing"] = aliasing(curve.good_ns[inside], watts)
-                entry["aliased"] = is_aliased(entry["aliasing"], watts)
+            if curve.power:
+                off_the_line_W = curve.power.off_the_line_W[first : max(first, after - 2)]
+                entry |= _aliasing(curve.power.watts[first:after], off_the_line_W)
         entries.append(entry)
     return entries
 
@@ -550,9 +571,9 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     traces = {}
     for samples in hosts:
         for curve in curves(samples):
-            seconds = (curve.good_ns[[0, -1]] - begun_ns.get(curve.host, curve.good_ns[0])) / 1e9
+            seconds = (curve.read.ns[[0, -1]] - begun_ns.get(curve.host, curve.read.ns[0])) / 1e9
             edges_s = np.arange(np.ceil(seconds[0] / period_s), np.floor(seconds[1] / period_s) + 1) * period_s
-            energy_J = curve.at(curve.good_ns[0] + ((edges_s - seconds[0]) * 1e9).astype(np.int64))
+            energy_J = curve.at(curve.read.ns[0] + ((edges_s - seconds[0]) * 1e9).astype(np.int64))
             name = curve.sensor["id"] if len(hosts) == 1 else f"{curve.host}:{curve.sensor['id']}"
             traces[name] = ((edges_s[1:] + edges_s[:-1]) / 2, np.diff(energy_J) / period_s)
     return traces

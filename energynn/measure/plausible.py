@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from energynn.measure.samples import Samples
+from energynn.measure.samples import Instants, Samples
 
 # What no device of its kind draws, in W, where its sensor knows no limit; and how far a reading may lie above a limit,
 # which holds for a mean over some time only.
@@ -56,6 +56,14 @@ class Judgement:
         lost = 0 if self.unknown is None else np.count_nonzero(self.unknown)
         return (np.count_nonzero(self.good) - lost) / max(1, len(self.good))
 
+    def of(self, values: np.ndarray) -> np.ndarray:
+        """Those of some values, one for each sample, that belong to good readings; no copy where all do."""
+        return values if self.good.all() else values[self.good]
+
+    def instants(self, samples: Samples) -> Instants:
+        """When the sensor was read well."""
+        return samples.instants if self.good.all() else Instants(samples.t_ns[self.good])
+
     def doubt(self, words: str) -> None:
         self.sensor["doubt"] = "; ".join(filter(None, [self.sensor.get("doubt"), words]))
 
@@ -71,7 +79,7 @@ def judge(samples: Samples) -> list[Judgement]:
         elif sensor["kind"] == "power":
             _judge_power(judgement, samples.t_ns, readings * sensor["to_SI"])
         elif sensor["kind"] == "energy":
-            _judge_counter(judgement, samples.t_ns, readings)
+            _judge_counter(judgement, samples, readings)
         judged.append(judgement)
     _judge_by_others(judged, samples)
     _replace(judged)
@@ -89,17 +97,19 @@ def most_W(sensor: dict) -> float:
 
 def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> None:
     """Zero, next to nothing and more than the device can draw are no readings; nor is what stays where others vary."""
-    read = judgement.good.copy()
+    read = judgement.good
     with np.errstate(invalid="ignore"):
         high = read & (watts > most_W(judgement.sensor))
-        least_W = LEAST_SHARE * np.percentile(watts[read & ~high], UNDER_LOAD) if (read & ~high).any() else 0.0
+        judgement.good = read & ~high
+        least_W = LEAST_SHARE * np.percentile(judgement.of(watts), UNDER_LOAD) if judgement.good.any() else 0.0
         low = read & (watts <= least_W)
-    frozen = read & ~low & ~high
+    judgement.good &= ~low
+    frozen = judgement.good.copy()
     if frozen.any():
-        frozen[frozen] = _frozen(t_ns[frozen], watts[frozen])
+        frozen[frozen] = _frozen(judgement.of(t_ns), judgement.of(watts))
     if frozen.any():
-        judgement.range_W = float(np.ptp(watts[read & ~low & ~high]))
-    judgement.good = read & ~low & ~high & ~frozen
+        judgement.range_W = float(np.ptp(judgement.of(watts)))
+        judgement.good &= ~frozen
     for which, words in (
         (low, "no power where there must be some"),
         (high, f"more than {most_W(judgement.sensor):.0f} W, which it cannot draw"),
@@ -113,11 +123,13 @@ def _judge_power(judgement: Judgement, t_ns: np.ndarray, watts: np.ndarray) -> N
 
 def _frozen(t_ns: np.ndarray, watts: np.ndarray) -> np.ndarray:
     """Which readings belong to a stretch that is much longer the same than any other at about the same power."""
-    first, last = _stretches(watts)
-    lengths_s = (t_ns[last] - t_ns[first]) / 1e9
     frozen = np.zeros(len(watts), dtype=bool)
-    if not (lengths_s > FROZEN_S).any():
+    begins, ends = _stretches(np.diff(watts) == 0)
+    if not ((t_ns[ends] - t_ns[begins]) / 1e9 > FROZEN_S).any():
         return frozen
+    changes = np.flatnonzero(np.diff(watts) != 0)
+    first, last = np.append(0, changes + 1), np.append(changes, len(watts) - 1)
+    lengths_s = (t_ns[last] - t_ns[first]) / 1e9
     period_s = float(np.median(np.diff(t_ns))) / 1e9
     by_power = np.argsort(watts[first], kind="stable")
     powers_W, lengths_s = watts[first][by_power], lengths_s[by_power]
@@ -141,66 +153,81 @@ def _greatest(values: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndar
     return result
 
 
-def _stretches(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First and last index of each stretch of equal values."""
-    changes = np.flatnonzero(np.diff(values) != 0)
-    return np.concatenate([[0], changes + 1]), np.concatenate([changes, [len(values) - 1]])
+def _stretches(steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each stretch of some steps begins and ends, as the numbers of the readings that they lie between."""
+    edges = np.flatnonzero(np.diff(steps, prepend=False, append=False))
+    return edges[::2], edges[1::2]
 
 
 # ------------------------------------------------------------------------------------------------------------ counters
 
 
-def _judge_counter(judgement: Judgement, t_ns: np.ndarray, readings: np.ndarray) -> None:
+def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray) -> None:
     """Readings that jump away and back are misreads; steps that no device can draw, or none at all, are unknown."""
     sensor = judgement.sensor
-    good_ns, shown = t_ns[judgement.good], readings[judgement.good]
+    read, shown = judgement.instants(samples), judgement.of(readings)
     steps = np.diff(shown)
-    usual_s = _usual_s(good_ns, steps)
-    kept = _no_misread(sensor, good_ns, shown, usual_s)
+    energy_J = from_zero(steps * sensor["to_SI"])
+    if _is_sound(sensor, read, steps * sensor["to_SI"], energy_J):
+        judgement.unknown = np.zeros(len(steps), dtype=bool)
+        judgement.energy_J, judgement.variance_J2 = energy_J, np.zeros(len(energy_J))
+        return
+    usual_s = _usual_s(read.ns, steps)
+    kept = _no_misread(sensor, read, shown, steps, usual_s)
     if not kept.all():
         judgement.good[judgement.good] = kept
         judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
-        good_ns, steps = good_ns[kept], np.diff(shown[kept])
-        usual_s = _usual_s(good_ns, steps)
-    if len(steps) == 0 or not steps.any():
+        read, steps = judgement.instants(samples), np.diff(shown[kept])
+        usual_s = _usual_s(read.ns, steps)
+    if not steps.any():
         judgement.good[:] = False
         judgement.doubt("the counter did not move; it has no energy")
         return
-    seconds = np.diff(good_ns) / 1e9
+    seconds = read.apart_s
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
-    since_change_s = _seconds_since_change(good_ns, steps, usual_s)
+    since_change_s = _seconds_since_change(read.ns, steps, usual_s)
     false = (steps_J < 0) | (steps_J > most_W(sensor) * since_change_s)
-    if sensor["wraps_at"]:  # in a long gap it may have wrapped around more than once, unseen
-        false |= most_W(sensor) * seconds > sensor["wraps_at"] * sensor["to_SI"]
+    false |= _may_wrap(sensor, seconds)
     if false.any():
         since = _last_change(steps)
         for step in np.flatnonzero(false):
             false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
         steps_J = np.where(false, 0.0, steps_J)
-        since_change_s = _seconds_since_change(good_ns, steps_J, _usual_s(good_ns, steps_J))
-    still = _still(sensor, good_ns, steps_J, false, since_change_s)
+        since_change_s = _seconds_since_change(read.ns, steps_J, _usual_s(read.ns, steps_J))
+    known_J = from_zero(steps_J)
+    still = _still(sensor, read, steps_J, known_J, false, since_change_s)
     judgement.unknown = false | still
     if judgement.unknown.all():
         judgement.good[:] = False
         judgement.doubt("no two readings of the counter fit to each other; it has no energy")
         return
-    judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
+    judgement.energy_J, judgement.variance_J2 = known_J, np.zeros(len(known_J))
+    if judgement.unknown.any():
+        judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
     if still.any():
         judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
     if false.any():
         judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
 
 
+def _is_sound(sensor: dict, read: Instants, steps_J: np.ndarray, energy_J: np.ndarray) -> bool:
+    """Whether a glance at a counter's steps tells that none is false and that it never stood still."""
+    longest_s = read.apart_s.max()
+    if steps_J.min() < 0 or steps_J.max() == 0 or _may_wrap(sensor, longest_s):
+        return False
+    if (steps_J > most_W(sensor) * read.apart_s).any():
+        return False
+    # A counter that moves once in STILL_STEPS adds up no more than this time, however late it shows what was drawn.
+    least_J = LEAST_SHARE * _under_load(read.seconds, energy_J) * (2 * STILL_STEPS + 1) * longest_s
+    return bool(np.diff(_knots(steps_J > least_J)).max() <= STILL_STEPS)
+
+
 def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Energy and variance from 0 on; what is unknown has the mean power of the seconds before and after it."""
-    if not unknown.any():
-        return np.concatenate([[0.0], np.cumsum(steps_J)]), np.zeros(len(steps_J) + 1)
     steps_J, variance_J2 = np.where(unknown, 0.0, steps_J), np.zeros(len(seconds))
-    known_s = np.concatenate([[0.0], np.cumsum(np.where(unknown, 0.0, seconds))])
-    known_J = np.concatenate([[0.0], np.cumsum(steps_J)])
+    known_s, known_J = from_zero(np.where(unknown, 0.0, seconds)), from_zero(steps_J)
     half_range_W = power_range_W(known_s, known_J) / 2
-    first, last = _stretches(unknown)
-    for begin, end in zip(first[unknown[first]], last[unknown[first]] + 1, strict=True):
+    for begin, end in zip(*_stretches(unknown), strict=True):
         around_s = np.array([known_s[begin] - BRIDGED_BY_S, known_s[begin], known_s[begin] + BRIDGED_BY_S])
         around_s = np.clip(around_s, 0.0, known_s[-1])
         around_J, lengths_s = np.diff(np.interp(around_s, known_s, known_J)), np.diff(around_s)
@@ -209,7 +236,15 @@ def _bridged(seconds: np.ndarray, steps_J: np.ndarray, unknown: np.ndarray) -> t
         sd_W = BRIDGED_SD * powers_W.mean() + np.ptp(powers_W) / 2 + half_range_W * min(1.0, length_s / BRIDGED_BY_S)
         steps_J[begin:end] = powers_W.mean() * seconds[begin:end]
         variance_J2[begin:end] = sd_W**2 * length_s * seconds[begin:end]
-    return tuple(np.concatenate([[0.0], np.cumsum(values)]) for values in (steps_J, variance_J2))
+    return from_zero(steps_J), from_zero(variance_J2)
+
+
+def from_zero(steps: np.ndarray) -> np.ndarray:
+    """(steps + 1,): what some steps add up to, from 0 on."""
+    sums = np.empty(len(steps) + 1)
+    sums[0] = 0.0
+    np.cumsum(steps, out=sums[1:])
+    return sums
 
 
 def power_range_W(seconds: np.ndarray, energy_J: np.ndarray) -> float:
@@ -220,9 +255,19 @@ def power_range_W(seconds: np.ndarray, energy_J: np.ndarray) -> float:
     return float(np.ptp(powers_W))
 
 
+def _may_wrap(sensor: dict, seconds):
+    """Whether a counter may have wrapped around more than once, unseen, in a long gap."""
+    return most_W(sensor) * seconds > (sensor["wraps_at"] or np.inf) * sensor["to_SI"]
+
+
+def _knots(moves: np.ndarray) -> np.ndarray:
+    """The readings to which a counter moved, by its steps, and the first and the last."""
+    return np.concatenate([[0], np.flatnonzero(moves[:-1]) + 1, [len(moves)]])
+
+
 def _wrapped(sensor: dict, steps):
     """Steps of a counter, in its unit, over the reading at which it starts again."""
-    if sensor["wraps_at"] is None:
+    if sensor["wraps_at"] is None or not (steps < 0).any():
         return steps
     return np.where(steps < 0, steps + sensor["wraps_at"], steps)
 
@@ -234,8 +279,9 @@ def _seconds_since_change(t_ns: np.ndarray, steps: np.ndarray, usual_s: float) -
 
 def _last_change(steps: np.ndarray) -> np.ndarray:
     """For each step, the reading before it at which the counter changed the last time."""
-    changed = np.concatenate([[0], np.where(steps != 0, np.arange(1, len(steps) + 1), 0)])
-    return np.maximum.accumulate(changed)[:-1]
+    before = np.arange(len(steps))
+    before[1:][steps[:-1] == 0] = 0
+    return np.maximum.accumulate(before, out=before)
 
 
 def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
@@ -244,16 +290,17 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
     return float(np.median(np.diff(t_ns[changes]))) / 1e9 if len(changes) > 1 else 0.0
 
 
-def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarray, since_change_s) -> np.ndarray:
+def _still(
+    sensor: dict, read: Instants, steps_J: np.ndarray, energy_J: np.ndarray, false, since_change_s
+) -> np.ndarray:
     """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
-    load_W = _under_load(t_ns, steps_J)
+    load_W = _under_load(read.seconds, energy_J)
     moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
-    moves_at = np.flatnonzero(moves[:-1]) + 1
-    knots = np.concatenate([[0], moves_at, [len(steps_J)]])
+    knots = _knots(moves)
     still = np.zeros(len(steps_J), dtype=bool)
     if np.diff(knots).max() <= STILL_STEPS:
         return still
-    lengths_s = np.diff(t_ns[knots]) / 1e9
+    lengths_s = np.diff(read.ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))
     suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
@@ -266,16 +313,15 @@ def _still(sensor: dict, t_ns: np.ndarray, steps_J: np.ndarray, false: np.ndarra
     return still
 
 
-def _under_load(t_ns: np.ndarray, steps_J: np.ndarray) -> float:
+def _under_load(seconds: np.ndarray, energy_J: np.ndarray) -> float:
     """The power of a counter in W while there is a load, by means over a second."""
-    seconds = (t_ns - t_ns[0]) / 1e9
-    energy_J = np.interp(np.arange(0.0, seconds[-1] + 1.0), seconds, np.concatenate([[0.0], np.cumsum(steps_J)]))
-    return (
-        float(np.percentile(np.diff(energy_J), UNDER_LOAD)) if seconds[-1] > 1 else float(steps_J.sum() / seconds[-1])
-    )
+    if seconds[-1] <= 1:
+        return float(energy_J[-1] / seconds[-1])
+    by_second_J = np.interp(np.arange(0.0, seconds[-1] + 1.0), seconds, energy_J)
+    return float(np.percentile(np.diff(by_second_J), UNDER_LOAD))
 
 
-def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray, usual_s: float) -> np.ndarray:
+def _no_misread(sensor: dict, read: Instants, readings: np.ndarray, steps: np.ndarray, usual_s: float) -> np.ndarray:
     """Which readings of a counter do not jump away and back, as a misread does."""
     keep = np.ones(len(readings), dtype=bool)
 
@@ -283,10 +329,10 @@ def _no_misread(sensor: dict, t_ns: np.ndarray, readings: np.ndarray, usual_s: f
         step = float(readings[after] - readings[before])
         if step < 0 and sensor["wraps_at"] is not None:
             step += sensor["wraps_at"]
-        return 0 <= step * sensor["to_SI"] <= most_W(sensor) * (int(t_ns[after] - t_ns[before]) / 1e9 + usual_s)
+        return 0 <= step * sensor["to_SI"] <= most_W(sensor) * (int(read.ns[after] - read.ns[before]) / 1e9 + usual_s)
 
-    steps_J = _wrapped(sensor, np.diff(readings)) * sensor["to_SI"]
-    suspects = np.flatnonzero((steps_J < 0) | (steps_J > most_W(sensor) * (np.diff(t_ns) / 1e9 + usual_s))) + 1
+    steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
+    suspects = np.flatnonzero((steps_J < 0) | (steps_J > most_W(sensor) * (read.apart_s + usual_s))) + 1
     before = 0
     for index in suspects:
         before = index - 1 if keep[index - 1] else before
@@ -307,7 +353,7 @@ def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
     stretches, bin_s = {}, max(BIN_S, samples.thinned_s)
     for column, judgement in enumerate(judged):
         if judgement.sensor["kind"] == "power" and not judgement.is_dead:
-            begins, ends = _long_stretches(samples, column, judgement.good, BINS * bin_s)
+            begins, ends = _long_stretches(judgement, samples, column, BINS * bin_s)
             if len(begins):
                 stretches[column] = begins, ends
     if not stretches:
@@ -327,7 +373,7 @@ def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:
 def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: list[np.ndarray]) -> None:
     """Take the readings of some stretches out: begin, end and the sensor that moved, (stretches,) each."""
     judgement = judged[column]
-    watts = samples.readings[judgement.good, column] * judgement.sensor["to_SI"]
+    watts = judgement.of(samples.readings[:, column]) * judgement.sensor["to_SI"]
     for begin, end, other in zip(*stretches, strict=True):
         judgement.range_W = max(judgement.range_W, float(np.ptp(watts)))
         judgement.good[begin + 1 : end + 1] = False
@@ -335,24 +381,23 @@ def _freeze(judged: list[Judgement], column: int, samples: Samples, stretches: l
         judgement.doubt(f"frozen for {length_s:.1f} s, while {judged[other].sensor['id']} moved")
 
 
-def _long_stretches(samples: Samples, column: int, good: np.ndarray, least_s: float) -> tuple[np.ndarray, np.ndarray]:
+def _long_stretches(judgement: Judgement, samples: Samples, column: int, least_s: float) -> list[np.ndarray]:
     """First and last sample of the stretches of the same power that others may tell to be frozen."""
-    indices, readings = np.flatnonzero(good), samples.readings[:, column]
-    first, last = _stretches(readings[indices])
-    begins, ends = indices[first], indices[last]
-    values = readings[begins]
-    awake = values > AWAKE * values.min()  # asleep a device may well draw the same while others work
-    long = awake & (samples.t_ns[ends] - samples.t_ns[begins] > least_s * 1e9)
-    return begins[long], ends[long]
+    t_ns, readings = judgement.of(samples.t_ns), judgement.of(samples.readings[:, column])
+    first, last = _stretches(np.diff(readings) == 0)
+    awake = readings[first] > AWAKE * readings.min()  # asleep a device may well draw the same while others work
+    long = awake & (t_ns[last] - t_ns[first] > least_s * 1e9)
+    samples_of = np.flatnonzero(judgement.good)
+    return [samples_of[first[long]], samples_of[last[long]]]
 
 
 def _binned_power(judgement: Judgement, samples: Samples, column: int, edges_ns: np.ndarray) -> np.ndarray | None:
     """Mean power in each bin, of busy time the mean of busy cores; None of a sensor that tells nothing."""
     if judgement.is_dead or len(edges_ns) < 4:
         return None
-    t_ns, values = samples.t_ns[judgement.good], samples.readings[judgement.good, column]
+    t_ns, values = judgement.of(samples.t_ns), judgement.of(samples.readings[:, column])
     if judgement.sensor["kind"] == "power":
-        values = np.concatenate([[0.0], np.cumsum(np.diff(t_ns) * (values[1:] + values[:-1]) / 2)])
+        values = from_zero(np.diff(t_ns) * (values[1:] + values[:-1]) / 2)
     if judgement.energy_J is not None:
         values = judgement.energy_J
     return np.diff(np.interp(edges_ns, t_ns, values))

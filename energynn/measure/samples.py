@@ -13,6 +13,7 @@ import warnings
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,44 @@ def limit_variable(name: str) -> str:
     return f"ENERGYNN_{name.upper()}"
 
 
+@dataclass(frozen=True, eq=False)
+class Instants:
+    """When readings were taken, and what follows from that, worked out once for all sensors that share them.
+
+    ns: (readings,) of the host's monotonic clock.
+    """
+
+    ns: np.ndarray
+
+    @cached_property
+    def from_first_ns(self) -> np.ndarray:
+        """As numpy interpolates between them."""
+        return (self.ns - self.ns[0]).astype(float)
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        return self.from_first_ns / 1e9
+
+    @cached_property
+    def apart_ns(self) -> np.ndarray:
+        """(readings - 1,): from each to the next."""
+        return np.diff(self.ns)
+
+    @cached_property
+    def apart_s(self) -> np.ndarray:
+        return self.apart_ns / 1e9
+
+    @cached_property
+    def widths_s(self) -> np.ndarray:
+        """(readings - 2,): half of the time between the two neighbours of an inner reading, for which it stands."""
+        return (self.ns[2:] - self.ns[:-2]) / 2e9
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """(readings - 2,): how far from one neighbour to the other an inner reading lies, 0 to 1."""
+        return self.apart_ns[:-1] / (self.ns[2:] - self.ns[:-2])
+
+
 @dataclass
 class Samples:
     """What the sampler of one host has written.
@@ -85,6 +124,10 @@ class Samples:
     @property
     def period_s(self) -> float:
         return self.header["period_s"]
+
+    @cached_property
+    def instants(self) -> Instants:
+        return Instants(self.t_ns)
 
     @property
     def longest_ns(self) -> float:
@@ -227,14 +270,12 @@ class Reader:
         sensors = len(self.header["sensors"]) if self.header else 0
         words, line = block.translate(None, OF_NUMBERS), LINE % (b"," * (sensors - 1))
         lines = len(words) // len(line)
-        if not (sensors and lines) or words != line * lines or not _words_are_whole(block, lines):
+        has_points, has_nulls = b"." in block, b"n" in block
+        if not (sensors and lines) or words != line * lines or not _are_plain(block, has_points, has_nulls):
             return False
-        numbers, has_points, has_nulls = block.translate(COMMA_FOR_NEWLINE, WORDS), b"." in block, b"n" in block
+        numbers = block.translate(COMMA_FOR_NEWLINE, WORDS)[:-1]
         if has_nulls:
             numbers = numbers.replace(b"null", b"-1")
-        if _has_odd_numbers(b"," + numbers, has_points):
-            return False
-        numbers = numbers[:-1]
         try:
             with warnings.catch_warnings(action="error"):
                 whole = np.fromstring(numbers.replace(b".", b""), np.int64, sep=",").reshape(lines, 3 + sensors)
@@ -305,27 +346,25 @@ class Reader:
         )
 
 
-def _words_are_whole(block: bytes, lines: int) -> bool:
-    """Whether no number stands within a word of some samples, whose words follow each other as they should."""
-    text = np.frombuffer(block, np.uint8)
-    parts = np.flatnonzero((text == ord(",")) | (text == ord("\n"))).reshape(lines, -1).T  # where commas and lines end
-    # A word is whole if its last letter is as far from its first as it should be.
-    last = [(np.append(0, parts[-1][:-1] + 1) + 4, ":"), (parts[0] + 4, ":"), (parts[1] + 4, ":")]
-    last += [(parts[2] + 5, "["), (parts[-1] - 2, "]")]
-    return all((text.take(places, mode="clip") == ord(letter)).all() for places, letter in last)
+def _are_plain(block: bytes, has_points: bool, has_nulls: bool) -> bool:
+    """Whether each number of some samples stands where one should, and is one as JSON has it.
 
-
-def _has_odd_numbers(numbers: bytes, has_points: bool) -> bool:
-    """Whether one of some numbers between commas has leading zeros, or begins or ends with a point.
-
-    JSON has no such numbers, but numpy reads them.
+    The samples' words are the sampler's, in their order: a number that ends at a comma or a bracket is in its place.
     """
-    text = np.frombuffer(numbers, np.uint8)
-    comma = text == ord(",")
-    if (comma[:-2] & (text[1:-1] == ord("0")) & (text[2:] >= ord("0"))).any():
-        return True
-    point = text == ord(".")
-    return has_points and bool((comma[:-1] & point[1:]).any() or (point[:-1] & comma[1:]).any() or b"-1." in numbers)
+    text = np.frombuffer(block, np.uint8)
+    is_digit = text - ord("0") < 10  # what is below "0" becomes large
+    is_number, is_end = is_digit, (text == ord(",")) | (text == ord("]"))
+    if has_points:
+        point = text == ord(".")
+        if (point[1:-1] > (is_digit[:-2] & is_digit[2:])).any():
+            return False
+        is_number = is_number | point
+    if has_nulls:
+        is_number = is_number | (text == ord("n")) | (text == ord("u")) | (text == ord("l"))
+    if ((is_number[:-1] > is_number[1:]) != is_end[1:]).any():
+        return False
+    is_before_digit = (text[1:-1] == ord("0")) & is_digit[2:]
+    return not (is_before_digit > is_number[:-2]).any()  # JSON has no leading zeros
 
 
 def _with_points(numbers: bytes, whole: np.ndarray) -> np.ndarray:
