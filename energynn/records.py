@@ -196,7 +196,7 @@ def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
     below = len(os.path.join(run_dir, ""))
     paths = [os.path.join(folder, name) for folder, _, files in os.walk(run_dir) for name in files]
-    paths = [path for path in paths if _is_raw(path[below:]) and os.path.isfile(path)]
+    paths = [path for path in paths if _is_raw(path[below:]) and Path(path).is_file()]
     paths.sort(key=lambda path: path.split("/"))  # folder by folder
     sizes_B = [os.path.getsize(path) for path in paths]
     if sum(sizes_B) < WORTH_A_PROCESS_B:

@@ -420,8 +420,11 @@ def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
 
 
 def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
-    """What lies in a folder under a name that begins and ends so, by name; nothing where there is no folder."""
-    with contextlib.suppress(OSError):  # as Path.glob, which takes five times as long
+    """What lies in a folder under a name that begins and ends so, by name; nothing where it cannot be looked into.
+
+    As Path.glob, in a fifth of the time.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         return [folder / name for name in sorted(os.listdir(folder)) if name.startswith(begin) and name.endswith(end)]
     return []
 
@@ -459,8 +462,8 @@ def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
 
 
 def _is_event(line: dict) -> bool:
-    times = [line.get("t_mono_ns"), line.get("t_wall_ns"), line.get("rank", 0)]
-    return all(type(number) is int for number in times) and isinstance(line.get("event"), str)
+    kinds = {type(line.get("t_mono_ns")), type(line.get("t_wall_ns")), type(line.get("rank", 0))}
+    return kinds == {int} and isinstance(line.get("event"), str)
 
 
 def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
