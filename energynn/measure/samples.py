@@ -461,6 +461,11 @@ def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
     return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
 
 
+def events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
+    """The events of each start of a run, by its folder."""
+    return {folder: read_events(folder) for folder in segments(run_dir)}
+
+
 def _is_event(line: dict) -> bool:
     kinds = {type(line.get("t_mono_ns")), type(line.get("t_wall_ns")), type(line.get("rank", 0))}
     return kinds == {int} and isinstance(line.get("event"), str)
@@ -519,9 +524,8 @@ def _whole_lines(path: Path) -> list[dict]:
 
 def segments(run_dir: Path) -> list[Path]:
     """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    numbers = [path.name.partition("-")[2] for path in files_named(run_dir, "segment-")]
-    later = sorted(int(number) for number in numbers if number[:1].isdecimal())
-    return [run_dir, *(run_dir / f"segment-{number}" for number in later)]
+    later = [path for path in files_named(run_dir, "segment-") if path.name[8:9].isdecimal()]
+    return [run_dir, *sorted(later, key=lambda path: int(path.name.partition("-")[2]))]
 
 
 class Lines:
