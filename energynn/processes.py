@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
-TRIM_THRESHOLD, KEPT_B = -1, 2**28  # a number of glibc's mallopt, and what a process may keep that it has freed
+KEPT_B = {-3: 2**25, -1: 2**28}  # for glibc's mallopt: arrays, and all memory, that a process keeps when it frees them
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a process that was just forked should load nothing
 _forker = 0  # the process that forks, as its child will find it
@@ -67,8 +67,9 @@ def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
 def _work_for(parent: int) -> None:
     """Begin a process that works off a list. It keeps the memory that it frees: the next item needs as much."""
     end_with_parent(parent)
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(TRIM_THRESHOLD, KEPT_B)
+    for threshold, kept_B in KEPT_B.items():
+        if hasattr(_libc, "mallopt"):
+            _libc.mallopt(threshold, kept_B)
 
 
 def adopt_orphans() -> None:
