@@ -107,7 +107,7 @@ def require_plain_hdf5(file, most_values: float = math.inf, names: Collection[by
     sets that will be read; all, if none is named. Raises ValueError for more values than that, and for what such a file
     has not: links, parts in other files, other types.
     """
-    from h5py import h5g, h5l, h5o
+    from h5py import h5d, h5l, h5o
 
     root_id = h5o.open(file, b"/")
     root, values, looked_at = Hdf5(b"/", root_id), 0, {}
@@ -121,7 +121,7 @@ def require_plain_hdf5(file, most_values: float = math.inf, names: Collection[by
         if not names or name in names:
             looked_at[address] = member
     for member in looked_at.values():
-        if not member.members and h5g.get_objinfo(root_id, member.path).type == h5g.DATASET:
+        if not member.members and isinstance(member.id, h5d.DatasetID):
             values += _plain_values(member, most_values)
         if values > most_values:
             raise ValueError(f"declares more than {most_values:.3g} values")

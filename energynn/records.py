@@ -11,6 +11,7 @@ import signal
 import time
 import tomllib
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -22,7 +23,7 @@ from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_hdf5
-from energynn.measure.samples import events_of_kind, files_named, read_events, read_hosts, segments
+from energynn.measure.samples import events_of_kind, events_of_segments, files_named, read_hosts, segments
 from energynn.processes import on_all_cores
 from energynn.reading import json_table, one_fault, require_file
 
@@ -51,18 +52,19 @@ LAUNCHER_DIED = "the launcher died"  # how the reason of a recovered run begins
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
-def derive(run_dir: Path, intent: dict, events_of_segments: list[list[dict]] | None = None) -> dict:
+def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | None = None) -> dict:
     """Everything in a record that follows from the raw files: times, counts, energies, metrics, phases.
 
-    Works on the remains of a dead run too: what cannot be known is absent. Events that were read already may be given.
+    Works on the remains of a dead run too: what cannot be known is absent. ``by_segment``: the ``events_of_segments``,
+    where somebody has read them already.
     """
-    by_segment = events_of_segments or [read_events(folder) for folder in segments(run_dir)]
-    events = list(chain.from_iterable(by_segment))
+    by_segment = by_segment or events_of_segments(run_dir)
+    events = list(chain.from_iterable(by_segment.values()))
     result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
-    result |= _samples(events) | _counts(events, result["history"]) | _outcome(by_segment)
-    by_perun, flags = _by_perun(run_dir, intent.get("perun_run"))
+    result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))
+    by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"))
     result |= by_perun
     result["flags"] += flags
     if "nodes" in result:
@@ -120,11 +122,11 @@ def _outcome(by_segment: list[list[dict]]) -> dict:
     return outcome
 
 
-def _by_perun(run_dir: Path, perun_run: str | None) -> tuple[dict, list[str]]:
+def _by_perun(run_dir: Path, folders: Iterable[Path], perun_run: str | None) -> tuple[dict, list[str]]:
     """What perun's files tell, all segments added up, and a flag for each file that cannot be read."""
     sums: dict = {}
     flags = []
-    for path in [path for folder in segments(run_dir) for path in files_named(folder / "perun", "", ".hdf5")]:
+    for path in [path for folder in folders for path in files_named(folder / "perun", "", ".hdf5")]:
         try:
             values = read_hdf5(path, perun_run)
         except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
@@ -196,7 +198,7 @@ def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
     below = len(os.path.join(run_dir, ""))
     paths = [os.path.join(folder, name) for folder, _, files in os.walk(run_dir) for name in files]
-    paths = [path for path in paths if _is_raw(path[below:]) and os.path.isfile(path)]
+    paths = [path for path in paths if _is_raw(path[below:]) and Path(path).is_file()]
     paths.sort(key=lambda path: path.split("/"))  # folder by folder
     sizes_B = [os.path.getsize(path) for path in paths]
     if sum(sizes_B) < WORTH_A_PROCESS_B:
@@ -423,8 +425,9 @@ def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
     if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
     faults += _check_name(record, run_dir)
-    events = [read_events(folder) for folder in segments(run_dir)]
-    return faults + _check_ranks(record, events[-1]) + _check_numbers(record, run_dir, derive(run_dir, intent, events))
+    by_segment = events_of_segments(run_dir)
+    faults += _check_ranks(record, list(by_segment.values())[-1])
+    return faults + _check_numbers(record, run_dir, derive(run_dir, intent, by_segment))
 
 
 def _check_name(record: dict, run_dir: Path) -> list[str]:
@@ -563,7 +566,7 @@ def recover_one(folder: Path) -> str:
     (folder / ".reserve").unlink(missing_ok=True)  # what its launcher kept back for a full disk
     try:
         with one_fault(f"{folder.name}: cannot be recovered"):
-            events = [event for part in segments(folder) for event in read_events(part)]
+            events = list(chain.from_iterable(events_of_segments(folder).values()))
             reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
             record = build(folder, "killed", reason, _last_sign_of_life(folder, events))
     except ValueError as error:  # one folder that cannot be read must not cost the others

@@ -406,6 +406,12 @@ def virtual(path: Path) -> None:
         raw.create_virtual_dataset("values", layout)
 
 
+def under_a_second_name(path: Path) -> None:
+    virtual(path)
+    with h5py.File(path, "a") as file:
+        file["app/a"] = values_of(file)["values"]
+
+
 def attribute(name: str, value, dataset: str = "values"):
     def change(path: Path) -> None:
         with h5py.File(path, "a") as file:
@@ -431,6 +437,7 @@ PERUN = {
     "again: is a link": soft_link,
     "lies in another file": external_storage,
     "another file, which is not followed": virtual,
+    "/app/a: lies in another file": under_a_second_name,
     "no real numbers": lambda path: replaced(path, data=np.full(21, 1 + 2j)),
     "is of type object": lambda path: replaced(path, data=["12.1"] * 21),
     "is of type |S4": lambda path: replaced(path, data=np.array([b"12.1"] * 21)),

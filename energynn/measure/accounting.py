@@ -14,12 +14,11 @@ from energynn.measure.samples import (
     Reader,
     Samples,
     events_of_kind,
+    events_of_segments,
     files_named,
     host_of_rank,
-    read_events,
     read_phases,
     read_samples,
-    segments,
 )
 from energynn.measure.stillness import END_OF_TIME_NS
 from energynn.processes import on_all_cores
@@ -157,15 +156,14 @@ class Segment:
         return min(covered, default=0.0)
 
 
-def account(run_dir: Path, events: list[list[dict]] | None = None) -> dict:
+def account(run_dir: Path, by_segment: dict[Path, list[dict]] | None = None) -> dict:
     """Times and energies of a run, all its segments added up; works on the remains of a dead run too.
 
-    ``events``: what was marked in each segment, where somebody has read it already.
+    ``by_segment``: the ``events_of_segments``, where somebody has read them already.
     A segment is one start of the run. The time between two segments does not count; ``segments`` shows it. What cannot
     be known is absent: without a training window there are no energies.
     """
-    events = [read_events(folder) for folder in segments(run_dir)] if events is None else events
-    starts = zip(segments(run_dir), events, strict=True)
+    starts = (by_segment or events_of_segments(run_dir)).items()
     parts = [part for start in starts for part in read_segment(*start)]
     result = _facts_of_hosts(parts)
     trained = [part for part in parts if part.windows]

@@ -418,7 +418,7 @@ def _read_run(application: str, name: str, run: Hdf5) -> PerunRun:
                 sensors += _read_sensors(group, round_name, host, component)
     metrics, told = run.members.get("metrics"), [(name, _attribute(run, name)) for name in ORIGIN]
     total = metrics and metrics.members.get("ENERGY")
-    reported_J = float(_attribute(total, "sum")) if total else None
+    reported_J = _number(total, "sum") if total else None
     attributes = {name: value for name, value in told if value is not None}
     return PerunRun(application, name, attributes, reported_J, sorted(hosts), sensors)
 
@@ -429,7 +429,7 @@ def _read_sensors(group: Hdf5, round_name: str, host: str, component: str) -> li
     for name, sensor in group.members["nodes"].members.items() if "nodes" in group.members else ():
         raw = sensor.members["raw_data"].members
         times = raw["timesteps"]
-        seconds = _numbers(times).astype("float32") * np.float32(_attribute(times, "mag"))
+        seconds = _numbers(times).astype("float32") * np.float32(_number(times, "mag"))
         values = _read_series(raw["values"], len(seconds))
         kept = _read_series(raw["alt_values"], len(seconds)) if "alt_values" in raw else values
         counter = kept if kept and kept.unit == "J" else None
@@ -443,9 +443,18 @@ def _read_series(dataset: Hdf5, readings: int) -> Series | None:
         raise ValueError(f"{dataset}: its times and values do not match")
     if (unit := _attribute(dataset, "unit")) not in ("J", "W"):
         return None
-    valid_max = _attribute(dataset, "valid_max")
-    valid_max = np.inf if valid_max is None else float(valid_max)
-    return Series(_numbers(dataset), unit, float(_attribute(dataset, "mag")), valid_max)
+    return Series(_numbers(dataset), unit, _number(dataset, "mag"), _number(dataset, "valid_max", np.inf))
+
+
+def _number(of: Hdf5, name: str, otherwise: float | None = None) -> float:
+    """The one number that an attribute holds, or another one where there is none of this name, if one is given."""
+    from h5py import h5a
+
+    if otherwise is not None and not h5a.exists(of.id, name.encode()):
+        return otherwise
+    number = np.empty(())
+    h5a.open(of.id, name.encode()).read(number)
+    return float(number)
 
 
 def _attribute(of: Hdf5, name: str):

@@ -163,9 +163,10 @@ class Samples:
             entry |= {name: self.status[-1][name] for name in ("missed_deadlines", "thread_cpu_s", "process_cpu_s")}
         if len(self.t_ns) > 1:
             intervals_s = np.diff(self.t_ns) / 1e9
-            for percent, interval_s in zip(PERCENTILES, np.percentile(intervals_s, PERCENTILES), strict=True):
-                entry[f"interval_p{percent}_s"] = float(interval_s)
-            entry["interval_longest_s"] = float(intervals_s.max())
+            ranks, ranked_s = np.arange(len(intervals_s)), np.sort(intervals_s)  # faster than np.percentile
+            for percent in PERCENTILES:
+                entry[f"interval_p{percent}_s"] = float(np.interp(percent / 100 * ranks[-1], ranks, ranked_s))
+            entry["interval_longest_s"] = float(ranked_s[-1])
             entry["reading_median_s"] = float(np.median(self.duration_us)) / 1e6
         return entry
 
@@ -430,8 +431,11 @@ def read_hosts(folder: Path, thinned: bool = False) -> list[Samples]:
 
 
 def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
-    """What lies in a folder under a name that begins and ends so, by name; nothing where there is no folder."""
-    with contextlib.suppress(OSError):  # as Path.glob, which takes five times as long
+    """What lies in a folder under a name that begins and ends so, by name; nothing where it cannot be looked into.
+
+    As Path.glob, in a fifth of the time.
+    """
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         return [folder / name for name in sorted(os.listdir(folder)) if name.startswith(begin) and name.endswith(end)]
     return []
 
@@ -468,9 +472,14 @@ def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
     return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
 
 
+def events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
+    """The events of each start of a run, by its folder."""
+    return {folder: read_events(folder) for folder in segments(run_dir)}
+
+
 def _is_event(line: dict) -> bool:
-    times = [line.get("t_mono_ns"), line.get("t_wall_ns"), line.get("rank", 0)]
-    return all(type(number) is int for number in times) and isinstance(line.get("event"), str)
+    kinds = {type(line.get("t_mono_ns")), type(line.get("t_wall_ns")), type(line.get("rank", 0))}
+    return kinds == {int} and isinstance(line.get("event"), str)
 
 
 def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
@@ -514,7 +523,7 @@ def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
     require_file(path, LARGEST_LINES_B)
-    for text in path.read_text(errors="replace").splitlines():
+    for text in path.read_bytes().decode(errors="replace").splitlines():
         try:
             line = DECODER.decode(text)
         except (ValueError, RecursionError):
@@ -526,9 +535,8 @@ def _whole_lines(path: Path) -> list[dict]:
 
 def segments(run_dir: Path) -> list[Path]:
     """The folders with the raw files of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    numbers = [path.name.partition("-")[2] for path in files_named(run_dir, "segment-")]
-    later = sorted(int(number) for number in numbers if number[:1].isdecimal())
-    return [run_dir, *(run_dir / f"segment-{number}" for number in later)]
+    later = [path for path in files_named(run_dir, "segment-") if path.name[8:9].isdecimal()]
+    return [run_dir, *sorted(later, key=lambda path: int(path.name.partition("-")[2]))]
 
 
 class Lines:
