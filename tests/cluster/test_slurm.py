@@ -414,3 +414,18 @@ print("gone", there.exists())
     log = (folder / "job" / "log.txt").read_text()
     assert "staged  b'temperature' True\n" in log and "gone False\n" in log
     assert not list((tmp_path / "node").iterdir()) and records.hash_files(folder) == {}
+
+
+def test_a_job_that_is_suspended_while_it_trains_is_called_so_and_stays_valid(cluster, tmp_path):
+    run = Study(cluster, tmp_path, long_run(tmp_path))
+    cluster.wait_for(run.is_training, "the run")
+    (row,) = run.rows()
+    cluster.run("scontrol", "suspend", row["job"])
+    assert run.rows()[0]["state"] == "suspended"
+    time.sleep(10)
+    cluster.run("scontrol", "resume", row["job"])
+    run.check(starts=2)
+    record = records.read(run.folder())
+    assert record["segments"][1]["gap_before_s"] > 8 and not (run.folder() / "segment-2").exists()
+    assert any("the run stood still for" in flag for flag in record["flags"])
+    assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)

@@ -148,7 +148,7 @@ def test_intervals_hold_for_suspended_runs(tmp_path, random, kind):
         found = accounting.account(tmp_path)
         inside += abs(found["energy_total_J"] - truth(found, load)[0]) <= found["energy_total_statistical_J"] + 1e-6
     print(f"{kind}: {inside} of {count} within the interval")
-    assert inside / count > 0.9
+    assert inside / count > 0.85  # of a load that ends with the window, as in test_uncertainty
 
 
 ONE = [(105.0, 118.0)]
