@@ -88,6 +88,15 @@ def test_a_run_that_was_suspended_twice_is_valid_and_has_the_weights_of_an_unbro
     assert weights[0] == weights[1]
 
 
+def test_a_suspension_that_is_longer_than_ranks_wait_begins_a_segment_at_once(started):
+    runs_dir, process = started("long", collective_timeout_s=3, checkpoint_period_s=1)
+    wait_until(lambda: epochs_done(runs_dir) >= 20)
+    suspend([*processes_of(runs_dir), psutil.Process(process.pid)], 12.0)
+    record = ended(process, runs_dir)
+    assert record["valid"], record["invalid_reasons"]
+    print(record["segments"], record["flags"])
+
+
 def test_a_sampler_that_alone_is_stopped_makes_a_run_no_evidence(started):
     runs_dir, process = started("lying")
     wait_until(lambda: epochs_done(runs_dir) >= 5)

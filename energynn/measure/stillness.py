@@ -19,6 +19,7 @@ from energynn.measure.samples import Events, Samples, events_of_kind, host_of_ra
 
 EVENT = "stood_still"
 TICK_S = 0.1
+BRIEF_S = 1.0  # what runs for less between two suspensions, or between one and its end, does not count either
 LEAST_S = 2.0  # a machine that is short of memory, or moved to another host, stands still for less
 MOST_BUSY = 0.5  # cores that a rank may have kept busy: more, and only its watching thread stood still
 END_OF_TIME_NS = 2**63 - 1
@@ -38,6 +39,14 @@ def _watch(mark: Callable) -> None:
             mark(EVENT, from_ns=from_ns, cpu_s=time.process_time() - cpu_s)
 
 
+def lately_s(events: list[dict], within_s: float) -> float:
+    """The longest that a rank has stood still of those that ran again so lately; 0 where none did."""
+    since_ns = time.time_ns() - within_s * 1e9
+    return max(
+        (_length(_span(event)) / 1e9 for event in _credible(events) if event["t_wall_ns"] > since_ns), default=0.0
+    )
+
+
 def of_host(samples: Samples, events: list[dict]) -> list[Span]:
     """Where all of a host stood still: no sample was taken, and all of its ranks say that they did not run."""
     ranks = [rank for rank, host in host_of_rank(events).items() if host == samples.host]
@@ -51,6 +60,8 @@ def of_host(samples: Samples, events: list[dict]) -> list[Span]:
             span = _longest([_overlap(span, own) for own in told[rank]])
         if _length(span) > LEAST_S * 1e9:
             found.append(span)
+    if found and times_ns[-1] - found[-1][1] < BRIEF_S * 1e9:  # it was ended as soon as it ran again
+        found[-1] = found[-1][0], int(times_ns[-1]) + 1
     return found
 
 
@@ -67,7 +78,7 @@ def of_run(stood_still: dict[str, list[Span]], offsets: dict[str, list[dict]]) -
     clock of one of several hosts was never measured.
     """
     if len(stood_still) < 2:
-        return stood_still
+        return {host: _united(spans) for host, spans in stood_still.items()}
     if not all(offsets.values()):
         return {host: [] for host in stood_still}
     common = []
@@ -110,10 +121,10 @@ def _longest(spans: list[Span]) -> Span:
 
 
 def _united(spans: list[Span]) -> list[Span]:
-    """The same instants in spans that follow each other and do not overlap."""
+    """The same instants in spans that follow each other and do not overlap, and with what is too brief between them."""
     united: list[Span] = []
     for begin, end in sorted(spans):
-        if united and begin <= united[-1][1]:
+        if united and begin - united[-1][1] < BRIEF_S * 1e9:
             united[-1] = united[-1][0], max(end, united[-1][1])
         else:
             united.append((begin, end))

@@ -138,6 +138,28 @@ def test_neither_time_nor_energy_of_a_suspension_counts(tmp_path, random, kind, 
     assert [rank["forward_s"] for rank in found["phases"]] == pytest.approx(forward_s, abs=1e-5)
 
 
+def test_what_runs_briefly_between_two_suspensions_does_not_count(tmp_path, random):
+    load = write_host(tmp_path, random, [(105.0, 110.0), (110.3, 116.0)])
+    found = accounting.account(tmp_path)
+    assert len(found["segments"]) == 2 and found["coverage"] > 0.999
+    assert found["training_time_s"] == pytest.approx(TRAINING_S - 0.3, abs=2 * PERIOD_S)
+    assert found["energy_total_J"] == pytest.approx(truth(found, load)[0], abs=2 * found["energy_total_statistical_J"])
+
+
+def test_a_run_that_ends_as_soon_as_it_runs_again_ends_where_it_was_suspended(tmp_path, random):
+    load = write_host(tmp_path, random, [(105.0, 118.0)])
+    for path, most in [
+        (tmp_path / "samples-h.jsonl", 118.1),
+        *((tmp_path / f"events-rank{n}.jsonl", 118.1) for n in (0, 1)),
+    ]:
+        rows = [json.loads(row) for row in path.read_text().splitlines()]
+        write_lines(path, [row for row in rows if row.get("t", row.get("t_mono_ns", 0)) < most * 1e9])
+    found = accounting.account(tmp_path)
+    assert len(found["segments"]) == 1 and found["training_time_s"] == pytest.approx(4.0, abs=PERIOD_S)
+    assert found["coverage"] > 0.999 and "doubtful_share" not in found
+    assert found["energy_total_J"] == pytest.approx(truth(found, load)[0], abs=2 * found["energy_total_statistical_J"])
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", worlds.KINDS)
 def test_intervals_hold_for_suspended_runs(tmp_path, random, kind):
