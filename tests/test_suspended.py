@@ -11,6 +11,7 @@ import pytest
 
 from energynn import files, records
 from energynn.files import REPOSITORY
+from energynn.launch import supervise
 from energynn.measure import perun_adapter
 from energynn.measure.samples import events_of_kind, read_events
 from tests.powercap import constant_power
@@ -94,7 +95,11 @@ def test_a_suspension_that_is_longer_than_ranks_wait_begins_a_segment_at_once(st
     suspend([*processes_of(runs_dir), psutil.Process(process.pid)], 12.0)
     record = ended(process, runs_dir)
     assert record["valid"], record["invalid_reasons"]
-    print(record["segments"], record["flags"])
+    assert len(record["segments"]) == 2 and (folder_of(runs_dir) / "segment-2").is_dir()
+    before = json.loads((folder_of(runs_dir) / "record-after-segment-1.json").read_text())
+    assert before["status"] == "interrupted" and before["status_reason"].startswith(supervise.STOOD_STILL)
+    true_J = POWER_W * record["training_time_s"]
+    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=record["energy_cpu_statistical_J"])
 
 
 def test_a_sampler_that_alone_is_stopped_makes_a_run_no_evidence(started):

@@ -216,7 +216,7 @@ def verdict(
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
     still_s = stillness.lately_s(events, AFTERWARDS_S)
-    if still_s > intent["config"].get("collective_timeout_s", still_s):
+    if still_s and still_s > intent["config"]["collective_timeout_s"]:
         return "interrupted", f"{STOOD_STILL} for {still_s:.0f} s, longer than ranks wait for each other; it can go on"
     ranks = ", ".join(str(rank) for rank in sorted(silent))
     without_a_word = f"rank {ranks} ended without a word, {intent['launcher']} with status {exit_status}"

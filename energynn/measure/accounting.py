@@ -17,7 +17,6 @@ from energynn.measure.samples import (
     host_of_rank,
     read_events,
     read_phases,
-    read_samples,
     segments,
 )
 from energynn.measure.stillness import END_OF_TIME_NS
@@ -121,12 +120,11 @@ class Segment:
     @property
     def start_wall_ns(self) -> int:
         """When the training of this part began, by the wall clock of its first rank."""
-        marks = self.marks
-        later_ns = [
-            self.windows.get(marks.host_of_rank[start["rank"]], (0, 0))[0] - start["t_mono_ns"]
-            for start in marks.starts
-        ]
-        return min(start["t_wall_ns"] + max(0, by_ns) for start, by_ns in zip(marks.starts, later_ns, strict=True))
+        walls_ns = []
+        for start in self.marks.starts:
+            begun_ns, _ = self.windows.get(self.marks.host_of_rank[start["rank"]], (0, 0))
+            walls_ns.append(start["t_wall_ns"] + max(0, begun_ns - start["t_mono_ns"]))
+        return min(walls_ns)
 
     @property
     def sensors(self) -> list[dict]:
@@ -210,7 +208,7 @@ def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
     if not events_of_kind(events, stillness.EVENT):
         return [marks]
     stood_still, offsets = {}, {}
-    for samples in map(read_samples, paths):
+    for samples in filter(None, map(_read, paths)):
         window = marks.window(samples.host, END_OF_TIME_NS) or (0, 0)
         spans = stillness.of_host(samples, events)
         stood_still[samples.host] = [(begin, end) for begin, end in spans if begin < window[1] and end > window[0]]
@@ -249,14 +247,16 @@ def marks_of(folder: Path, events: list[dict]) -> Marks:
 
 def read_host(path: Path, parts: list[Marks]) -> list[Host]:
     """What the samples of one host tell of each part of a start; nothing of a file cut off before its header."""
-    reader = Reader(path)
-    reader.read()
-    if reader.header is None:
+    if (samples := _read(path)) is None:
         return []
-    samples = reader.samples()
-    del reader
     leave_out_unused(parts[0].rank_starts, [samples])
     return [_host(samples, marks) for marks in parts]
+
+
+def _read(path: Path) -> Samples | None:
+    reader = Reader(path)
+    reader.read()
+    return None if reader.header is None else reader.samples()
 
 
 def _host(samples: Samples, marks: Marks) -> Host:

@@ -67,8 +67,12 @@ def of_host(samples: Samples, events: list[dict]) -> list[Span]:
 
 def _credible(events: list[dict]) -> list[dict]:
     """What ranks have marked, where they did not compute meanwhile."""
-    known = [event for event in events_of_kind(events, EVENT) if {"from_ns", "cpu_s"} <= event.keys()]
-    return [event for event in known if event["cpu_s"] * 1e9 < MOST_BUSY * _length(_span(event))]
+    found = []
+    for event in events_of_kind(events, EVENT):
+        are_numbers = type(event.get("from_ns")) is int and isinstance(event.get("cpu_s"), float | int)
+        if are_numbers and event["cpu_s"] * 1e9 < MOST_BUSY * _length(_span(event)):
+            found.append(event)
+    return found
 
 
 def of_run(stood_still: dict[str, list[Span]], offsets: dict[str, list[dict]]) -> dict[str, list[Span]]:
@@ -97,7 +101,7 @@ def parts_between(stood_still: dict[str, list[Span]]) -> list[tuple[dict[str, Sp
     """
     edges = {host: [0, *chain.from_iterable(spans), END_OF_TIME_NS] for host, spans in stood_still.items()}
     parts = []
-    for number in range(0, max(map(len, edges.values())), 2):
+    for number in range(0, max(map(len, edges.values()), default=2), 2):
         within = {host: (own[number], own[number + 1]) for host, own in edges.items()}
         still_ns = [own[number] - own[number - 1] for own in edges.values() if number]
         parts.append((within, max(still_ns, default=0) / 1e9))

@@ -160,6 +160,24 @@ def test_a_run_that_ends_as_soon_as_it_runs_again_ends_where_it_was_suspended(tm
     assert found["energy_total_J"] == pytest.approx(truth(found, load)[0], abs=2 * found["energy_total_statistical_J"])
 
 
+ONE = [(105.0, 118.0)]
+ODD = ({}, {"from_ns": "x", "cpu_s": 0.0}, {"from_ns": 1, "cpu_s": None}, {"from_ns": 1 << 80, "cpu_s": -1e300})
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_odd_marks_and_files_that_were_cut_excuse_nothing_and_break_nothing(tmp_path, random, fields):
+    write_host(tmp_path, random, ONE, told={0: ONE, 1: []})
+    with open(tmp_path / "events-rank1.jsonl", "a") as file:
+        file.write(json.dumps(line(118.0, stillness.EVENT, **fields)) + "\n")
+    assert accounting.account(tmp_path)["coverage"] < 0.8
+    (tmp_path / "samples-h.jsonl").write_text('{"hea')
+    assert "coverage" not in accounting.account(tmp_path)
+    (tmp_path / "samples-h.jsonl").unlink()
+    for path in tmp_path.glob("events-*"):
+        path.write_text("".join(row for row in path.read_text().splitlines(True) if "rank_start" not in row))
+    assert "coverage" not in accounting.account(tmp_path)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", worlds.KINDS)
 def test_intervals_hold_for_suspended_runs(tmp_path, random, kind):
@@ -173,7 +191,6 @@ def test_intervals_hold_for_suspended_runs(tmp_path, random, kind):
     assert inside / count > 0.85  # of a load that ends with the window, as in test_uncertainty
 
 
-ONE = [(105.0, 118.0)]
 NO_SUSPENSION = {
     "the sampler alone was stopped": dict(told={0: [], 1: []}),
     "the sampler and one of two ranks": dict(told={0: ONE, 1: []}),
