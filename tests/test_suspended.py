@@ -82,7 +82,7 @@ def test_a_run_that_was_suspended_twice_is_valid_and_has_the_weights_of_an_unbro
     marked_s = (marks["training_end"] - marks["training_start"]) / 1e9
     assert record["training_time_s"] == pytest.approx(marked_s - sum(gaps_s), abs=0.1)
     true_J = POWER_W * record["training_time_s"]
-    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=record["energy_cpu_statistical_J"])
+    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=2 * record["energy_cpu_statistical_J"])
     assert sum("the run stood still for" in flag for flag in record["flags"]) == 2
     assert unbroken["valid"] and len(unbroken["segments"]) == 1 and not unbroken["flags"]
     weights = [files.sha256(folder_of(path) / "weights.pt") for path in (runs_dir, unbroken_dir)]
@@ -99,7 +99,7 @@ def test_a_suspension_that_is_longer_than_ranks_wait_begins_a_segment_at_once(st
     before = json.loads((folder_of(runs_dir) / "record-after-segment-1.json").read_text())
     assert before["status"] == "interrupted" and before["status_reason"].startswith(supervise.STOOD_STILL)
     true_J = POWER_W * record["training_time_s"]
-    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=record["energy_cpu_statistical_J"])
+    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=2 * record["energy_cpu_statistical_J"])
 
 
 def test_a_sampler_that_alone_is_stopped_makes_a_run_no_evidence(started):

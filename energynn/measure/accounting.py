@@ -261,7 +261,7 @@ def _read(path: Path) -> Samples | None:
 
 def _host(samples: Samples, marks: Marks) -> Host:
     if samples.host in marks.within:
-        samples, marks = _part_of(samples, marks)
+        samples = samples.between(*marks.within[samples.host], marks.is_last)
     window = None
     if samples.host in marks.host_of_rank.values():
         window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
@@ -297,16 +297,6 @@ def _host(samples: Samples, marks: Marks) -> Host:
         phases=_phases_of_ranks(marks, samples.host, window, phases, curves) if window else {},
         phase_times=_times_in_phases(phases),
     )
-
-
-def _part_of(samples: Samples, marks: Marks) -> tuple[Samples, Marks]:
-    """The samples of one part of a start; it begins and ends with one of them, but where they are missing."""
-    begin_ns, end_ns = marks.within[samples.host]
-    samples = samples.between(begin_ns, end_ns, marks.is_last)
-    if len(samples.t_ns):
-        begin_ns = int(samples.t_ns[0]) if samples.t_ns[0] - begin_ns < samples.longest_ns else begin_ns
-        end_ns = int(samples.t_ns[-1]) if end_ns - samples.t_ns[-1] < samples.longest_ns else end_ns
-    return samples, replace(marks, within={samples.host: (begin_ns, end_ns)})
 
 
 def _clipped(phases: tuple, marks: Marks, host: str) -> tuple:

@@ -57,7 +57,7 @@ def of_host(samples: Samples, events: list[dict]) -> list[Span]:
     for gap in np.flatnonzero(np.diff(times_ns) > LEAST_S * 1e9):
         span = int(times_ns[gap]), int(times_ns[gap + 1])
         for rank in ranks:
-            span = _longest([_overlap(span, own) for own in told[rank]])
+            span = _longest([_overlap(span, _widened(own, int(samples.longest_ns))) for own in told[rank]])
         if _length(span) > LEAST_S * 1e9:
             found.append(span)
     if found and times_ns[-1] - found[-1][1] < BRIEF_S * 1e9:  # it was ended as soon as it ran again
@@ -118,6 +118,11 @@ def _length(span: Span) -> int:
 
 def _overlap(one: Span, other: Span) -> Span:
     return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _widened(span: Span, by_ns: int) -> Span:
+    """To the samples around it, where there is no gap before them."""
+    return span[0] - by_ns, span[1] + by_ns
 
 
 def _longest(spans: list[Span]) -> Span:

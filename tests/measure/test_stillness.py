@@ -236,6 +236,8 @@ def test_of_two_hosts_both_leave_out_the_same_time(tmp_path, random, second):
     assert found["training_time_s"] == pytest.approx(TRAINING_S + 13 - still_s, abs=3 * PERIOD_S)
     assert len(found["segments"]) == 2 and found["coverage"] > 0.999
     assert found["segments"][1]["gap_before_s"] == pytest.approx(still_s, abs=3 * PERIOD_S)
+    times_s = [sum(e["time_s"] for e in found["energy_phases"] if e["rank"] == rank) for rank in (0, 1)]
+    assert times_s == pytest.approx([found["training_time_s"]] * 2, abs=1e-3), "each host counts the same time"
 
 
 def test_a_host_whose_clock_was_never_measured_excuses_nothing(tmp_path, random):
