@@ -200,7 +200,7 @@ def read_segment(folder: Path, events: list[dict]) -> list[Segment]:
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
     found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
     by_host = [hosts for hosts in found if hosts]
-    return [_segment(marks, [hosts[number] for hosts in by_host]) for number, marks in enumerate(parts)]
+    return [_segment(marks, number, by_host) for number, marks in enumerate(parts)]
 
 
 def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
@@ -219,12 +219,13 @@ def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
     return [replace(marks, within=within, still_s=still_s) for within, still_s in parts]
 
 
-def _segment(marks: Marks, hosts: list[Host]) -> Segment:
-    folder = marks.folder
+def _segment(marks: Marks, number: int, by_host: list[list[Host]]) -> Segment:
+    """One part of a start, by its number."""
+    hosts = [parts[number] for parts in by_host]
     windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
     windows |= {host.host: host.window for host in hosts}
     windows = {host: window for host, window in sorted(windows.items()) if window}
-    phases, energies = read_phases(folder, but=[rank for host in hosts for rank in host.phase_times]), {}
+    phases, energies = read_phases(marks.folder, but=[rank for host in hosts for rank in host.phase_times]), {}
     for host in windows.keys() - {host.host for host in hosts}:
         energies |= _phases_of_ranks(marks, host, windows[host], phases, [])
     return Segment(marks, hosts, windows, _missing(hosts, marks), energies, _times_in_phases(phases))

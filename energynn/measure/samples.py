@@ -101,12 +101,8 @@ class Samples:
             after += 1
         inside = slice(first, after)
         arrays = {name: getattr(self, name)[inside] for name in ("t_ns", "wall_ns", "readings", "duration_us")}
-        lines = {
-            name: [line for line in getattr(self, name) if begin_ns <= line["t"] <= end_ns]
-            for name in ("perun", "clocks")
-        }
         of_all = {} if is_last else {"status": [], "problems": [], "unreadable_lines": 0}
-        return replace(self, **arrays, **lines, **of_all)
+        return replace(self, **arrays, **of_all)
 
     def wall_clock_steps(self) -> list[dict]:
         """Where the wall clock was set while the run went on; energies and windows do not depend on it."""

@@ -49,15 +49,18 @@ def lately_s(events: list[dict], within_s: float) -> float:
 
 def of_host(samples: Samples, events: list[dict]) -> list[Span]:
     """Where all of a host stood still: no sample was taken, and all of its ranks say that they did not run."""
-    ranks = [rank for rank, host in host_of_rank(events).items() if host == samples.host]
-    told = {rank: [_span(event) for event in _credible(events) if event["rank"] == rank] for rank in ranks}
+    longest_ns = int(samples.longest_ns)  # to the samples around it, where there is no gap before them
+    told: dict[int, list[Span]] = {rank: [] for rank, host in host_of_rank(events).items() if host == samples.host}
+    for event in _credible(events):
+        if event["rank"] in told:
+            told[event["rank"]].append((event["from_ns"] - longest_ns, event["t_mono_ns"] + longest_ns))
     # A sample that was being read meanwhile is of neither side.
     times_ns = samples.t_ns[samples.duration_us < LEAST_S * 1e6]
     found = []
     for gap in np.flatnonzero(np.diff(times_ns) > LEAST_S * 1e9):
         span = int(times_ns[gap]), int(times_ns[gap + 1])
-        for rank in ranks:
-            span = _longest([_overlap(span, _widened(own, int(samples.longest_ns))) for own in told[rank]])
+        for of_rank in told.values():
+            span = max([_overlap(span, own) for own in of_rank], key=_length, default=(0, 0))
         if _length(span) > LEAST_S * 1e9:
             found.append(span)
     if found and times_ns[-1] - found[-1][1] < BRIEF_S * 1e9:  # it was ended as soon as it ran again
@@ -87,10 +90,10 @@ def of_run(stood_still: dict[str, list[Span]], offsets: dict[str, list[dict]]) -
         return {host: [] for host in stood_still}
     common = []
     for host, spans in stood_still.items():
-        common += [tuple(clocks.align(instant, offsets[host]) for instant in span) for span in spans]
+        common += [(clocks.align(begin, offsets[host]), clocks.align(end, offsets[host])) for begin, end in spans]
     found = {}
-    for host, measured in offsets.items():
-        found[host] = [tuple(clocks.on_own(instant, measured) for instant in span) for span in _united(common)]
+    for host, own in offsets.items():
+        found[host] = [(clocks.on_own(begin, own), clocks.on_own(end, own)) for begin, end in _united(common)]
     return found
 
 
@@ -118,15 +121,6 @@ def _length(span: Span) -> int:
 
 def _overlap(one: Span, other: Span) -> Span:
     return max(one[0], other[0]), min(one[1], other[1])
-
-
-def _widened(span: Span, by_ns: int) -> Span:
-    """To the samples around it, where there is no gap before them."""
-    return span[0] - by_ns, span[1] + by_ns
-
-
-def _longest(spans: list[Span]) -> Span:
-    return max(spans, key=_length, default=(0, 0))
 
 
 def _united(spans: list[Span]) -> list[Span]:
