@@ -35,10 +35,12 @@ from energynn.launchers import (
     mpi_start,
     python_of_ranks,
 )
-from energynn.measure import energy, perun_adapter
+from energynn.measure import energy, perun_adapter, stillness
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
+STOOD_STILL = "the run stood still"  # as a suspended job does
+AFTERWARDS_S = 30.0  # in which ranks fail that have waited too long, as they find when they run again
 DELETED = "its folder was deleted while it ran"
 DELETED_LOOK_S = 5.0
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
@@ -213,6 +215,9 @@ def verdict(
         return "interrupted", f"{asked}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
+    still_s = stillness.lately_s(events, AFTERWARDS_S)
+    if still_s and still_s > intent["config"]["collective_timeout_s"]:
+        return "interrupted", f"{STOOD_STILL} for {still_s:.0f} s, longer than ranks wait for each other; it can go on"
     ranks = ", ".join(str(rank) for rank in sorted(silent))
     without_a_word = f"rank {ranks} ended without a word, {intent['launcher']} with status {exit_status}"
     if failures:

@@ -18,7 +18,6 @@ from energynn.measure.samples import (
     files_named,
     host_of_rank,
     read_phases,
-    read_samples,
 )
 from energynn.measure.stillness import END_OF_TIME_NS
 from energynn.processes import on_all_cores
@@ -121,12 +120,11 @@ class Segment:
     @property
     def start_wall_ns(self) -> int:
         """When the training of this part began, by the wall clock of its first rank."""
-        marks = self.marks
-        later_ns = [
-            self.windows.get(marks.host_of_rank[start["rank"]], (0, 0))[0] - start["t_mono_ns"]
-            for start in marks.starts
-        ]
-        return min(start["t_wall_ns"] + max(0, by_ns) for start, by_ns in zip(marks.starts, later_ns, strict=True))
+        walls_ns = []
+        for start in self.marks.starts:
+            begun_ns, _ = self.windows.get(self.marks.host_of_rank[start["rank"]], (0, 0))
+            walls_ns.append(start["t_wall_ns"] + max(0, begun_ns - start["t_mono_ns"]))
+        return min(walls_ns)
 
     @property
     def sensors(self) -> list[dict]:
@@ -201,7 +199,7 @@ def read_segment(folder: Path, events: list[dict]) -> list[Segment]:
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
     found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
     by_host = [hosts for hosts in found if hosts]
-    return [_segment(marks, [hosts[number] for hosts in by_host]) for number, marks in enumerate(parts)]
+    return [_segment(marks, number, by_host) for number, marks in enumerate(parts)]
 
 
 def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
@@ -209,7 +207,7 @@ def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
     if not events_of_kind(events, stillness.EVENT):
         return [marks]
     stood_still, offsets = {}, {}
-    for samples in map(read_samples, paths):
+    for samples in filter(None, map(_read, paths)):
         window = marks.window(samples.host, END_OF_TIME_NS) or (0, 0)
         spans = stillness.of_host(samples, events)
         stood_still[samples.host] = [(begin, end) for begin, end in spans if begin < window[1] and end > window[0]]
@@ -220,12 +218,13 @@ def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
     return [replace(marks, within=within, still_s=still_s) for within, still_s in parts]
 
 
-def _segment(marks: Marks, hosts: list[Host]) -> Segment:
-    folder = marks.folder
+def _segment(marks: Marks, number: int, by_host: list[list[Host]]) -> Segment:
+    """One part of a start, by its number."""
+    hosts = [parts[number] for parts in by_host]
     windows = {host: marks.window(host) for host in sorted(set(marks.host_of_rank.values()))}
     windows |= {host.host: host.window for host in hosts}
     windows = {host: window for host, window in sorted(windows.items()) if window}
-    phases, energies = read_phases(folder, but=[rank for host in hosts for rank in host.phase_times]), {}
+    phases, energies = read_phases(marks.folder, but=[rank for host in hosts for rank in host.phase_times]), {}
     for host in windows.keys() - {host.host for host in hosts}:
         energies |= _phases_of_ranks(marks, host, windows[host], phases, [])
     return Segment(marks, hosts, windows, _missing(hosts, marks), energies, _times_in_phases(phases))
@@ -248,19 +247,21 @@ def marks_of(folder: Path, events: list[dict]) -> Marks:
 
 def read_host(path: Path, parts: list[Marks]) -> list[Host]:
     """What the samples of one host tell of each part of a start; nothing of a file cut off before its header."""
-    reader = Reader(path)
-    reader.read()
-    if reader.header is None:
+    if (samples := _read(path)) is None:
         return []
-    samples = reader.samples()
-    del reader
     leave_out_unused(parts[0].rank_starts, [samples])
     return [_host(samples, marks) for marks in parts]
 
 
+def _read(path: Path) -> Samples | None:
+    reader = Reader(path)
+    reader.read()
+    return None if reader.header is None else reader.samples()
+
+
 def _host(samples: Samples, marks: Marks) -> Host:
     if samples.host in marks.within:
-        samples, marks = _part_of(samples, marks)
+        samples = samples.between(*marks.within[samples.host], marks.is_last)
     window = None
     if samples.host in marks.host_of_rank.values():
         window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
@@ -296,16 +297,6 @@ def _host(samples: Samples, marks: Marks) -> Host:
         phases=_phases_of_ranks(marks, samples.host, window, phases, curves) if window else {},
         phase_times=_times_in_phases(phases),
     )
-
-
-def _part_of(samples: Samples, marks: Marks) -> tuple[Samples, Marks]:
-    """The samples of one part of a start; it begins and ends with one of them, but where they are missing."""
-    begin_ns, end_ns = marks.within[samples.host]
-    samples = samples.between(begin_ns, end_ns, marks.is_last)
-    if len(samples.t_ns):
-        begin_ns = int(samples.t_ns[0]) if samples.t_ns[0] - begin_ns < samples.longest_ns else begin_ns
-        end_ns = int(samples.t_ns[-1]) if end_ns - samples.t_ns[-1] < samples.longest_ns else end_ns
-    return samples, replace(marks, within={samples.host: (begin_ns, end_ns)})
 
 
 def _clipped(phases: tuple, marks: Marks, host: str) -> tuple:

@@ -136,14 +136,16 @@ class Samples:
 
     def between(self, begin_ns: int, end_ns: int, is_last: bool) -> Samples:
         """The samples from one instant to another; ``is_last``: with what is said of all of them."""
-        inside = (self.t_ns >= begin_ns) & (self.t_ns <= end_ns)
+        first, after = np.searchsorted(self.t_ns, [begin_ns, end_ns])
+        # One on the other side of an edge, with no gap before it, tells what was at the edge.
+        if first > 0 and begin_ns - self.t_ns[first - 1] < self.longest_ns:
+            first -= 1
+        if after < len(self.t_ns) and self.t_ns[after] - end_ns < self.longest_ns:
+            after += 1
+        inside = slice(first, after)
         arrays = {name: getattr(self, name)[inside] for name in ("t_ns", "wall_ns", "readings", "duration_us")}
-        lines = {
-            name: [line for line in getattr(self, name) if begin_ns <= line["t"] <= end_ns]
-            for name in ("perun", "clocks")
-        }
         of_all = {} if is_last else {"status": [], "problems": [], "unreadable_lines": 0}
-        return replace(self, **arrays, **lines, **of_all)
+        return replace(self, **arrays, **of_all)
 
     def wall_clock_steps(self) -> list[dict]:
         """Where the wall clock was set while the run went on; energies and windows do not depend on it."""
