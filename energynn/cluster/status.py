@@ -288,7 +288,9 @@ def _words(row: dict) -> str:
         live.append(f"in {duration(row['time_s'])}")
     parts += [", ".join(live)] if live else []
     parts += [f"job {row['job']}"] if row.get("job") else []
-    parts += [str(row[name]) for name in ("site_energy", "reason", "log") if row.get(name)]
+    parts += [str(row[name]) for name in ("site_energy", "reason") if row.get(name)]
+    if (log := row.get("log")) and row["reason"] not in log and log not in row["reason"]:
+        parts.append(log)  # it often ends with the reason itself
     return "; ".join(parts)
 
 

@@ -382,8 +382,12 @@ def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> 
     runs_dir = options.runs_dir.absolute()
     if options.dry_run:
         return _plan_and_submit(runs, names, site, options)
-    (runs_dir / site.name).mkdir(parents=True, exist_ok=True)
-    held = files.lock(runs_dir / site.name / ".submit")
+    try:
+        (runs_dir / site.name).mkdir(parents=True, exist_ok=True)
+        held = files.lock(runs_dir / site.name / ".submit")
+    except PermissionError as error:
+        remedy = f"its owner shares it by `chmod -R g+w {runs_dir}`, or give a --runs-dir of your own"
+        raise ValueError(f"runs_dir: you may not write to {error.filename}; {remedy}") from error
     if held is None:
         raise ValueError(f"{runs_dir / site.name}: another `energynn submit` goes on; wait until it has ended")
     with contextlib.closing(held):
@@ -405,7 +409,9 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
     if cancelled:
         tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
-    done = f"{len(runs) - sum(len(job.runs) for job in jobs)} of {len(runs)} runs are made or queued"
+    names_here = {configuration.run_id(run) for run in runs}
+    done = sum(name in queued or _is_made(runs_dir / site.name / name) for name in names_here)
+    done = f"{done} of {len(runs)} runs are made or queued"
     jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:
         for job in jobs:
