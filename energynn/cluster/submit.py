@@ -217,9 +217,8 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
         try:
             number = _hand_in(job, site, runs_dir, facts, text, after)
         except ValueError as error:
-            raise ValueError(
-                f"{error}; {index} of {len(arrays)} job arrays are submitted; submit again for the rest"
-            ) from error
+            rest = f"{index} of {len(arrays)} job arrays are submitted; submit again for the rest"
+            raise ValueError(f"{error}; {rest if index else 'nothing is submitted'}") from error
         folders = _folders(job, site, runs_dir)
         ids |= {folder.name: f"{number}_{task}" for task, folder in enumerate(folders)}
         waits = f", after job {after}" if after else ""

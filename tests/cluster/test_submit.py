@@ -634,6 +634,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_told(tmp_path, 
     assert "job 41: 1 x " in told.out and "1 of 2 job arrays are submitted; submit again for the rest" in told.err
     rows, _ = status.rows(status.folders(tmp_path / "runs", []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
+    assert cli.main(words_of(tmp_path)) == 2 and "policy; nothing is submitted\n" in capsys.readouterr().err
     fake_slurm.refuses = ""
     assert cli.main(words_of(tmp_path)) == 0 and "job 42: 1 x " in capsys.readouterr().out
     assert cli.main(words_of(tmp_path)) == 0 and "0 to make" in capsys.readouterr().out
