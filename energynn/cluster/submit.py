@@ -138,7 +138,7 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict |
     if site.python:
         given[PYTHON_VARIABLE] = site.python
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
-    first = [f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}" for line in site.setup]
+    first = [f"{line} || {{ echo {quote(status.SET_UP_FAILED + line)}; exit 1; }}" for line in site.setup]
     if site.modules:
         first = ["source /etc/profile", f"module load {' '.join(site.modules)} || exit", *first]
     values = {

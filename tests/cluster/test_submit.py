@@ -710,6 +710,7 @@ def test_runs_of_a_colleague_are_neither_made_again_nor_cancelled_nor_called_fai
     fake_slurm.jobs.clear()  # where Slurm shows nobody the jobs of others
     rows, _ = status.rows(status.folders(tmp_path / "runs", []))
     assert {row["state"] for row in rows} == {"unknown"} and len({row["user"] for row in rows}) == 1
+    assert {row["reason"] for row in rows} == {f"{me}'s job has ended, or is hidden from you"}
     capsys.readouterr()
     assert cli.main(words_of(tmp_path)) == 0
     told = capsys.readouterr().out
