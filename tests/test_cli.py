@@ -245,8 +245,10 @@ def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatc
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setattr(start, "show_errors_in_one_line", lambda: None)
-    exec("\n".join(sources[:2]), {})  # parameters and configuration; nothing is run
-    assert os.getcwd() == str(REPOSITORY)
+    monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
+    made = {}
+    exec("\n".join(sources[:2]), made)  # parameters and configuration; nothing is run
+    assert os.getcwd() == str(REPOSITORY) and str(made["runs_dir"]) == "/somewhere/runs"
 
 
 FAKE_PYTHON = """#!/bin/sh

@@ -22,6 +22,7 @@ from energynn.progress import energy_words, entry
 from energynn.reading import json_or_nothing, one_fault
 
 EXECUTORS = {"slurm": slurm, "pbs": pbs, "local": background}
+SET_UP_FAILED = "energynn: failed: "
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -208,7 +209,8 @@ def _state(folder: Path, submission: dict, record: dict, last_start: dict, queue
     if scheduler_is_silent and last_start.get("exit_status") == CAN_GO_ON:
         return {"state": "queued"}
     if not record and not outcome and not is_ours(submission):
-        return {"state": "unknown", "reason": f"you cannot see {submission['user']}'s job"}
+        reason = f"{submission['user']}'s job has ended, or is hidden from you"
+        return {"state": "unknown", "reason": reason, "log": _log_line(folder)}
     if record or submission:
         stopped = record.get("status") == "interrupted" or outcome == "asked to stop"
         reason = outcome.removeprefix("failed: ") or _why(record)
@@ -233,7 +235,8 @@ def _log_line(folder: Path) -> str:
     except OSError:
         return ""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
-    return lines[-1] if lines else ""
+    last = 2 if lines and lines[-1].startswith(SET_UP_FAILED) else 1  # what the line of set-up said stands before
+    return "; ".join(lines[-last:])
 
 
 def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
@@ -288,7 +291,9 @@ def _words(row: dict) -> str:
         live.append(f"in {duration(row['time_s'])}")
     parts += [", ".join(live)] if live else []
     parts += [f"job {row['job']}"] if row.get("job") else []
-    parts += [str(row[name]) for name in ("site_energy", "reason", "log") if row.get(name)]
+    parts += [str(row[name]) for name in ("site_energy", "reason") if row.get(name)]
+    if (log := row.get("log")) and row["reason"] not in log and log not in row["reason"]:
+        parts.append(log)  # it often ends with the reason itself
     return "; ".join(parts)
 
 

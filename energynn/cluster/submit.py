@@ -138,7 +138,7 @@ def script(job: Job, site: Site, runs_dir: Path, names: list[str], facts: dict |
     if site.python:
         given[PYTHON_VARIABLE] = site.python
     setup = [f"export {name}={quote(value)}" for name, value in (given | site.environment).items()]
-    first = [f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}" for line in site.setup]
+    first = [f"{line} || {{ echo {quote(status.SET_UP_FAILED + line)}; exit 1; }}" for line in site.setup]
     if site.modules:
         first = ["source /etc/profile", f"module load {' '.join(site.modules)} || exit", *first]
     values = {
@@ -217,9 +217,8 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
         try:
             number = _hand_in(job, site, runs_dir, facts, text, after)
         except ValueError as error:
-            raise ValueError(
-                f"{error}; {index} of {len(arrays)} job arrays are submitted; submit again for the rest"
-            ) from error
+            rest = f"{index} of {len(arrays)} job arrays are submitted; submit again for the rest"
+            raise ValueError(f"{error}; {rest if index else 'nothing is submitted'}") from error
         folders = _folders(job, site, runs_dir)
         ids |= {folder.name: f"{number}_{task}" for task, folder in enumerate(folders)}
         waits = f", after job {after}" if after else ""
@@ -382,8 +381,12 @@ def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> 
     runs_dir = options.runs_dir.absolute()
     if options.dry_run:
         return _plan_and_submit(runs, names, site, options)
-    (runs_dir / site.name).mkdir(parents=True, exist_ok=True)
-    held = files.lock(runs_dir / site.name / ".submit")
+    try:
+        (runs_dir / site.name).mkdir(parents=True, exist_ok=True)
+        held = files.lock(runs_dir / site.name / ".submit")
+    except PermissionError as error:
+        remedy = f"its owner shares it by `chmod -R g+w {runs_dir}`, or give a --runs-dir of your own"
+        raise ValueError(f"runs_dir: you may not write to {error.filename}; {remedy}") from error
     if held is None:
         raise ValueError(f"{runs_dir / site.name}: another `energynn submit` goes on; wait until it has ended")
     with contextlib.closing(held):
@@ -405,7 +408,9 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
     if cancelled:
         tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
-    done = f"{len(runs) - sum(len(job.runs) for job in jobs)} of {len(runs)} runs are made or queued"
+    names_here = {configuration.run_id(run) for run in runs}
+    done = sum(name in queued or _is_made(runs_dir / site.name / name) for name in names_here)
+    done = f"{done} of {len(runs)} runs are made or queued"
     jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:
         for job in jobs:

@@ -21,7 +21,7 @@ from energynn.config import RunConfig
 from energynn.data import imagenet, manifests
 
 FAILED = "stage-in: failed: "
-BLOCK_B = 2**24  # copied at once
+BLOCK_B = 2**24  # copied at once, at most
 
 
 def unpack(archive: Path, folder: Path, config: RunConfig) -> str:
@@ -46,7 +46,7 @@ def unpack(archive: Path, folder: Path, config: RunConfig) -> str:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
-                shutil.copyfileobj(tar.extractfile(member), file, BLOCK_B)
+                shutil.copyfileobj(tar.extractfile(member), file, min(BLOCK_B, member.size + 1))
             files, files_B = files + 1, files_B + member.size
     missing = wanted.keys() - names
     for split in imagenet.SPLITS:

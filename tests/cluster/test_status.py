@@ -74,6 +74,11 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     (failed / "job" / "log.txt").write_text("some line\nRuntimeError: out of memory\n\nslurmstepd: error: x\n")
     assert state_of(failed)["state"] == "failed" and state_of(failed)["reason"] == "rank 1: out of memory"
     assert state_of(failed)["log"] == "RuntimeError: out of memory"
+    assert "rank 1: out of memory; RuntimeError" in " ".join(status.text([state_of(failed)], []).split())
+    (failed / "job" / "log.txt").write_text("energynn: d: failed: rank 1: out of memory\n")
+    assert status.text([state_of(failed)], []).count("out of memory") == 1
+    (failed / "job" / "log.txt").write_text("no such module: conda\nenergynn: failed: module load conda\n")
+    assert state_of(failed)["log"] == "no such module: conda; energynn: failed: module load conda"
     stopped = submitted(tmp_path, "e", "6_1", **{"record.json": record | {"status": "interrupted"}})
     assert state_of(stopped)["state"] == "stopped"
     lost = submitted(tmp_path, "f", "6_2")

@@ -634,6 +634,7 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_told(tmp_path, 
     assert "job 41: 1 x " in told.out and "1 of 2 job arrays are submitted; submit again for the rest" in told.err
     rows, _ = status.rows(status.folders(tmp_path / "runs", []))
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
+    assert cli.main(words_of(tmp_path)) == 2 and "policy; nothing is submitted\n" in capsys.readouterr().err
     fake_slurm.refuses = ""
     assert cli.main(words_of(tmp_path)) == 0 and "job 42: 1 x " in capsys.readouterr().out
     assert cli.main(words_of(tmp_path)) == 0 and "0 to make" in capsys.readouterr().out
@@ -679,6 +680,16 @@ def test_two_calls_of_submit_do_not_work_at_once(tmp_path, fake_slurm, capsys):
     assert not fake_slurm.jobs and cli.main(words_of(tmp_path)) == 0
 
 
+def test_a_folder_that_others_do_not_share_is_told_with_the_remedy(tmp_path, fake_slurm, capsys, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(submit.files, "lock", refuse)
+    assert cli.main(words_of(tmp_path)) == 2
+    told = capsys.readouterr().err
+    assert f"you may not write to {tmp_path}/runs/two-nodes/.submit; its owner shares it by `chmod -R g+w" in told
+
+
 def test_large_arrays_come_in_parts_that_slurm_takes(tmp_path):
     runs = tuple(config.make("fourcastnet", seed=seed) for seed in range(5))
     parts = submit._arrays([submit.Job(runs, 1, 60, after="first")], most=2)
@@ -699,10 +710,11 @@ def test_runs_of_a_colleague_are_neither_made_again_nor_cancelled_nor_called_fai
     fake_slurm.jobs.clear()  # where Slurm shows nobody the jobs of others
     rows, _ = status.rows(status.folders(tmp_path / "runs", []))
     assert {row["state"] for row in rows} == {"unknown"} and len({row["user"] for row in rows}) == 1
+    assert {row["reason"] for row in rows} == {f"{me}'s job has ended, or is hidden from you"}
     capsys.readouterr()
     assert cli.main(words_of(tmp_path)) == 0
     told = capsys.readouterr().out
-    assert "2 of 2 runs are made or queued; 0 to make\n2 of them" in told and not fake_slurm.jobs
+    assert f"0 of 2 runs are made or queued; 0 to make\n2 of them {me} has submitted" in told and not fake_slurm.jobs
     assert cli.main(words_of(tmp_path, "resubmit", "--failed")) == 0 and "no run has failed" in capsys.readouterr().out
     assert cli.main(words_of(tmp_path, "cancel", "--all")) == 0 and "0 jobs cancelled" in capsys.readouterr().out
 
