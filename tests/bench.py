@@ -1,8 +1,10 @@
 """`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within one run."""
 
+import collections
 import contextlib
 import copy
 import dataclasses
+import functools
 import gc
 import io
 import json
@@ -21,6 +23,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models, transforms
@@ -42,7 +45,7 @@ from energynn.train.distributed import World
 from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer
 from tests.jpegs import as_jpegs
-from tests.saved_bytes import bytes_saved_for_backward
+from tests.saved_bytes import bytes_saved_for_backward, every_activation_kept
 
 PAIRS = 7
 PERIOD_S = 0.04  # the default of our trainers
@@ -123,12 +126,41 @@ def measuring_costs() -> dict:
 # ------------------------------------------------------------------------------------------------- the training steps
 
 
-def share_of_matrix_products() -> dict:
+class Products(TorchDispatchMode):
+    """The matrix products made meanwhile: how often each, by function, shapes and strides; and all of them again."""
+
+    FUNCTIONS = ("mm", "addmm", "bmm", "baddbmm")
+
+    def __init__(self):
+        super().__init__()
+        self.times = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket.__name__ in self.FUNCTIONS:
+            self.times[function, tuple((tuple(tensor.shape), tensor.stride()) for tensor in args)] += 1
+        return function(*args, **(kwargs or {}))
+
+    def again_s(self) -> float:
+        """Processor's time of as many products with the same shapes and strides, and of nothing else."""
+        total_s = 0.0
+        for (function, layouts), times in self.times.items():
+            operands = []
+            for shape, stride in layouts:
+                elements = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
+                operands.append(torch.randn(elements).as_strided(shape, stride))
+            function(*operands)  # the first asks the system for memory
+            total_s += seconds_of(functools.partial(function, *operands), times, time.process_time)
+        return total_s
+
+
+def share_of_matrix_products() -> list[dict]:
     """Rate of a training step of the AFNO of the paper's widths over the rate of a large matrix product, one thread.
 
-    The step's operations are what torch counts: matrix products and the convolution's equal. Fourier transforms, layer
-    norms, GELU (and its recomputation), skip connections and the fused Adam take time, but count for nothing. Time is
-    the processor's, which on one thread is that of the clock but for what other processes take.
+    The step's operations are what torch counts: matrix products and the convolution's equal. Layer norms, GELU (and
+    its recomputation), skip connections and the fused Adam take time, but count for nothing. Time is the processor's,
+    which on one thread is that of the clock but for what other processes take. Then the same over the rate of the
+    step's own products, made again with nothing else, and their rate over the large product's: what is lost beside
+    the products, and by their shapes.
     """
     torch.manual_seed(0)
     model, state = AFNO((176, 352)), torch.randn(1, 20, 176, 352)
@@ -142,22 +174,31 @@ def share_of_matrix_products() -> dict:
 
     a, b = torch.randn(4096, 4096), torch.randn(4096, 4096)
 
-    def product_rate() -> float:
+    def large_product_rate() -> float:
         return 2 * 4096**3 / seconds_of(lambda: a @ b, 1, time.process_time)
 
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, Products() as products:
         step()
     flops = counter.get_total_flops()
     seconds_of(step, 4)  # until then the allocator still asks the system for memory
-    ratios, rates, product_rates = [], [], [product_rate()]
-    for pair in range(PAIRS):
+    rates, own_rates, ratios, to_own, own_ratios, large_rates = [], [], [], [], [], [large_product_rate()]
+    for pair in range(PAIRS):  # large product, step, large product, the step's products, large product
         rates.append(flops / seconds_of(step, 1, time.process_time))
-        product_rates.append(product_rate())  # one before and one after each step
-        ratios.append(rates[-1] / statistics.mean(product_rates[-2:]))
-        print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True)
-    rate = statistics.median(rates) / 1e9
-    return entry("rate of an AFNO training step", rate, "GFLOP/s", "4096 x 4096 matrix product",
-                 statistics.median(ratios))  # fmt: skip
+        large_rates.append(large_product_rate())
+        own_rates.append(flops / products.again_s())
+        large_rates.append(large_product_rate())
+        ratios.append(rates[-1] / statistics.mean(large_rates[-3:-1]))
+        own_ratios.append(own_rates[-1] / statistics.mean(large_rates[-2:]))
+        to_own.append(rates[-1] / own_rates[-1])
+        words = f"{ratios[-1]:.3f}, to its own products {to_own[-1]:.3f}, these {own_ratios[-1]:.3f}"
+        print(f"  AFNO step, pair {pair + 1} of {PAIRS}: {words}", file=sys.stderr, flush=True)
+    rate, own_rate = statistics.median(rates) / 1e9, statistics.median(own_rates) / 1e9
+    name, large = "rate of an AFNO training step", "4096 x 4096 matrix product"
+    return [
+        entry(name, rate, "GFLOP/s", large, statistics.median(ratios)),
+        entry("same, to its own products", rate, "GFLOP/s", "its own products alone", statistics.median(to_own)),
+        entry("rate of its own products alone", own_rate, "GFLOP/s", large, statistics.median(own_ratios)),
+    ]
 
 
 class PublishedFilter(torch.nn.Module):
@@ -195,8 +236,8 @@ def with_published_operations(model: AFNO) -> AFNO:
     """The same network with the published code's operations: FFT, every activation kept, patches by convolution."""
     model = copy.deepcopy(model)
     for block in model.blocks:
-        block.filter, mlp = PublishedFilter(block.filter), block.mlp
-        mlp.forward = lambda x, mlp=mlp: mlp.fc2(torch.nn.functional.gelu(mlp.fc1(x)))
+        block.filter = PublishedFilter(block.filter)
+        block.mlp.forward = functools.partial(every_activation_kept, block.mlp)
     patches = model.patch_embed
     patches.forward = lambda x: patches.proj(x).flatten(2).transpose(1, 2)
     return model
@@ -233,7 +274,7 @@ def afno_against_published_code() -> dict:
 def memory_for_backward() -> list[dict]:
     """Bytes that the AFNO at 20 x 176 x 352 keeps for the backward pass of one sample, over those if it kept all."""
     state = torch.randn(1, 20, 176, 352)
-    with mock.patch.object(afno, "checkpoint", lambda function, *inputs, **options: function(*inputs)):
+    with mock.patch.object(afno.MLP, "forward", every_activation_kept):
         everything = bytes_saved_for_backward(AFNO((176, 352)), state)
     return [
         entry(name, kept / 1e6, "MB", "every activation kept", kept / everything, pairs=1)

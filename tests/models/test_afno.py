@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from energynn.models import afno
 from energynn.models.afno import AFNO, FourierFilter
-from tests.saved_bytes import bytes_saved_for_backward
+from tests.saved_bytes import bytes_saved_for_backward, every_activation_kept
 
 SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
 
@@ -151,7 +151,7 @@ def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
     kept, gradients, flops = {}, {}, {}
     for name in ("default", "option", "everything"):
         if name == "everything":
-            monkeypatch.setattr(afno, "checkpoint", lambda function, *inputs, **options: function(*inputs))
+            monkeypatch.setattr(afno.MLP, "forward", every_activation_kept)
         torch.manual_seed(0)
         model = AFNO((176, 352), depth=2, activation_checkpointing=name == "option")
         kept[name] = bytes_saved_for_backward(model, state)
@@ -162,6 +162,22 @@ def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
     assert kept["option"] < 0.2 * kept["everything"]
     assert flops["default"] == flops["everything"] < flops["option"]
     for ours, theirs in zip(gradients["default"], gradients["everything"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_two_layers_are_those_of_torch(autocast):
+    """Same output and gradients, bit by bit, also where autocast makes the products of bfloat16."""
+    torch.manual_seed(0)
+    mlp, x = afno.MLP(16, 48), torch.randn(2, 3, 5, 16, requires_grad=True)
+    results = []
+    for forward in (afno.MLP.forward, every_activation_kept):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            output = forward(mlp, x)
+        results.append((output, *torch.autograd.grad(output.square().sum(), (x, *mlp.parameters()))))
+    assert results[0][0].dtype == (torch.bfloat16 if autocast else torch.float32)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
 
 
