@@ -152,7 +152,8 @@ def test_the_package_stays_small():
     # two probes for a whole study (110), several GPUs (80), files of perun and samples read faster (60).
     # 670: budgets, PBS, Slurm's own energy and facts of every host (480), votes without a mesh and containers (140),
     # limits of memory and the rest.
-    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670
+    # 420: suspended jobs (185), stage-in of what a run reads (130), words on clusters (30), faster records (75).
+    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420
     assert sum(code.values()) <= bound, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
