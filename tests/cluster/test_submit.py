@@ -869,3 +869,25 @@ def test_a_system_file_that_is_renamed_keeps_its_runs_by_the_name_in_it(tmp_path
     assert cli.main([*words, str(new)]) == 0 and "2 of 2 runs are made or queued" in capsys.readouterr().out
     new.write_text(new.read_text().replace('"old"', '"../old"'))
     assert cli.main([*words, str(new)]) == 2 and "name: '../old' is not of the form" in capsys.readouterr().err
+
+
+def test_system_check_says_what_it_waits_for_and_where_no_gpu_was_visible(tmp_path, monkeypatch, capsys):
+    """Slurm is played: the job waits for resources, then for its turn, then ends on a CPU, where the file asks for GPUs."""
+    site = dataclasses.replace(systems.site(TWO_NODES), sbatch=("--gres=gpu:1",), gpu="H100")
+    waiting = [{"state": "queued", "reason": reason} for reason in ("Resources", "Resources", "Priority")]
+    states = iter([*waiting, {"state": "running"}, {"state": "finished"}])
+    made = dict(nodes=2, sockets=2 * site.sockets_per_node, device_kind="cpu", device_name="EPYC", perun_time_s=1.0)
+    made |= dict(launcher="srun", energy_total_provenance="estimated")
+    monkeypatch.setattr(submit, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(submit, "submit", lambda *arguments: [])
+    monkeypatch.setattr(submit.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(status, "rows", lambda folders: ([next(states)], None))
+    monkeypatch.setattr(records, "read", lambda folder: minimal_record() | made)
+    assert submit.check(site) == 1
+    told = capsys.readouterr().out
+    assert [line.strip() for line in told.splitlines()[1:4]] == ["queued Resources", "queued Priority", "running"]
+    assert "no GPU was visible, though sbatch asks for some: the run was made on EPYC" in told
+    made.update(device_kind="gpu", device_name="NVIDIA A100")
+    states = iter([{"state": "finished"}])
+    assert submit.check(site) == 1
+    assert "gpu: NVIDIA A100, where the file says H100" in capsys.readouterr().out
