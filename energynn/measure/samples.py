@@ -369,15 +369,15 @@ def _are_plain(block: bytes, has_points: bool, has_nulls: bool) -> bool:
     is_number, is_end = is_digit, (text == ord(",")) | (text == ord("]"))
     if has_points:
         point = text == ord(".")
-        if (point[1:-1] > (is_digit[:-2] & is_digit[2:])).any():
+        if (point[1:-1] & ~(is_digit[:-2] & is_digit[2:])).any():
             return False
         is_number = is_number | point
     if has_nulls:
         is_number = is_number | (text == ord("n")) | (text == ord("u")) | (text == ord("l"))
-    if ((is_number[:-1] > is_number[1:]) != is_end[1:]).any():
+    if ((is_number[:-1] & ~is_number[1:]) != is_end[1:]).any():
         return False
     is_before_digit = (text[1:-1] == ord("0")) & is_digit[2:]
-    return not (is_before_digit > is_number[:-2]).any()  # JSON has no leading zeros
+    return not (is_before_digit & ~is_number[:-2]).any()  # JSON has no leading zeros
 
 
 def _with_points(numbers: bytes, whole: np.ndarray) -> np.ndarray:

@@ -872,7 +872,7 @@ def test_a_system_file_that_is_renamed_keeps_its_runs_by_the_name_in_it(tmp_path
 
 
 def test_system_check_says_what_it_waits_for_and_where_no_gpu_was_visible(tmp_path, monkeypatch, capsys):
-    """Slurm is played: a job waits for resources, then for its turn, and ends on a CPU, where the file asks for GPUs."""
+    """Slurm is played: one waits for resources, then for its turn, and ends on a CPU, where the file asks for GPUs."""
     site = dataclasses.replace(systems.site(TWO_NODES), sbatch=("--gres=gpu:1",), gpu="H100")
     waiting = [{"state": "queued", "reason": reason} for reason in ("Resources", "Resources", "Priority")]
     states = iter([*waiting, {"state": "running"}, {"state": "finished"}])
