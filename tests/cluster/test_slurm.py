@@ -409,10 +409,10 @@ print("gone", there.exists())
 """
     (folder / "job" / "job.sh").write_text(text.replace("-m energynn.cluster.job", f"-c {shlex.quote(program)}"))
     cluster.run("sbatch", "--wait", folder / "job" / "job.sh")
-    (record,) = [records.read(path.parent) for path in folder.glob("job/stage-in-*/record.json")]
+    (measured,) = [path.parent for path in folder.glob("job/stage-in-*/record.json")]
+    record, events = records.read(measured), read_events(measured)
     assert record["status"] == "finished" and record["nodes"] == 2 and "stage_in" in record["config"]["command"]
     assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
-    events = read_events(next(folder.glob("job/stage-in-*")))
     begins_ns, ends_ns = (
         [event["t_mono_ns"] for event in events if event["event"] == kind]
         for kind in ("training_start", "training_end")
