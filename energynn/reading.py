@@ -7,7 +7,7 @@ import json
 import math
 import stat
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,17 +100,16 @@ class Hdf5:
         return self.path.decode(errors="replace")
 
 
-def require_plain_hdf5(file, most_values: float = math.inf, names: Collection[bytes] = ()) -> Hdf5:
+def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
     """What an open HDF5 file of plain numbers holds; ``file`` is what h5py's lower layer calls it.
 
-    ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. ``names``: of the data
-    sets that will be read; all, if none is named. Raises ValueError for more values than that, and for what such a file
-    has not: links, parts in other files, other types.
+    ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. Raises ValueError for
+    more than that, and for what such a file has not: links, parts in other files, other types.
     """
     from h5py import h5d, h5l, h5o
 
     root_id = h5o.open(file, b"/")
-    root, values, looked_at = Hdf5(b"/", root_id), 0, {}
+    root, values = Hdf5(b"/", root_id), 0
     groups, known = {b"": root}, {h5o.get_info(root_id).addr: root}
     for path, kind, address in _links(root_id):
         if kind != h5l.TYPE_HARD:
@@ -118,9 +117,7 @@ def require_plain_hdf5(file, most_values: float = math.inf, names: Collection[by
         group, _, name = path.rpartition(b"/")
         member = known.setdefault(address, Hdf5(b"/" + path, root_id))  # a group may lie in itself
         groups[path] = groups[group].members[name.decode(errors="replace")] = member
-        if not names or name in names:
-            looked_at[address] = member
-    for member in looked_at.values():
+    for member in known.values():
         if not member.members and isinstance(member.id, h5d.DatasetID):
             values += _plain_values(member, most_values)
         if values > most_values:

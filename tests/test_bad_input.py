@@ -412,6 +412,11 @@ def under_a_second_name(path: Path) -> None:
         file["app/a"] = values_of(file)["values"]
 
 
+def unread_in_another_file(path: Path) -> None:
+    with h5py.File(path, "a") as file:
+        file["app"].create_dataset("unread", (2,), "u8", external=[("/etc/passwd", 0, 16)])
+
+
 def attribute(name: str, value, dataset: str = "values"):
     def change(path: Path) -> None:
         with h5py.File(path, "a") as file:
@@ -438,6 +443,7 @@ PERUN = {
     "lies in another file": external_storage,
     "another file, which is not followed": virtual,
     "/app/a: lies in another file": under_a_second_name,
+    "/app/unread: lies in another file": unread_in_another_file,
     "no real numbers": lambda path: replaced(path, data=np.full(21, 1 + 2j)),
     "is of type object": lambda path: replaced(path, data=["12.1"] * 21),
     "is of type |S4": lambda path: replaced(path, data=np.array([b"12.1"] * 21)),

@@ -327,7 +327,6 @@ def _silence(logger: str) -> None:
 
 
 ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
-RAW_DATA = (b"timesteps", b"values", b"alt_values")  # data sets of a sensor
 MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
@@ -400,7 +399,7 @@ def read_runs(path: Path) -> list[PerunRun]:
         access = h5p.create(h5p.FILE_ACCESS)
         access.set_fclose_degree(h5f.CLOSE_STRONG)  # with all that was opened in it
         with closing(h5f.open(os.fsencode(path), h5f.ACC_RDONLY, access)) as file:
-            ((application, root),) = require_plain_hdf5(file, MOST_VALUES, RAW_DATA).members.items()
+            ((application, root),) = require_plain_hdf5(file, MOST_VALUES).members.items()
             runs = [_read_run(application, name, run) for name, run in root.members["nodes"].members.items()]
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
