@@ -447,13 +447,14 @@ def _read_series(dataset: Hdf5, readings: int) -> Series | None:
 
 def _number(of: Hdf5, name: str, otherwise: float | None = None) -> float:
     """The one number that an attribute holds, or another one where there is none of this name, if one is given."""
-    from h5py import h5a
+    from h5py import h5a, h5t
 
     if otherwise is not None and not h5a.exists(of.id, name.encode()):
         return otherwise
-    number = np.empty(())
-    h5a.open(of.id, name.encode()).read(number)
-    return float(number)
+    attribute = h5a.open(of.id, name.encode())
+    number = np.empty(attribute.shape)  # h5py does not look whether there is room for all that it reads
+    attribute.read(number, h5t.NATIVE_DOUBLE)
+    return number.item()
 
 
 def _attribute(of: Hdf5, name: str):
