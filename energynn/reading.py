@@ -106,7 +106,7 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
     ``most_values``: of all its data sets together, and of one chunk, which is read as a whole. Raises ValueError for
     more than that, and for what such a file has not: links, parts in other files, other types.
     """
-    from h5py import h5d, h5l, h5o
+    from h5py import h5d, h5g, h5l, h5o
 
     root_id = h5o.open(file, b"/")
     root, values = Hdf5(b"/", root_id), 0
@@ -115,10 +115,13 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
         if kind != h5l.TYPE_HARD:
             raise ValueError(f"/{path.decode(errors='replace')}: is a link, and links are not followed")
         group, _, name = path.rpartition(b"/")
-        member = known.setdefault(address, Hdf5(b"/" + path, root_id))  # a group may lie in itself
+        if (member := known.get(address)) is None:  # a group may lie in itself
+            member = known[address] = Hdf5(b"/" + path, root_id)
         groups[path] = groups[group].members[name.decode(errors="replace")] = member
     for member in known.values():
-        if not member.members and isinstance(member.id, h5d.DatasetID):
+        if member.members or h5g.get_objinfo(root_id, member.path).type == h5g.GROUP:
+            continue  # to ask takes a third of the time of opening it
+        if isinstance(member.id, h5d.DatasetID):
             values += _plain_values(member, most_values)
         if values > most_values:
             raise ValueError(f"declares more than {most_values:.3g} values")

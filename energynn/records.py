@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import math
 import os
 import re
 import signal
+import stat
 import time
 import tomllib
 from collections import Counter
@@ -198,16 +200,27 @@ def hash_files(run_dir: Path) -> dict:
     """Size and SHA-256 of a run's raw files, by their path within the run."""
     below = len(os.path.join(run_dir, ""))
     paths = [os.path.join(folder, name) for folder, _, files in os.walk(run_dir) for name in files]
-    paths = [path for path in paths if _is_raw(path[below:]) and Path(path).is_file()]
     paths.sort(key=lambda path: path.split("/"))  # folder by folder
-    sizes_B = [os.path.getsize(path) for path in paths]
-    if sum(sizes_B) < WORTH_A_PROCESS_B:
-        digests = [sha256(path) for path in paths]
+    sizes_B = {path: _size_B(path) for path in paths if _is_raw(path[below:])}
+    sizes_B = {path: size_B for path, size_B in sizes_B.items() if size_B is not None}
+    if sum(sizes_B.values()) < WORTH_A_PROCESS_B:
+        digests = [sha256(path) for path in sizes_B]
     else:  # a thread that computes a digest does not keep the others from it
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-            digests = list(threads.map(sha256, paths))
-    found = zip(paths, sizes_B, digests, strict=True)
-    return {path[below:]: {"bytes": size_B, "sha256": digest} for path, size_B, digest in found}
+            digests = list(threads.map(sha256, sizes_B))
+    found = zip(sizes_B.items(), digests, strict=True)
+    return {path[below:]: {"bytes": size_B, "sha256": digest} for (path, size_B), digest in found}
+
+
+def _size_B(path: str) -> int | None:
+    """Size of a regular file; None of a pipe, or a link that leads nowhere."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _is_raw(path: str) -> bool:

@@ -459,6 +459,8 @@ PERUN = {
     "its magnitude is -1": attribute("mag", -1.0),
     "can be read": attribute("mag", "many"),
     "not a perun HDF5 file that": attribute("mag", 1 + 1j),
+    "an array of size 1 to": attribute("mag", np.full(8000, 1e-6)),
+    "Use () not None as shape": attribute("mag", h5py.Empty("f8")),
     "not those of a run, from nan": times(np.full(21, np.nan)),
     "not those of a run, from 20": times(np.arange(21)[::-1]),
     "not those of a run, from 0.0 to 2": times(np.arange(21) * 1e9),

@@ -327,6 +327,7 @@ def _silence(logger: str) -> None:
 
 
 ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
+SMALL_B = 2**20  # a file that is read at once; that of a run of five minutes has 90 kB
 MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
@@ -392,12 +393,11 @@ def read_runs(path: Path) -> list[PerunRun]:
 
     Raises ValueError where the file is no perun file, or is damaged.
     """
-    from h5py import h5f, h5p
+    from h5py import h5f
 
     try:
         require_file(path)
-        access = h5p.create(h5p.FILE_ACCESS)
-        access.set_fclose_degree(h5f.CLOSE_STRONG)  # with all that was opened in it
+        access = _access(in_memory=os.path.getsize(path) <= SMALL_B)
         with closing(h5f.open(os.fsencode(path), h5f.ACC_RDONLY, access)) as file:
             ((application, root),) = require_plain_hdf5(file, MOST_VALUES).members.items()
             runs = [_read_run(application, name, run) for name, run in root.members["nodes"].members.items()]
@@ -406,6 +406,18 @@ def read_runs(path: Path) -> list[PerunRun]:
     if not runs:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read (it holds no run)")
     return sorted(runs, key=lambda run: str(run.attributes.get("execution_dt", run.name)))
+
+
+@functools.cache
+def _access(in_memory: bool):
+    """How a file is opened: to close with all that was opened in it; ``in_memory``: one read instead of hundreds."""
+    from h5py import h5f, h5p
+
+    access = h5p.create(h5p.FILE_ACCESS)
+    access.set_fclose_degree(h5f.CLOSE_STRONG)
+    if in_memory:
+        access.set_fapl_core(backing_store=False)
+    return access
 
 
 def _read_run(application: str, name: str, run: Hdf5) -> PerunRun:
@@ -447,13 +459,14 @@ def _read_series(dataset: Hdf5, readings: int) -> Series | None:
 
 def _number(of: Hdf5, name: str, otherwise: float | None = None) -> float:
     """The one number that an attribute holds, or another one where there is none of this name, if one is given."""
-    from h5py import h5a
+    from h5py import h5a, h5t
 
     if otherwise is not None and not h5a.exists(of.id, name.encode()):
         return otherwise
-    number = np.empty(())
-    h5a.open(of.id, name.encode()).read(number)
-    return float(number)
+    attribute = h5a.open(of.id, name.encode())
+    number = np.empty(attribute.shape)  # h5py does not look whether there is room for all that it reads
+    attribute.read(number, h5t.NATIVE_DOUBLE)
+    return number.item()
 
 
 def _attribute(of: Hdf5, name: str):
