@@ -1,8 +1,9 @@
 """How long building and checking many records, and long ones, takes: `python -m tests.bench_records 10000 320`.
 
 The first number is one of records to check, copies of those in runs/large-batch under other repeats; the second of
-host-hours of one run: 12 sensors at 25 Hz, four GPUs and two sockets a host, a host for each hour. Everything is made in
-a temporary folder (250 kB a record, 17 MB a host-hour). Times are those of a clock and of all processes' processor time.
+host-hours of one run: 12 sensors at 25 Hz, four GPUs and two sockets a host, a host for each hour. Everything is made
+in a temporary folder: 250 kB a record, 16 MB a host-hour. Times are those of a clock, and the processor's of all
+processes.
 """
 
 import json

@@ -231,11 +231,12 @@ def go_on(folder, workload, checkpoint_s):
 
 def newest_start(folder):
     """The newest segment and when its last rank began to train; None while not all have, or there is none."""
-    for run_json in (folder / "runs").glob("local/*/run.json"):
-        segment = samples.segments(run_json.parent)[-1]
-        begun = samples.events_of_kind(samples.read_events(segment), "training_start")
-        if len(begun) == 2:
-            return segment, begun[-1]["t_mono_ns"]
+    with contextlib.suppress(FileNotFoundError):  # a start killed before its first checkpoint is moved aside right now
+        for run_json in (folder / "runs").glob("local/*/run.json"):
+            segment = samples.segments(run_json.parent)[-1]
+            begun = samples.events_of_kind(samples.read_events(segment), "training_start")
+            if len(begun) == 2:
+                return segment, begun[-1]["t_mono_ns"]
     return None
 
 
