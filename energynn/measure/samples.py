@@ -35,6 +35,7 @@ LIMITS_S = {
 # A line of a sample as the sampler writes it, without its numbers: where a comma parts two readings stands %b.
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
+OF_PERUN = {"t", "w", "perun"}  # the keys of a line of what perun read
 POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
 GREATEST = 2**63 - 1  # what numpy reads of a whole number that is greater
 PERCENTILES = (50, 95, 99)  # of the time between samples
@@ -232,23 +233,25 @@ class Reader:
 
     def _take_block(self, block: bytes) -> None:
         """Take some lines. Nearly all are samples in the sampler's own words: numpy reads these at once."""
+        if b"p" not in block and self._take_at_once(block):
+            return  # where there is a "p" there may be a line of perun, and looking at all was in vain
         text = np.frombuffer(block, np.uint8)
         ends = np.flatnonzero(text == ord("\n")) + 1
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
         begins = np.concatenate([[0], ends[:-1]])
         is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
-        samples, others, taken = [], [], 0
-        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
-            samples.append(block[taken:begin])
-            others.append(block[begin:end])
-            if b'"header"' in others[-1]:  # what follows may be of other sensors
-                self._take_samples(b"".join(samples))
-                self._take_others(others)
-                samples, others = [], []
-            taken = end
-        self._take_others(others)
-        self._take_samples(b"".join([*samples, block[taken:]]))
+        places = np.flatnonzero(~is_sample)
+        begins, ends = begins[places].tolist(), ends[places].tolist()
+        others = [block[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        samples = [block[end:begin] for end, begin in zip([0, *ends], [*begins, len(block)], strict=True)]
+        taken = 0
+        for place in [place for place, line in enumerate(others, start=1) if b'"header"' in line]:
+            self._take_samples(b"".join(samples[taken:place]))  # what follows may be of other sensors
+            self._take_others(others[taken:place])
+            taken = place
+        self._take_others(others[taken:])
+        self._take_samples(b"".join(samples[taken:]))
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
@@ -258,7 +261,10 @@ class Reader:
             with contextlib.suppress(*ILL_TYPED):
                 found = json.loads(b"[%b]" % text)
         for line in found if len(found) == len(lines) else lines:
-            self._take_line(line)
+            if type(line) is dict and line.keys() == OF_PERUN:  # most are
+                self.perun.append(line)
+            else:
+                self._take_line(line)
 
     def _take_line(self, line: bytes | dict) -> None:
         try:
