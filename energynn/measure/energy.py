@@ -41,6 +41,7 @@ MOST_UNEXPLAINED = 1.3
 LAG_TOLERANCE = 0.2
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
 BOUNDED = 0.94
+UNSHARED = 10_000  # values that BLAS does not share out to threads
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
 
@@ -356,8 +357,8 @@ def _shaped_by_power(power: Power, energy_J, new, breaks) -> dict | None:
     rough_J, rough_W = apart_J - smooth_J, knot_W - smooth_W
     noise_J = spacing_s / np.sqrt(12) * abs(knot_W.mean())
     prior = (noise_J / (spacing_s / 4)) ** 2
-    told = np.dot(rough_W, rough_W) + prior
-    lag_s = spacing_s / 2 - np.dot(rough_W, rough_J + spacing_s / 2 * rough_W) / told
+    told = _dot(rough_W, rough_W) + prior
+    lag_s = spacing_s / 2 - _dot(rough_W, rough_J + spacing_s / 2 * rough_W) / told
     if not -LAG_TOLERANCE * spacing_s <= lag_s <= (1 + LAG_TOLERANCE) * spacing_s:
         return None
     left_J = float(np.std(rough_J + lag_s * rough_W))
@@ -371,6 +372,14 @@ def _shaped_by_power(power: Power, energy_J, new, breaks) -> dict | None:
         "edges": edges,
         "lag_s": lag_sd_s,
     }
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> float:
+    """The scalar product, part by part: threads of BLAS take a processor each for some time after what they shared.
+
+    Nor does what it rounds to depend on the number of cores.
+    """
+    return sum(np.dot(a[at : at + UNSHARED], b[at : at + UNSHARED]) for at in range(0, len(a), UNSHARED))
 
 
 def _local_line(x: np.ndarray, y: np.ndarray, blocks: np.ndarray) -> np.ndarray:

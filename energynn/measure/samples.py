@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,10 @@ LIMITS_S = {
 # A line of a sample as the sampler writes it, without its numbers: where a comma parts two readings stands %b.
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
+OF_PERUN = {"t", "w", "perun"}  # the keys of a line of what perun read
+PHASES = re.compile(  # a line of them as a rank writes it
+    r'\{"t":([1-9][0-9]{0,17}),"phase":\[([0-9,]+)\],"gap_us":\[([0-9,]+)\],"length_us":\[([0-9,]+)\]\}'
+)
 POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
 GREATEST = 2**63 - 1  # what numpy reads of a whole number that is greater
 PERCENTILES = (50, 95, 99)  # of the time between samples
@@ -232,23 +238,25 @@ class Reader:
 
     def _take_block(self, block: bytes) -> None:
         """Take some lines. Nearly all are samples in the sampler's own words: numpy reads these at once."""
+        if b"p" not in block and self._take_at_once(block):
+            return  # where there is a "p" there may be a line of perun, and looking at all was in vain
         text = np.frombuffer(block, np.uint8)
         ends = np.flatnonzero(text == ord("\n")) + 1
         if not block.endswith(b"\n"):
             ends = np.append(ends, len(block))
         begins = np.concatenate([[0], ends[:-1]])
         is_sample = (text[np.minimum(begins + 2, ends - 1)] == ord("t")) & (text[np.maximum(ends - 3, 0)] == ord("]"))
-        samples, others, taken = [], [], 0
-        for begin, end in zip(begins[~is_sample].tolist(), ends[~is_sample].tolist(), strict=True):
-            samples.append(block[taken:begin])
-            others.append(block[begin:end])
-            if b'"header"' in others[-1]:  # what follows may be of other sensors
-                self._take_samples(b"".join(samples))
-                self._take_others(others)
-                samples, others = [], []
-            taken = end
-        self._take_others(others)
-        self._take_samples(b"".join([*samples, block[taken:]]))
+        places = np.flatnonzero(~is_sample)
+        begins, ends = begins[places].tolist(), ends[places].tolist()
+        others = [block[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        samples = [block[end:begin] for end, begin in zip([0, *ends], [*begins, len(block)], strict=True)]
+        taken = 0
+        for place in [place for place, line in enumerate(others, start=1) if b'"header"' in line]:
+            self._take_samples(b"".join(samples[taken:place]))  # what follows may be of other sensors
+            self._take_others(others[taken:place])
+            taken = place
+        self._take_others(others[taken:])
+        self._take_samples(b"".join(samples[taken:]))
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
@@ -258,7 +266,10 @@ class Reader:
             with contextlib.suppress(*ILL_TYPED):
                 found = json.loads(b"[%b]" % text)
         for line in found if len(found) == len(lines) else lines:
-            self._take_line(line)
+            if type(line) is dict and line.keys() == OF_PERUN:  # most are
+                self.perun.append(line)
+            else:
+                self._take_line(line)
 
     def _take_line(self, line: bytes | dict) -> None:
         try:
@@ -525,13 +536,35 @@ def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
     require_file(path, LARGEST_LINES_B)
-    for text in path.read_bytes().decode(errors="replace").splitlines():
+    texts = path.read_bytes().decode(errors="replace").splitlines()
+    phases = _lines_of_phases(texts)
+    for place, text in enumerate(texts):
         try:
-            line = DECODER.decode(text)
+            line = phases.get(place) or DECODER.decode(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)
+    return lines
+
+
+def _lines_of_phases(texts: list[str]) -> dict[int, dict]:
+    """Those of some lines that are phases as a rank writes them, by their place, the numbers of all read at once.
+
+    None where one might not be read as JSON reads it.
+    """
+    found = {place: match.groups() for place, match in enumerate(map(PHASES.fullmatch, texts)) if match}
+    lists = list(chain.from_iterable(groups[1:] for groups in found.values()))
+    numbers = ",".join(lists).encode()
+    if not found or not _are_plain(b"[%b]" % numbers, has_points=False, has_nulls=False):
+        return {}
+    whole = np.fromstring(numbers, np.int64, sep=",")
+    if whole.max() == GREATEST:
+        return {}
+    parts = iter(np.split(whole, np.cumsum([part.count(",") + 1 for part in lists])))
+    lines = {}
+    for place, (t, *_) in found.items():
+        lines[place] = {"t": int(t), "phase": next(parts), "gap_us": next(parts), "length_us": next(parts)}
     return lines
 
 
