@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,9 @@ LIMITS_S = {
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
 OF_PERUN = {"t", "w", "perun"}  # the keys of a line of what perun read
+PHASES = re.compile(  # a line of them as a rank writes it
+    r'\{"t":([1-9][0-9]{0,17}),"phase":\[([0-9,]+)\],"gap_us":\[([0-9,]+)\],"length_us":\[([0-9,]+)\]\}'
+)
 POWERS_OF_TEN = np.array([float(10**power) for power in range(23)])  # all that floating point numbers hold exactly
 GREATEST = 2**63 - 1  # what numpy reads of a whole number that is greater
 PERCENTILES = (50, 95, 99)  # of the time between samples
@@ -531,13 +536,35 @@ def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
     lines = []
     require_file(path, LARGEST_LINES_B)
-    for text in path.read_bytes().decode(errors="replace").splitlines():
+    texts = path.read_bytes().decode(errors="replace").splitlines()
+    phases = _lines_of_phases(texts)
+    for place, text in enumerate(texts):
         try:
-            line = DECODER.decode(text)
+            line = phases.get(place) or DECODER.decode(text)
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict):
             lines.append(line)
+    return lines
+
+
+def _lines_of_phases(texts: list[str]) -> dict[int, dict]:
+    """Those of some lines that are phases as a rank writes them, by their place, the numbers of all read at once.
+
+    Nothing where one might not be read as JSON reads it.
+    """
+    found = {place: match.groups() for place, match in enumerate(map(PHASES.fullmatch, texts)) if match}
+    lists = list(chain.from_iterable(groups[1:] for groups in found.values()))
+    numbers = ",".join(lists).encode()
+    if not found or not _are_plain(b"[%b]" % numbers, has_points=False, has_nulls=False):
+        return {}
+    whole = np.fromstring(numbers, np.int64, sep=",")
+    if whole.max() == GREATEST:
+        return {}
+    parts = iter(np.split(whole, np.cumsum([part.count(",") + 1 for part in lists])))
+    lines = {}
+    for place, (t, *_) in found.items():
+        lines[place] = {"t": int(t), "phase": next(parts), "gap_us": next(parts), "length_us": next(parts)}
     return lines
 
 

@@ -11,7 +11,8 @@ import pytest
 from energynn import records
 from energynn.launch import watch
 from energynn.measure import accounting, energy, plausible, samples
-from energynn.measure.samples import Reader, read_samples
+from energynn.measure.samples import Reader, read_phases, read_samples
+from energynn.reading import ILL_TYPED
 from tests.measure import worlds
 from tests.measure.worlds import sensor
 
@@ -109,6 +110,33 @@ def test_a_damaged_line_costs_its_neighbours_no_time(tmp_path, monkeypatch):
     monkeypatch.setattr(Reader, "_take_line", lambda reader, text: taken.append(text) or reader._take(json.loads(text)))
     path = write(tmp_path, [*lines_of(2000), b'{"t":5,"w":5,"d":5,"v":[1,2,1e-7]}\n', *lines_of(2000, 2000)])
     assert len(read_samples(path).t_ns) == 4001 and len(taken) < 20
+
+
+IN_PHASES = [b"0", b"9", b",", b"[", b"]", b"-", b".", b" ", b"\r", b"\x0b", b"\xe2", b'"', b"null", b"1e3", b"\n"]
+IN_PHASES += [str(2**63 - 1).encode(), str(2**70).encode()]
+
+
+def phases_or_fault(folder):
+    try:
+        return {rank: [np.asarray(part).tolist() for part in parts] for rank, parts in read_phases(folder).items()}
+    except ILL_TYPED as error:
+        return type(error).__name__, str(error)
+
+
+def test_phases_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, monkeypatch):
+    random, at_once, read = np.random.default_rng(7), samples._lines_of_phases, []
+    line = b'{"t":50171866129496,"phase":[0,1,2],"gap_us":[0,10,200],"length_us":[5,60,700]}\n'
+    for _ in range(1000):
+        damaged = line
+        for _ in range(random.integers(3)):
+            at = random.integers(len(line) - 1)
+            damaged = damaged[:at] + random.choice(IN_PHASES) + damaged[at + random.integers(3) :]
+        (tmp_path / "phases-rank0.jsonl").write_bytes(b'{"names":["a"]}\n' + damaged + line)
+        monkeypatch.setattr(samples, "_lines_of_phases", lambda texts: read.append(at_once(texts)) or read[-1])
+        fast = phases_or_fault(tmp_path)
+        monkeypatch.setattr(samples, "_lines_of_phases", lambda texts: {})
+        assert phases_or_fault(tmp_path) == fast, damaged
+    assert 300 < sum(len(lines) == 2 for lines in read) < 700
 
 
 def changed(joules, random):
