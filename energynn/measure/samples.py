@@ -551,7 +551,7 @@ def _whole_lines(path: Path) -> list[dict]:
 def _lines_of_phases(texts: list[str]) -> dict[int, dict]:
     """Those of some lines that are phases as a rank writes them, by their place, the numbers of all read at once.
 
-    None where one might not be read as JSON reads it.
+    Nothing where one might not be read as JSON reads it.
     """
     found = {place: match.groups() for place, match in enumerate(map(PHASES.fullmatch, texts)) if match}
     lists = list(chain.from_iterable(groups[1:] for groups in found.values()))
