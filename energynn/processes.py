@@ -67,6 +67,7 @@ def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
 def _work_for(parent: int) -> None:
     """Begin a process that works off a list. It keeps the memory that it frees: the next item needs as much."""
     end_with_parent(parent)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy, imported after this, has one core
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(TRIM_THRESHOLD, 2**28)
         _libc.mallopt(MMAP_THRESHOLD, 2**25)

@@ -21,7 +21,6 @@ import numpy as np
 from energynn import config, files, records
 from energynn.files import REPOSITORY
 from energynn.processes import on_all_cores
-from tests.conftest import write_perun_hdf5
 
 HOUR_S, RATE_Hz, PERIOD_S, MARGIN_S = 3600, 25, 0.04, 2
 T0_NS = 5_000_000_000_000
@@ -92,6 +91,8 @@ def lines_of_an_hour() -> str:
 
 def make_long_run(target: Path, hosts: int) -> Path:
     """The raw files of a run of an hour on many hosts."""
+    from tests.conftest import write_perun_hdf5  # imports pytest, which processes that check records do without
+
     (source, *_) = sorted((REPOSITORY / "runs" / "large-batch").glob("*/run.json"))
     intent = json.loads(source.read_text())
     devices = GPUS * hosts
