@@ -37,7 +37,12 @@ LIMITS_S = {
 # A line of a sample as the sampler writes it, without its numbers: where a comma parts two readings stands %b.
 LINE, OF_NUMBERS = b'{"t":,"w":,"d":,"v":[%b]}\n', b"0123456789.nul"
 WORDS, COMMA_FOR_NEWLINE = b'{}[]":twdv', bytes.maketrans(b"\n", b",")  # all that is no number, and what parts them
-OF_PERUN = {"t", "w", "perun"}  # the keys of a line of what perun read
+WHOLE = rb"(?:0|[1-9][0-9]{0,18}+)"
+READING = rb'"[ !#-\[\]-~]*+":-?+%b(?:\.[0-9]++)?+(?:e[-+]?+[0-9]++)?+' % WHOLE  # its name has no escapes
+PERUN_LINES = re.compile(  # lines of what perun read, as the sampler writes them, one after the other
+    rb'^(?:\{"t":%(int)b,"w":%(int)b,"perun":\{%(one)b(?:,%(one)b)*+\}\}\n)++' % {b"int": WHOLE, b"one": READING},
+    re.MULTILINE,
+)
 PHASES = re.compile(  # a line of them as a rank writes it
     r'\{"t":([1-9][0-9]{0,17}),"phase":\[([0-9,]+)\],"gap_us":\[([0-9,]+)\],"length_us":\[([0-9,]+)\]\}'
 )
@@ -105,9 +110,9 @@ class Samples:
     """What the sampler of one host has written.
 
     t_ns, wall_ns: (samples,) monotonic and wall clock in ns; readings: (samples, sensors), NaN where a read failed;
-    duration_us: (samples,) what reading all sensors took; perun: what perun's own loop read, as ``{"t", "w", "perun"}``
-    lines; clocks: offsets to the clock of the reference host, measured while the run went on; status: how the loop
-    kept up, the newest last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    duration_us: (samples,) what reading all sensors took; perun_lines: see ``perun``, as text or parsed; clocks:
+    offsets to the clock of the reference host, measured while the run went on; status: how the loop kept up, the newest
+    last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
     thinned_s: 0, or how far apart the lines are that were read: energies of counters are exact, peaks are not seen.
     """
 
@@ -116,12 +121,20 @@ class Samples:
     wall_ns: np.ndarray
     readings: np.ndarray
     duration_us: np.ndarray
-    perun: list[dict] = field(default_factory=list)
+    perun_lines: list[dict | bytes] = field(default_factory=list)
     clocks: list[dict] = field(default_factory=list)
     status: list[dict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable_lines: int = 0
     thinned_s: float = 0.0
+
+    @cached_property
+    def perun(self) -> list[dict]:
+        """What perun's own loop read, as ``{"t", "w", "perun"}``; no record needs it."""
+        lines = []
+        for part in self.perun_lines:
+            lines += json.loads(b"[%b]" % part[:-1].replace(b"\n", b",")) if isinstance(part, bytes) else [part]
+        return lines
 
     @property
     def host(self) -> str:
@@ -200,7 +213,7 @@ class Reader:
     def __init__(self, path: Path):
         self.path, self.offset, self.header = path, 0, None
         self.times, self.walls, self.rows, self.durations = array("q"), array("q"), array("d"), array("d")
-        self.perun, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
+        self.perun_lines, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
         self.thinned_s = 0.0
 
     def read(self, to_the_end: bool = True) -> None:
@@ -260,16 +273,28 @@ class Reader:
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
+        lines = self._keep_of_perun(lines)
         text, found = b",".join(lines), []
         # Where all begin with a brace and there is no bracket, no object can go on in the next line.
         if b"[" not in text and text.startswith(b"{") and text.count(b"\n,{") == len(lines) - 1:
             with contextlib.suppress(*ILL_TYPED):
                 found = json.loads(b"[%b]" % text)
         for line in found if len(found) == len(lines) else lines:
-            if type(line) is dict and line.keys() == OF_PERUN:  # most are
-                self.perun.append(line)
-            else:
-                self._take_line(line)
+            self._take_line(line)
+
+    def _keep_of_perun(self, lines: list[bytes]) -> list[bytes]:
+        """Keep what perun read as text, since no record needs it; returns the other lines, or all if in doubt."""
+        text = b"".join(lines)
+        of_perun, others, taken = [], [], 0
+        for match in PERUN_LINES.finditer(text):
+            of_perun.append(match[0])
+            others.append(text[taken : match.start()])
+            taken = match.end()
+        rest = b"".join([*others, text[taken:]])
+        if b"perun" in rest:  # in other words, whose place is between these
+            return lines
+        self.perun_lines += of_perun
+        return io.BytesIO(rest).readlines()
 
     def _take_line(self, line: bytes | dict) -> None:
         try:
@@ -336,7 +361,7 @@ class Reader:
             for sensor in self.header["sensors"]:
                 sensor["update_s"] = line["update_s"].get(sensor["id"])
         elif "perun" in line:
-            self.perun.append(line)
+            self.perun_lines.append(line)
         elif "clock" in line:
             self.clocks.append({"t": line["t"], **line["clock"]})
         elif "status" in line:
@@ -361,7 +386,7 @@ class Reader:
             wall_ns=np.array(self.walls, dtype=np.int64),
             readings=np.array(rows, order="F"),  # sensor by sensor, as they are looked at
             duration_us=np.array(self.durations),
-            perun=self.perun,
+            perun_lines=self.perun_lines,
             clocks=self.clocks,
             status=self.status,
             problems=self.problems,

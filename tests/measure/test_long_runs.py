@@ -115,6 +115,9 @@ def test_a_damaged_line_costs_its_neighbours_no_time(tmp_path, monkeypatch):
 IN_PHASES = [b"0", b"9", b",", b"[", b"]", b"-", b".", b" ", b"\r", b"\x0b", b"\xe2", b'"', b"null", b"1e3", b"\n"]
 IN_PHASES += [str(2**63 - 1).encode(), str(2**70).encode()]
 
+IN_PERUN = [b"0", b"e", b",", b"{", b"}", b"-", b".", b" ", b"\r", b"\\", b"\xe2", b'"', b"NaN", b"1e999", b"\n", b":{"]
+IN_PERUN += [str(2**70).encode(), b"9" * 5000, b',"h_RAM":1']
+
 
 def phases_or_fault(folder):
     try:
@@ -137,6 +140,26 @@ def test_phases_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, m
         monkeypatch.setattr(samples, "_lines_of_phases", lambda texts: {})
         assert phases_or_fault(tmp_path) == fast, damaged
     assert 300 < sum(len(lines) == 2 for lines in read) < 700
+
+
+def test_what_perun_read_is_kept_as_text_only_where_it_is_as_the_sampler_writes_it(tmp_path, monkeypatch):
+    random, keep, kept = np.random.default_rng(8), Reader._keep_of_perun, []
+    line = b'{"t":5,"w":1795283971941004714,"perun":{"h_RAM":1540247552,"h_CPU_0":-8.199999809265137e-05}}\n'
+    header = json.dumps({"header": 1, "host": "h", "period_s": 0.04, "sensors": SENSORS}).encode() + b"\n"
+    for _ in range(1000):
+        damaged = line
+        for _ in range(random.integers(3)):
+            at = random.integers(len(line) - 1)
+            damaged = damaged[:at] + random.choice(IN_PERUN) + damaged[at + random.integers(3) :]
+        path = write(tmp_path, [header, line, damaged, lines_of(1)[0], line, b'{"status":{}}\n'])
+        monkeypatch.setattr(Reader, "_keep_of_perun", keep)
+        fast = read_samples(path)
+        monkeypatch.setattr(Reader, "_keep_of_perun", lambda reader, lines: lines)
+        slow = read_samples(path)
+        assert (fast.perun, fast.status) == (slow.perun, slow.status), damaged
+        assert fast.unreadable_lines == slow.unreadable_lines, damaged
+        kept.append(any(isinstance(part, bytes) for part in fast.perun_lines))
+    assert 300 < sum(kept) < 800
 
 
 def changed(joules, random):
