@@ -206,7 +206,7 @@ def _in_small(point: dict) -> dict:
         small["step_period_s"] /= 20
     if point["workload"] == "fourcastnet":
         small |= dict(dataset="era5_ensemble", patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-        return small | dict(epochs=10 * point["epochs"])
+        return small | dict(epochs=30 * point["epochs"])
     size = 1 + point["local_batch_size"] // 32  # batch norm needs two images
     return small | dict(local_batch_size=size, image_size=32, training_samples=16 * size, validation_samples=size)
 
