@@ -185,6 +185,7 @@ class Session:
             self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
         self.phase.write()
         if request == Request.STOP:
+            distributed.leave()  # a thread of gloo that still has work aborts a process that is ending
             all_steps = self.config.epochs * self.steps_per_epoch
             raise Interrupted(f"checkpoint after {self.optimizer_steps} of {all_steps} steps")
 

@@ -19,6 +19,7 @@ torch.set_default_dtype(getattr(torch, sys.argv[3]))
 try:
     losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
 except Interrupted as stop:
+    assert not torch.distributed.is_initialized(), "gloo's threads may abort this process while it ends"
     print(f"interrupted: {stop}", flush=True)
     sys.exit(75)
 except ValueError as error:
