@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 
@@ -125,9 +126,36 @@ class MLP(nn.Module):
         self.fc2 = nn.Linear(hidden_dim, embed_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        # GELU's output is computed again where fc2's gradient needs it, instead of kept: the largest tensor of a block
-        # for the cheapest of its functions. The recomputation stops there, before fc2.
-        return checkpoint(lambda y: self.fc2(F.gelu(y)), self.fc1(x), use_reentrant=False, preserve_rng_state=False)
+        tensors = (x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
+        if torch.is_autocast_enabled(x.device.type):  # it would cast for the products, but not for their gradients
+            tensors = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in tensors)
+        return TwoLayers.apply(*tensors)
+
+
+class TwoLayers(torch.autograd.Function):
+    """Two linear layers with GELU between them, whose output is not kept for the backward pass but computed again.
+
+    It is the largest tensor of a block and the output of its cheapest function. ``torch.utils.checkpoint`` would do
+    the same at more cost: here GELU's gradient takes the place of its output's, too.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+        hidden = F.linear(x, weight1, bias1)
+        ctx.save_for_backward(x, weight1, hidden, weight2)
+        return F.linear(F.gelu(hidden), weight2, bias2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
+        x, weight1, hidden, weight2 = ctx.saved_tensors
+        rows, gradient, hidden = x.flatten(0, -2), gradient.flatten(0, -2), hidden.flatten(0, -2)
+        of_hidden = gradient @ weight2
+        output = F.gelu(hidden)  # before the gradient, so that what both read is in the cache once
+        torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
+        of_bias1, of_bias2 = of_hidden.sum(0), gradient.sum(0)
+        of_weight1, of_weight2 = of_hidden.t() @ rows, gradient.t() @ output
+        return (of_hidden @ weight1).reshape(x.shape), of_weight1, of_bias1, of_weight2, of_bias2
 
 
 class FourierFilter(nn.Module):
