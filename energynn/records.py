@@ -429,7 +429,7 @@ def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
     without_digest = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(without_digest):
         faults.append("record.json was changed after it was written (record_sha256 differs)")
-    faults += _check_files(record, run_dir)
+    faults += (of_files := _check_files(record, run_dir))
     if record["schema"] != SCHEMA:
         faults.append(f"schema {record['schema']!r} is not {SCHEMA}")
     if record["status"] not in STATUSES:
@@ -440,6 +440,8 @@ def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
     faults += _check_name(record, run_dir)
     by_segment = events_of_segments(run_dir)
     faults += _check_ranks(record, list(by_segment.values())[-1])
+    if any(f"{name}: {CHANGED}" in of_files for name in _of_perun(record)):
+        return [*faults, "its numbers were not derived again: HDF5 may find no end in a damaged file of perun"]
     return faults + _check_numbers(record, run_dir, derive(run_dir, intent, by_segment))
 
 
@@ -467,7 +469,11 @@ def _check_name(record: dict, run_dir: Path) -> list[str]:
 
 
 def _digests_of_perun(record: dict) -> list[str]:
-    return [facts["sha256"] for name, facts in record["files"].items() if name.startswith("perun/")]
+    return [record["files"][name]["sha256"] for name in _of_perun(record)]
+
+
+def _of_perun(record: dict) -> list[str]:
+    return [name for name in record["files"] if name.endswith(".hdf5")]
 
 
 def _check_ranks(record: dict, events: list[dict]) -> list[str]:
@@ -503,6 +509,9 @@ def _devices_told(record: dict, events: list[dict]) -> set[int]:
     return told or ({len(ranks)} if is_whole else {record["devices"]})
 
 
+CHANGED = "differs from its SHA-256 in the record"
+
+
 def _check_files(record: dict, run_dir: Path) -> list[str]:
     """Raw files that differ from the record's list of files."""
     present, faults = hash_files(run_dir), []
@@ -510,7 +519,7 @@ def _check_files(record: dict, run_dir: Path) -> list[str]:
         if name not in present:
             faults.append(f"{name}: missing")
         elif present[name] != facts:
-            faults.append(f"{name}: differs from its SHA-256 in the record")
+            faults.append(f"{name}: {CHANGED}")
     return faults + [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]
 
 

@@ -1,5 +1,6 @@
 import fcntl
 import json
+from unittest import mock
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(run_dir, c
     for expected in ("samples-host.jsonl: differs", "events-rank1.jsonl: missing", "stray.txt: not in the record"):
         assert sum(expected in fault for fault in faults) == 1, faults
     assert all("\n" not in fault for fault in faults)
+
+
+def test_a_file_of_perun_that_was_changed_is_a_fault_and_stays_unread(run_dir, monkeypatch):
+    records.build(run_dir, "finished", "")
+    with open(run_dir / "perun" / "energynn.hdf5", "ab") as file:
+        file.write(b"\0")
+    monkeypatch.setattr(records, "read_hdf5", mock.Mock(side_effect=AssertionError("HDF5 may never come to an end")))
+    differs, unread = records.check_record(run_dir)
+    assert differs.startswith("perun/energynn.hdf5: differs") and "not derived again" in unread
 
 
 def test_what_makes_a_run_no_evidence(run_dir):

@@ -145,9 +145,10 @@ class Curve:
 
     def coverage(self, start_ns: int, end_ns: int) -> float:
         """Share of a window that lies between readings no further apart than the longest allowed, and none failed."""
-        gaps = np.flatnonzero(self.read.apart_ns > self.longest_ns)
+        is_gap = self.read.apart_ns > self.longest_ns
         failed = np.searchsorted(self.read.ns, self.failed_ns, side="right") - 1
-        gaps = np.union1d(gaps, failed[(failed >= 0) & (failed < len(self.read.ns) - 1)])
+        is_gap[failed[(failed >= 0) & (failed < len(is_gap))]] = True
+        gaps = np.flatnonzero(is_gap)
         begins_ns = np.clip(self.read.ns[gaps], start_ns, end_ns)
         ends_ns = np.clip(self.read.ns[gaps + 1], start_ns, end_ns)
         first_ns, last_ns = np.clip(self.read.ns[[0, -1]], start_ns, end_ns)

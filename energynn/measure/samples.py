@@ -559,18 +559,29 @@ def read_phases(
 
 def _whole_lines(path: Path) -> list[dict]:
     """The lines of a JSONL file that are whole; NaN and Infinity, which no record can hold, become None."""
-    lines = []
     require_file(path, LARGEST_LINES_B)
     texts = path.read_bytes().decode(errors="replace").splitlines()
     phases = _lines_of_phases(texts)
-    for place, text in enumerate(texts):
-        try:
-            line = phases.get(place) or DECODER.decode(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict):
-            lines.append(line)
-    return lines
+    others = iter(_decoded([text for place, text in enumerate(texts) if place not in phases]))
+    lines = [phases.get(place) or next(others) for place in range(len(texts))]
+    return [line for line in lines if isinstance(line, dict)]
+
+
+def _decoded(texts: list[str]) -> list:
+    """What lines of JSON hold, None where one is none: read as one list, or each alone where that might differ."""
+    text, found = "\n,".join(texts), []
+    # Where all begin with a brace and there is no bracket, no object can go on in the next line.
+    if "[" not in text and text.startswith("{") and text.count("\n,{") == len(texts) - 1:
+        with contextlib.suppress(ValueError, RecursionError):
+            found = DECODER.decode(f"[{text}]")
+    return found if len(found) == len(texts) else list(map(_decoded_alone, texts))
+
+
+def _decoded_alone(text: str):
+    try:
+        return DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _lines_of_phases(texts: list[str]) -> dict[int, dict]:

@@ -4,6 +4,7 @@ import json
 import time
 import tracemalloc
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -140,6 +141,29 @@ def test_phases_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, m
         monkeypatch.setattr(samples, "_lines_of_phases", lambda texts: {})
         assert phases_or_fault(tmp_path) == fast, damaged
     assert 300 < sum(len(lines) == 2 for lines in read) < 700
+
+
+DECODED_ALONE = samples._decoded_alone
+IN_EVENTS = [b"0", b",", b"{", b"}", b"[", b"]", b":", b'"', b" ", b"NaN", b"\n", b"\x0b", b"},{", b",{}", b"9" * 5000]
+
+
+def test_events_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, monkeypatch):
+    random, read, alone = np.random.default_rng(9), samples._decoded, []
+    line = b'{"t_mono_ns": 5, "t_wall_ns": 7, "event": "epoch", "facts": {"loss": NaN, "name": "a"}}\n'
+    for _ in range(2000):
+        damaged = line
+        for _ in range(random.integers(4)):
+            at = random.integers(len(line) - 1)
+            damaged = damaged[:at] + random.choice(IN_EVENTS) + damaged[at + random.integers(3) :]
+        (tmp_path / "events-rank0.jsonl").write_bytes(line + damaged + line)
+        count = mock.Mock(side_effect=DECODED_ALONE)
+        monkeypatch.setattr(samples, "_decoded", read)
+        monkeypatch.setattr(samples, "_decoded_alone", count)
+        fast = samples.read_events(tmp_path)
+        monkeypatch.setattr(samples, "_decoded", lambda texts: list(map(DECODED_ALONE, texts)))
+        assert samples.read_events(tmp_path) == fast, damaged
+        alone.append(count.called)
+    assert 500 < sum(alone) < 1900
 
 
 def test_what_perun_read_is_kept_as_text_only_where_it_is_as_the_sampler_writes_it(tmp_path, monkeypatch):
