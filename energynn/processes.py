@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import select
@@ -13,6 +14,7 @@ from collections.abc import Callable
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt, which must be set together
+RARELY = 100_000  # objects between two looks for garbage; the default of 700 costs a twentieth of a check
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a process that was just forked should load nothing
 _forker = 0  # the process that forks, as its child will find it
@@ -67,6 +69,7 @@ def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
 def _work_for(parent: int) -> None:
     """Begin a process that works off a list. It keeps the memory that it frees: the next item needs as much."""
     end_with_parent(parent)
+    gc.set_threshold(RARELY)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy, imported after this, has one core
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(TRIM_THRESHOLD, 2**28)
