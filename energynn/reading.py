@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import stat
 import tomllib
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ ILL_TYPED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 def require_file(path: Path, most_B: float = math.inf) -> None:
     """Raise ValueError for what is no regular file (a pipe would wait for ever), or a larger one than ``most_B``."""
-    found = Path(path).stat()
+    found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path}: is no regular file")
     if found.st_size > most_B:

@@ -47,6 +47,7 @@ GIVEN_AT_THE_END = ("schema", "accounting", "status", "status_reason", "ended_at
 NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
 IGNORED = "ignored.txt"  # why somebody leaves the run out of figures and fits
 NO_RAW_FILES = ("record.json", "notebook.ipynb", IGNORED)  # the notebook is a view of the run
+OF_RUNS = {"run.json", "record.json"}  # a folder with one of them is that of a run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes", "memory_gpu_peak_B")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -238,7 +239,12 @@ def _is_raw(path: str) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
-    return sorted(Path(folder) for folder, _, names in os.walk(runs_dir) if {"run.json", "record.json"} & set(names))
+    return _folders_with(OF_RUNS, os.walk(runs_dir))
+
+
+def _folders_with(names: set[str], walked: Iterable[tuple[str, list, list]]) -> list[Path]:
+    """Those folders of ``os.walk`` that hold a file of one of these names."""
+    return sorted(Path(folder) for folder, _, files in walked if names & set(files))
 
 
 def read(run_dir: Path) -> dict | None:
@@ -333,12 +339,13 @@ def check(runs_dir: Path) -> list[str]:
 
 def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
     """The faults, and how many records are "readable", "valid" as evidence, "simulated" or "ignored"."""
-    folders, check_one = run_dirs(runs_dir), partial(_check_run, runs_dir)
+    walked = list(os.walk(runs_dir))
+    folders, check_one = _folders_with(OF_RUNS, walked), partial(_check_run, runs_dir)
     are_many = len(folders) > WORTH_A_PROCESS
     found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))
     faults = [fault for faults_of_one, _ in found for fault in faults_of_one]
-    for sums in sorted(runs_dir.rglob("SHA256SUMS")):
-        faults += [f"{sums.parent.name}: {fault}" for fault in check_sums(sums, sums.parent)]
+    for folder in _folders_with({"SHA256SUMS"}, walked):
+        faults += [f"{folder.name}: {fault}" for fault in check_sums(folder / "SHA256SUMS", folder)]
     return faults, Counter(word for _, words in found for word in words)
 
 
