@@ -392,8 +392,8 @@ class PerunRun:
 def read_runs(path: Path, with_origin: bool = True) -> list[PerunRun]:
     """All runs in a perun HDF5 file (perun 0.8 to 1.0), the oldest first, with all their sensors.
 
-    ``with_origin``: an only run has its attributes, too; to read them takes a tenth of the time. Raises ValueError
-    where the file is no perun file, or is damaged.
+    ``with_origin``: read the attributes of a single run, too, which takes a tenth of the time. Raises ValueError where
+    the file is no perun file, or is damaged.
     """
     from h5py import h5f
 
