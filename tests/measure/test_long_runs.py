@@ -120,6 +120,14 @@ IN_PERUN = [b"0", b"e", b",", b"{", b"}", b"-", b".", b" ", b"\r", b"\\", b"\xe2
 IN_PERUN += [str(2**70).encode(), b"9" * 5000, b',"h_RAM":1']
 
 
+def with_faults(line, parts, random, most):
+    """A line in which some of these parts were written over others, or between them, at most so often."""
+    for _ in range(random.integers(most + 1)):
+        at = random.integers(len(line) - 1)
+        line = line[:at] + random.choice(parts) + line[at + random.integers(3) :]
+    return line
+
+
 def phases_or_fault(folder):
     try:
         return {rank: [np.asarray(part).tolist() for part in parts] for rank, parts in read_phases(folder).items()}
@@ -131,10 +139,7 @@ def test_phases_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, m
     random, at_once, read = np.random.default_rng(7), samples._lines_of_phases, []
     line = b'{"t":50171866129496,"phase":[0,1,2],"gap_us":[0,10,200],"length_us":[5,60,700]}\n'
     for _ in range(1000):
-        damaged = line
-        for _ in range(random.integers(3)):
-            at = random.integers(len(line) - 1)
-            damaged = damaged[:at] + random.choice(IN_PHASES) + damaged[at + random.integers(3) :]
+        damaged = with_faults(line, IN_PHASES, random, most=2)
         (tmp_path / "phases-rank0.jsonl").write_bytes(b'{"names":["a"]}\n' + damaged + line)
         monkeypatch.setattr(samples, "_lines_of_phases", lambda texts: read.append(at_once(texts)) or read[-1])
         fast = phases_or_fault(tmp_path)
@@ -151,10 +156,7 @@ def test_events_are_read_at_once_as_line_by_line_whatever_is_damaged(tmp_path, m
     random, read, alone = np.random.default_rng(9), samples._decoded, []
     line = b'{"t_mono_ns": 5, "t_wall_ns": 7, "event": "epoch", "facts": {"loss": NaN, "name": "a"}}\n'
     for _ in range(2000):
-        damaged = line
-        for _ in range(random.integers(4)):
-            at = random.integers(len(line) - 1)
-            damaged = damaged[:at] + random.choice(IN_EVENTS) + damaged[at + random.integers(3) :]
+        damaged = with_faults(line, IN_EVENTS, random, most=3)
         (tmp_path / "events-rank0.jsonl").write_bytes(line + damaged + line)
         count = mock.Mock(side_effect=DECODED_ALONE)
         monkeypatch.setattr(samples, "_decoded", read)
@@ -171,10 +173,7 @@ def test_what_perun_read_is_kept_as_text_only_where_it_is_as_the_sampler_writes_
     line = b'{"t":5,"w":1795283971941004714,"perun":{"h_RAM":1540247552,"h_CPU_0":-8.199999809265137e-05}}\n'
     header = json.dumps({"header": 1, "host": "h", "period_s": 0.04, "sensors": SENSORS}).encode() + b"\n"
     for _ in range(1000):
-        damaged = line
-        for _ in range(random.integers(3)):
-            at = random.integers(len(line) - 1)
-            damaged = damaged[:at] + random.choice(IN_PERUN) + damaged[at + random.integers(3) :]
+        damaged = with_faults(line, IN_PERUN, random, most=2)
         path = write(tmp_path, [header, line, damaged, lines_of(1)[0], line, b'{"status":{}}\n'])
         monkeypatch.setattr(Reader, "_keep_of_perun", keep)
         fast = read_samples(path)
