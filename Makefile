@@ -42,19 +42,19 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (10 min)
-	@echo "=== 1 of 7: verify the data that ship"
+	@echo "=== 1 of 7: verify the data that ship (seconds)"
 	@$(BIN)/energynn manifest verify
 	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, ten runs (5 min)"
 	@$(BIN)/energynn study run smoke
 	@echo "=== 3 of 7: one run more on one device, which the forecast is fitted to (1 min)"
 	@$(BIN)/energynn study run one-device
-	@echo "=== 4 of 7: derive every number of every record again"
+	@echo "=== 4 of 7: derive every number of every record again (seconds)"
 	@$(BIN)/energynn check runs
 	@echo "=== 5 of 7: execute the notebooks, compile the paper and the report (2 min)"
 	@$(MAKE) --no-print-directory paper
-	@echo "=== 6 of 7: forecast two devices from one"
+	@echo "=== 6 of 7: forecast two devices from one (seconds)"
 	-@$(BIN)/energynn forecast held-out --runs-dir runs --system local
-	@echo "=== 7 of 7: compare with the committed reference"
+	@echo "=== 7 of 7: compare with the committed reference (seconds)"
 	@$(BIN)/energynn reference
 
 kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)

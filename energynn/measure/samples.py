@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -273,13 +273,10 @@ class Reader:
 
     def _take_others(self, lines: list[bytes]) -> None:
         """Take lines that are no samples: read as one list of JSON, or each alone where that might not be the same."""
-        lines = self._keep_of_perun(lines)
-        text, found = b",".join(lines), []
-        # Where all begin with a brace and there is no bracket, no object can go on in the next line.
-        if b"[" not in text and text.startswith(b"{") and text.count(b"\n,{") == len(lines) - 1:
-            with contextlib.suppress(*ILL_TYPED):
-                found = json.loads(b"[%b]" % text)
-        for line in found if len(found) == len(lines) else lines:
+        lines, found = self._keep_of_perun(lines), []
+        with contextlib.suppress(UnicodeDecodeError):
+            found = _read_as_one([line.decode() for line in lines], json.loads)
+        for line in found or lines:
             self._take_line(line)
 
     def _keep_of_perun(self, lines: list[bytes]) -> list[bytes]:
@@ -568,13 +565,18 @@ def _whole_lines(path: Path) -> list[dict]:
 
 
 def _decoded(texts: list[str]) -> list:
-    """What lines of JSON hold, None where one is none: read as one list, or each alone where that might differ."""
+    """What lines of JSON hold, None where one is none."""
+    return _read_as_one(texts, DECODER.decode) or list(map(_decoded_alone, texts))
+
+
+def _read_as_one(texts: list[str], decode: Callable[[str], list]) -> list:
+    """The JSON objects that some lines hold, read as one list; nothing where each alone might be something else."""
     text, found = "\n,".join(texts), []
     # Where all begin with a brace and there is no bracket, no object can go on in the next line.
     if "[" not in text and text.startswith("{") and text.count("\n,{") == len(texts) - 1:
-        with contextlib.suppress(ValueError, RecursionError):
-            found = DECODER.decode(f"[{text}]")
-    return found if len(found) == len(texts) else list(map(_decoded_alone, texts))
+        with contextlib.suppress(*ILL_TYPED):
+            found = decode(f"[{text}]")
+    return found if len(found) == len(texts) else []
 
 
 def _decoded_alone(text: str):
