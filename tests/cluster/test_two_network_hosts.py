@@ -62,8 +62,23 @@ class Hosts:
             for link in ("eth0", "lo"):
                 ip("-n", name, "link", "set", link, "up")
 
-    def link_of_b(self, state):
-        ip("link", "set", f"{self.names[1]}v", state)
+    def cut_link(self):
+        ip("link", "set", f"{self.names[1]}v", "down")
+
+    def mend_link(self):
+        """The link is up again, and b's packets reach a.
+
+        For some seconds the kernel of b may still wait for the address that it asked for while the link was cut. Who
+        connects then is told "No route to host", and mpirun gives up at once.
+        """
+        ip("link", "set", f"{self.names[1]}v", "up")
+        wait_until(self.b_reaches_a, 60, "for b to reach a")
+
+    def b_reaches_a(self):
+        """Whether a answers b: nothing listens at port 9, so a refuses."""
+        connect = f"import socket; socket.create_connection(('{self.network}.1', 9), timeout=5)"
+        ended = subprocess.run([*self.on(self.names[1]), sys.executable, "-c", connect], capture_output=True, text=True)
+        return "ConnectionRefusedError" in ended.stderr
 
     def down(self):
         for words in (["netns", "del", self.names[0]], ["netns", "del", self.names[1]], ["link", "del", self.bridge]):
@@ -107,7 +122,7 @@ def hosts(tmp_path):
 def cut_once_training(hosts, folder):
     """Cut b off after a checkpoint; returns when."""
     wait_until(lambda: any(folder().glob("checkpoint/*.sha256")), 120, "for a checkpoint")
-    hosts.link_of_b("down")
+    hosts.cut_link()
     return time.monotonic()
 
 
@@ -146,7 +161,7 @@ def test_a_run_by_mpirun_on_two_hosts_survives_a_cut_link(hosts, tmp_path):
     record = records.read(folder)
     assert record["status"] == "failed" and re.match("rank [01]: another rank is lost", record["status_reason"])
 
-    hosts.link_of_b("up")
+    hosts.mend_link()
     again = hosts.start(hosts.names[0], tmp_path / "second", *command, **hydra)
     assert again.wait(timeout=240) == 0, (tmp_path / "second").read_text()
     record = records.read(folder)
@@ -195,7 +210,7 @@ def test_ranks_by_torchrun_on_two_hosts_survive_a_cut_link(hosts, tmp_path):
     says_so_in_time(tmp_path / "first-0", cut)
     ranks = lambda: [one for one in processes_of(folder) if "torch.distributed.run" not in one.cmdline()]  # noqa: E731
     wait_until(lambda: not ranks(), PATIENCE_S, "for the ranks to end")
-    hosts.link_of_b("up")  # torchrun's own goodbye waits for it
+    hosts.mend_link()  # torchrun's own goodbye waits for it
     assert all(agent.wait(timeout=60 + PATIENCE_S) != 0 for agent in started)
     assert not processes_of(folder)
     again = start("second")
