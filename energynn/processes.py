@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -10,6 +11,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
@@ -74,6 +76,29 @@ def _work_for(parent: int) -> None:
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(TRIM_THRESHOLD, 2**28)
         _libc.mallopt(MMAP_THRESHOLD, 2**25)
+
+
+def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
+    """Have a process of its own read a foreign file first: HDF5 crashes on some damaged ones, or never ends.
+
+    Raises ValueError where that process crashes, or has no end after so many seconds; not for what the file holds.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=_try_to_read, args=(read, path, os.getpid()))
+    process.start()
+    try:
+        process.join(patience_s)
+        if process.exitcode != 0:
+            found = f"found no end in {patience_s:g} s" if process.exitcode is None else "crashed"
+            raise ValueError(f"{path}: is damaged (a process that read it {found}); copy it again")
+    finally:
+        process.kill()
+        process.join()
+
+
+def _try_to_read(read: Callable, path: Path, parent: int) -> None:
+    end_with_parent(parent)
+    with contextlib.suppress(ValueError):
+        read(path)
 
 
 def adopt_orphans() -> None:

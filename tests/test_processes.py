@@ -77,3 +77,30 @@ def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
     wait_until(lambda: not any(map(processes.lives, forked)), 5, "for what was forked to end")
     assert processes.lives(of_thread)
     os.kill(of_thread, signal.SIGKILL)
+
+
+def crashes(path):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def never_ends(path):
+    path.write_text(str(os.getpid()))
+    while True:
+        signal.pause()
+
+
+def refuses(path):
+    raise ValueError(f"{path}: no file of ours")
+
+
+@pytest.mark.parametrize("read, found", [(crashes, "crashed"), (never_ends, "found no end in 5 s")])
+def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(tmp_path, read, found):
+    with pytest.raises(ValueError, match=rf"file: is damaged \(a process that read it {found}\); copy it again"):
+        processes.require_an_end(read, tmp_path / "file", 5)
+    for number in tmp_path.iterdir():
+        assert not processes.lives(int(number.read_text())), "the reader is left behind"
+
+
+@pytest.mark.parametrize("read", [refuses, repr])
+def test_a_reader_that_ends_is_heard_later(tmp_path, read):
+    processes.require_an_end(read, tmp_path / "file", 60)

@@ -155,7 +155,8 @@ def test_the_package_stays_small():
     # 420: suspended jobs (185), stage-in of what a run reads (130), words on clusters (30), faster records (75).
     # 38: what perun read stays text, phases are read at once, scalar products in parts, small HDF5 files at once.
     # 43: the AFNO's two layers as one function (20), events read at once, changed files of perun stay unread.
-    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43
+    # 18: perun's files of others are read by a process of its own first.
+    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43 + 18
     assert sum(code.values()) <= bound, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]

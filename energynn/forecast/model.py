@@ -19,7 +19,6 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 CAUSES_OF_TIME = ("images", "starts", "fill", "updates", "allreduce", "contention")
-CAUSES_OF_POWER = ("host", "fed", "idle", "images")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn import records
+from energynn import processes, records
 from energynn.files import sha256, write_json
 from energynn.measure import energy, perun_adapter
 from energynn.measure.perun_adapter import PerunRun, PerunSensor
@@ -22,6 +22,7 @@ from energynn.measure.sensors import Sensor
 from energynn.reading import one_fault
 
 LONGEST_S = 1e8  # of a run: three years
+READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -35,6 +36,7 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     ValueError for what is no perun file.
     """
     path = Path(path)
+    processes.require_an_end(perun_adapter.read_runs, path, READ_WITHIN_S)
     runs = perun_adapter.read_runs(path)
     digest = sha256(path)
     return [_import_run(path, digest, run, Path(runs_dir)) for run in runs]

@@ -254,6 +254,19 @@ def test_a_run_without_energy_sensors_has_no_samples_and_no_energy(tmp_path):
     )
 
 
+@pytest.mark.parametrize("place, byte", [(4105, 202), (7816, 24)])
+def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(tmp_path, monkeypatch, place, byte):
+    """Each was found by damaging 14,000 copies; the HDF5 of h5py 3.16 goes round in them for ever."""
+    monkeypatch.setattr(perun_import, "READ_WITHIN_S", 5)
+    whole = REPOSITORY / "runs/large-batch/resnet50-photographs-n1-lbs16-gbs48-s2-r0-87b7cd23/perun/energynn.hdf5"
+    damaged = bytearray(whole.read_bytes())
+    damaged[place] = byte
+    (tmp_path / "perun.hdf5").write_bytes(damaged)
+    with pytest.raises(ValueError, match="perun.hdf5: "):
+        perun_import.import_file(tmp_path / "perun.hdf5", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.skipif(not HOREKA.exists(), reason="the study's perun file does not lie beside this checkout")
 def test_the_studys_own_file(tmp_path):
     (run_dir,) = perun_import.import_file(HOREKA, tmp_path)
