@@ -112,6 +112,7 @@ PARENT_ENDED = "the process that started the run ended"
         ("rank 1", signal.SIGKILL, ("killed", "failed"), "rank"),
         ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
         ("supervisor", signal.SIGTERM, "interrupted", "SIGTERM"),
+        ("supervisor", signal.SIGHUP, "interrupted", "SIGHUP"),
         pytest.param("papermill", signal.SIGTERM, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
         pytest.param("kernel", signal.SIGKILL, "interrupted", PARENT_ENDED, marks=pytest.mark.nightly),
         pytest.param("rank 0", signal.SIGKILL, ("killed", "failed"), "rank", marks=pytest.mark.nightly),

@@ -214,6 +214,14 @@ def test_a_rank_that_nccl_ends_by_a_signal_is_a_lost_rank_and_labels_hide_nothin
     assert status == "failed" and reason.startswith(words), reason
 
 
+def test_of_several_failures_the_first_is_the_reason(tmp_path):
+    """The others fail because a rank is lost."""
+    for rank, reason in ((1, "the disk is full"), (0, "another rank is lost"), (2, "another rank is lost")):
+        Events(tmp_path, rank).mark("rank_end", rank=rank, status="failed", reason=reason)
+    status, reason = supervise.verdict(tmp_path, {"devices": 3, "launcher": "srun"}, 1, [], [])
+    assert (status, reason) == ("failed", "rank 1: the disk is full")
+
+
 def test_sruns_logs_say_which_rank_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmi2")
     intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}

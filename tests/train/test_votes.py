@@ -98,3 +98,11 @@ def test_a_stop_vote_reads_the_step_before_and_names_a_lost_rank(tmp_path, monke
     monkeypatch.setattr(stop.votes, "result", lose)
     with pytest.raises(LostRank, match="another rank is lost .its connection was closed.; its own last lines"):
         stop(False)
+
+
+def test_a_checkpoint_that_is_due_is_asked_for_once(tmp_path):
+    """It stays due until it is written, which is in the step that hears of it."""
+    stop = StopVote(World(0, 1, 0, None, "a", HashStore()), tmp_path, 10.0, 10.0)
+    heard = [stop(True), stop(True), stop(False), stop(False)]
+    assert heard == [Request.NOTHING, Request.CHECKPOINT, Request.NOTHING, Request.NOTHING]
+    stop.close()
