@@ -119,7 +119,7 @@ def square_wave(device: str) -> dict:
 
 
 def ceilings(device: str) -> dict:
-    """Rates of a matrix product in three precisions and of a copy, best of five, with the power of each."""
+    """Rates of a matrix product in three precisions and of a copy, best of five."""
     rates = {}
     for name, dtype, tf32 in (
         ("bfloat16", torch.bfloat16, False),

@@ -325,9 +325,20 @@ def leave_out_unused(events: list[dict], hosts: list[Samples]) -> None:
         used = {_plain_uuid(event.get("gpu_uuid")) for event in starts if event["host"] == samples.host}
         if not used or None in used:
             continue
-        for sensor in samples.header["sensors"]:
-            if sensor["component"] == "gpu" and _uuid_of(sensor) not in used:
+        gpus = [sensor for sensor in samples.header["sensors"] if sensor["component"] == "gpu"]
+        _name_the_only_one(gpus, used)
+        for sensor in gpus:
+            if _uuid_of(sensor) not in used:
                 sensor |= {"primary": False, "used": False}
+
+
+def _name_the_only_one(gpus: list[dict], used: set[str]) -> None:
+    """A GPU that does not tell its UUID is the one in use that no other sensor reads, where there is one of each."""
+    sought = used - {_uuid_of(sensor) for sensor in gpus}
+    nameless = [sensor for sensor in gpus if _uuid_of(sensor) is None]
+    if len(sought) == 1 and len({sensor["device"] for sensor in nameless}) == 1:
+        for sensor in nameless:
+            sensor["notes"] = {**(sensor.get("notes") or {}), "uuid": min(sought)}
 
 
 def _energy_of_sensors(host: str, judged: list[Judgement], curves: list[Curve], window: tuple[int, int]) -> list[dict]:

@@ -192,20 +192,22 @@ class FourierFilter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # N, h, w, E
         n, h, w, channels = x.shape
         blocks = self.w1.shape[1]
-        with torch.autocast(x.device.type, enabled=False):  # the transform is one of float32, whatever surrounds it
-            first, rows, columns = self.modes(h, w)
-            zonal, inverse_zonal, meridional = _transforms(h, w, first, rows, columns, x.device)
+        # The transforms are ones of float32, whatever surrounds them; the two layers are in the precision that does.
+        first, rows, columns = self.modes(h, w)
+        zonal, inverse_zonal, meridional = _transforms(h, w, first, rows, columns, x.device)
+        with torch.autocast(x.device.type, enabled=False):
             z = torch.bmm(zonal.expand(n * h, -1, -1), x.float().reshape(n * h, w, channels))
             z = torch.bmm(meridional.expand(n, -1, -1), z.reshape(n, 2 * h, columns * channels))
-            # For each block and mode the real parts, then the imaginary ones: (B, m, 2 S).
-            z = z.reshape(n, rows, 2, columns, blocks, channels // blocks)
-            z = z.permute(4, 0, 1, 3, 2, 5).reshape(blocks, n * rows * columns, 2 * channels // blocks)
-            z = F.relu(_complex_layer(z, self.w1, self.b1))
-            z = F.softshrink(_complex_layer(z, self.w2, self.b2), self.sparsity_threshold)
-            z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(1, 2, 4, 3, 0, 5)
+        # For each block and mode the real parts, then the imaginary ones: (B, m, 2 S).
+        z = z.reshape(n, rows, 2, columns, blocks, channels // blocks)
+        z = z.permute(4, 0, 1, 3, 2, 5).reshape(blocks, n * rows * columns, 2 * channels // blocks)
+        z = F.relu(_complex_layer(z, self.w1, self.b1))
+        z = F.softshrink(_complex_layer(z, self.w2, self.b2).float(), self.sparsity_threshold)
+        z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(1, 2, 4, 3, 0, 5)
+        with torch.autocast(x.device.type, enabled=False):
             z = torch.bmm(meridional.t().expand(n, -1, -1), z.reshape(n, 2 * rows, columns * channels))
             z = torch.bmm(inverse_zonal.expand(n * h, -1, -1), z.reshape(n * h, 2 * columns, channels))
-            return z.reshape(x.shape).to(x.dtype) + x
+        return z.reshape(x.shape).to(x.dtype) + x
 
     def modes(self, h: int, w: int) -> tuple[int, int, int]:
         """The first meridional frequency that passes, how many of them do, and how many zonal ones, from 0 on."""

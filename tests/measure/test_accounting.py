@@ -115,6 +115,22 @@ def test_a_rank_whose_gpu_has_no_sensor_is_said_and_no_evidence(two_gpus):
     assert "rank 1: no sensor of its GPU 7 on h; its energy is missing" in found["flags"] and found["coverage"] == 0
 
 
+@pytest.mark.parametrize("nameless", [0, 1, 2])
+def test_a_gpu_that_does_not_tell_its_uuid_is_the_one_that_no_other_sensor_reads(two_gpus, nameless):
+    def forget(line):
+        for sensor in line.get("sensors", [])[1 : 1 + nameless]:
+            sensor["notes"] = {"name": "a GPU"}
+
+    rewrite(two_gpus / "samples-h.jsonl", forget)
+    found = accounting.account(two_gpus)
+    if nameless == 2:  # which of them is which nobody knows
+        assert "energy_gpu_J" not in found and found["coverage"] == 0 and len(found["flags"]) == 2
+        return
+    assert found["energy_gpu_J"] == pytest.approx(5000, rel=1e-3) and found["coverage"] > 0.99
+    forward = {entry["rank"]: entry for entry in found["energy_phases"] if entry["phase"] == "forward"}
+    assert [forward[rank]["energy_gpu_J"] for rank in range(2)] == pytest.approx([3 * w for w in GPU_W], rel=1e-2)
+
+
 def test_a_rank_whose_start_was_cut_off_costs_no_record(two_gpus):
     rewrite(two_gpus / "events-rank1.jsonl", lambda line: line["event"] != "rank_start")
     assert accounting.account(two_gpus)["training_time_s"] == pytest.approx(10)

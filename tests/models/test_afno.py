@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import erf
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from energynn.models import afno
@@ -179,6 +180,25 @@ def test_the_two_layers_are_those_of_torch(autocast):
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_the_filters_layers_have_the_precision_around_them_and_its_transforms_float32(precision):
+    found = []
+
+    class Kinds(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, arguments=(), named=None):
+            if operation in (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default):
+                found.append((operation.overloadpacket.__name__, arguments[0].dtype))
+            return operation(*arguments, **(named or {}))
+
+    torch.manual_seed(0)
+    filter_, x = afno.FourierFilter(16, 4, 0.01, 1.0), torch.randn(2, 6, 8, 16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision != torch.float32), Kinds():
+        output = filter_(x)
+    transform, layer = ("bmm", torch.float32), ("baddbmm", precision)
+    assert found == [transform, transform, layer, layer, transform, transform]
+    torch.testing.assert_close(output, filter_(x), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 
 from energynn import config, launchers, records
 from energynn.launch import supervise
@@ -52,6 +53,47 @@ def test_ranks_are_found_by_the_launchers_variables(monkeypatch, environment, ex
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert distributed._find()[:3] == expected
+
+
+@pytest.fixture
+def two_ranks_of_gpus(monkeypatch):
+    """A function that joins as rank 0 of two, this host's number 2 of GPUs; what it set is returned, or it raises.
+
+    CUDA, NCCL and NVML are stood in for. The other rank has said its UUID already.
+    """
+
+    def join(visible, others_uuid):
+        did, store = {}, HashStore()
+        store.set("gpu-of-rank-1", others_uuid)
+        gpu = SimpleNamespace(name="H100", uuid="aaaa")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda device: did.update(device=str(device)))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+        monkeypatch.setattr(distributed.dist, "init_process_group", lambda backend, **_: did.update(backend=backend))
+        monkeypatch.setattr(machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid))
+        monkeypatch.setattr(distributed, "be_deterministic", lambda *_, **__: None)
+        monkeypatch.setattr(distributed, "_find", lambda: (0, 2, 2, lambda timeout: store))
+        distributed.join(config.make("resnet50", device="gpu", devices=2, threads_per_device=torch.get_num_threads()))
+        return did
+
+    return join
+
+
+@pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
+def test_a_rank_takes_its_gpu_and_stays_beside_it(two_ranks_of_gpus, visible, device):
+    """A launcher may show each rank its own GPU only, which is number 0 then."""
+    assert two_ranks_of_gpus(visible, "bbbb") == dict(device=device, backend="nccl", beside="aaaa")
+
+
+def test_two_ranks_on_one_gpu_are_named_before_nccl_fails(two_ranks_of_gpus):
+    with pytest.raises(ValueError, match=r"devices: ranks 0 and 1 use one GPU \(aaaa\); start no more ranks"):
+        two_ranks_of_gpus(1, "aaaa")
+
+
+def test_more_ranks_than_gpus_on_a_host_are_refused(two_ranks_of_gpus):
+    with pytest.raises(ValueError, match="devices: rank 0 is number 2 on a host with 2 GPUs; start fewer ranks per host"):
+        two_ranks_of_gpus(2, "bbbb")
 
 
 def test_warm_up_leaves_no_trace():
