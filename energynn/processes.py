@@ -30,7 +30,7 @@ def end_with_parent(parent: int | None = None, with_signal: int = signal.SIGKILL
     who started the launcher; its end takes the launcher along, so it is asked instead.
     """
     _libc.prctl(SET_PDEATHSIG, with_signal, 0, 0, 0)
-    is_orphan = os.getppid() != parent if parent else not _starter_lives()
+    is_orphan = os.getppid() != parent if parent else not is_alive(os.environ.get(STARTER_VARIABLE, ""))
     if is_orphan:
         os.kill(os.getpid(), with_signal)
 
@@ -111,9 +111,9 @@ def name_of_this_process() -> str:
     return f"{_place()} {os.getpid()}"
 
 
-def _starter_lives() -> bool:
-    """Whether the process that started the ranks lives, as far as this one can see: on its own host only."""
-    place, _, number = os.environ.get(STARTER_VARIABLE, "").rpartition(" ")
+def is_alive(name: str) -> bool:
+    """Whether the process of a name as ``name_of_this_process`` gives it lives, as far as this one can see."""
+    place, _, number = name.rpartition(" ")
     return place != _place() or lives(int(number))
 
 

@@ -61,6 +61,8 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
         "axisY": {"labelFlush": True},
+        "axisYBand": {"labelFlush": False},
+        "axisYPoint": {"labelFlush": False},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": title,

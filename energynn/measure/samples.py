@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.processes import lives
+from energynn.processes import is_alive, lives
 from energynn.reading import ILL_TYPED, require_file
 
 # Two readings further apart than both have a gap between them. A sampler that waits for a busy core is late, not blind.
@@ -726,6 +726,7 @@ class Silence:
 
     def __init__(self, folder: Path):
         self.folder, self.host = folder, os.uname().nodename
+        self.path = folder / f"samples-{self.host}.jsonl"
         self.looked, self.words, self.silent_s = time.monotonic() - self.LOOK_S, "", 0.0
         self.process, self.heartbeat, self.last = 0, None, b""
 
@@ -744,6 +745,8 @@ class Silence:
 
     def _look(self) -> str:
         if self.heartbeat is None and not self._find():
+            if self._was_killed():
+                return f"the sampler is dead on {self.host}"
             most_s = limit_s("first_sample_limit_s")
             nothing = self.silent_s > most_s and not list(self.folder.glob("samples-*.jsonl"))
             return f"no sample in the first {most_s:.0f} s" if nothing else ""
@@ -760,9 +763,18 @@ class Silence:
 
     def _find(self) -> bool:
         """Find the process and the heartbeat of the sampler by the last header in its file."""
-        path = self.folder / f"samples-{self.host}.jsonl"
-        with contextlib.suppress(OSError, ValueError, KeyError, IndexError), open(path, "rb") as file:
-            header = json.loads([line for line in file.read(2**20).splitlines() if b'"header"' in line][-1])
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            header = self._header()
             self.heartbeat = os.open(f"/proc/{header['pid']}/fd/{header['heartbeat']}", os.O_RDONLY)
             self.process = header["pid"]
         return self.heartbeat is not None
+
+    def _was_killed(self) -> bool:
+        """Whether a sampler that was never found has gone, and did not say as its last word that it ended."""
+        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
+            return not is_alive(self._header()["process"]) and b'"ended":true' not in self.path.read_bytes()[-1000:]
+        return False
+
+    def _header(self) -> dict:
+        with open(self.path, "rb") as file:
+            return json.loads([line for line in file.read(2**20).splitlines() if b'"header"' in line][-1])

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn.measure.samples import ENDED, Heartbeat, Lines
+from energynn.processes import name_of_this_process
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -350,6 +351,7 @@ class Sampler:
                 "header": "energynn-samples/1",
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
+                "process": name_of_this_process(),
                 "heartbeat": self.heartbeat.file,
                 "period_s": period_s,
                 "sensors": [sensor.describe() for sensor in sensors],

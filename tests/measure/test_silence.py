@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from energynn import processes
 from energynn.measure import samples
 from energynn.measure.samples import ENDED, Heartbeat, Lines, Silence
 from tests.processes import wait_until
@@ -171,3 +172,20 @@ def test_a_cut_line_of_an_earlier_writer_does_not_swallow_the_first_one(tmp_path
     lines.add({"header": 1})
     assert lines.flush(5)
     assert (tmp_path / "file").read_text() == '{"v": [1, 2\n{"header":1}\n'
+
+
+@pytest.mark.parametrize(
+    "place, last_word, words",
+    [
+        ("", "", f"the sampler is dead on {HOST}"),
+        ("", json.dumps({"status": {"ended": True}}, separators=(",", ":")), ""),  # perun's evaluation may go on
+        ("another boot ", "", ""),  # a container's sampler, which this process cannot see
+    ],
+)
+def test_a_sampler_that_is_killed_before_it_was_found_is_dead(tmp_path, silence, sampler, place, last_word, words):
+    sampler.kill()
+    sampler.wait()
+    name = f"{place}{processes.name_of_this_process().rpartition(' ')[0]} {sampler.pid}"
+    header = {"header": 1, "pid": sampler.pid, "process": name, "heartbeat": 3}
+    (tmp_path / f"samples-{HOST}.jsonl").write_text(f"{json.dumps(header)}\n{last_word}\n")
+    assert look(silence) == words

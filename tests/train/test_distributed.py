@@ -92,7 +92,9 @@ def test_two_ranks_on_one_gpu_are_named_before_nccl_fails(two_ranks_of_gpus):
 
 
 def test_more_ranks_than_gpus_on_a_host_are_refused(two_ranks_of_gpus):
-    with pytest.raises(ValueError, match="devices: rank 0 is number 2 on a host with 2 GPUs; start fewer ranks per host"):
+    with pytest.raises(
+        ValueError, match="devices: rank 0 is number 2 on a host with 2 GPUs; start fewer ranks per host"
+    ):
         two_ranks_of_gpus(2, "bbbb")
 
 
