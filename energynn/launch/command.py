@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -32,6 +33,8 @@ from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
+LOOK_S = 0.2  # the longest that the end of the command is waited for at a time
+MOST_LATE_S = 1.0  # by which that end may be known too late
 PERUN_PERIOD_S = 1.0  # as in the paper
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -211,17 +214,32 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         for number in stopped:  # they came before there was a process to pass them on to
             child.send_signal(number)
         force(folder / f"events-rank{rank}.jsonl")  # so that a power cut costs no energy of what was begun
+        late_s = _wait_for_end(child)
         status = child.wait()
     except OSError as error:
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
-        status = 126
-    mark("training_end", exit_status=status)
+        status, late_s = 126, 0.0
+    mark("training_end", exit_status=status, **({"late_s": late_s} if late_s > MOST_LATE_S else {}))
     if rank == 0:
         print(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record", file=sys.stderr, flush=True)
     mark("idle_start", when="after")
     time.sleep(IDLE_S)
     mark("idle_end", when="after")
     mark("rank_end", status="finished" if status == 0 else "failed", exit_status=status)
+
+
+def _wait_for_end(child: subprocess.Popen) -> float:
+    """Wait for the command; returns by how many seconds its end may have been missed, as where we were stopped."""
+    try:
+        end = os.pidfd_open(child.pid)
+    except OSError:  # a kernel before 5.3
+        return 0.0
+    has_ended = False
+    while not has_ended:
+        looked = time.monotonic()
+        has_ended = bool(select.select([end], [], [], LOOK_S)[0])
+    os.close(end)
+    return max(0.0, time.monotonic() - looked - LOOK_S)
 
 
 def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:
@@ -280,7 +298,10 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
         return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]
-    status = ends[0]["exit_status"]
+    status, late_s = ends[0]["exit_status"], ends[0].get("late_s", 0.0)
+    if late_s:
+        reason = f"the measurement stood still for {late_s:.0f} s, in which the command ended: its time is not known"
+        return "failed", reason, records.shell_status(status)
     if status == 0:
         return "finished", "", 0
     kind, reason = "failed", f"the command ended with status {status}"

@@ -542,3 +542,27 @@ def test_who_waits_asks_the_shared_folder_ever_more_rarely(monkeypatch):
     with pytest.raises(ValueError, match="waited 60 s for nothing"):
         sampler_process.until(lambda: asked.append(now[0]), "nothing")
     assert len(asked) < 50 and asked[3] < 0.5
+
+
+@pytest.mark.parametrize("stopped_s, status", [(4.0, "failed"), (0.5, "finished")])
+def test_a_command_that_ends_while_we_are_stopped_has_no_known_time(tmp_path, stopped_s, status):
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "measure",
+        "--json",
+        "--out",
+        str(tmp_path / "run"),
+        "--",
+        "sleep",
+        "2",
+    ]
+    started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment())
+    wait_until(lambda: has_begun(tmp_path / "run"))
+    started.send_signal(signal.SIGSTOP)
+    time.sleep(stopped_s)
+    started.send_signal(signal.SIGCONT)
+    record = json.loads(started.communicate(timeout=60)[0])
+    assert record["status"] == status and started.returncode == 0
+    assert ("in which the command ended: its time is not known" in record["status_reason"]) == (status == "failed")
