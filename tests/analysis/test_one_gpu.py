@@ -12,7 +12,7 @@ from energynn import config, studies
 from energynn.analysis import claims, results
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
-from tests.analysis.one_gpu import Gpu
+from tests.analysis.one_gpu import Gpu, step_s
 from tests.analysis.test_claims_worlds import configurations
 
 LEDGER = tomllib.loads(claims.CLAIMS.read_text())
@@ -190,3 +190,10 @@ def test_the_grids_pace_is_the_only_difference_within_a_recipe():
     settings = [config.to_dict(run) for run in SWEPT]
     loose = {results._recipe({"config": one}, results._at_any_pace(one)) for one in settings}
     assert len(loose) == 2, "one of each network"
+
+
+def test_every_run_of_the_grid_is_long_enough_for_its_sensors():
+    """By what an H100 is expected to do, whichever choice of ``fast`` makes its steps shorter."""
+    for run in studies.gpu_grid():
+        per_epoch = (getattr(run, "training_samples", 0) or studies.STATES) // run.global_batch_size
+        assert 19 < run.epochs * per_epoch * step_s(run) < 80, run
