@@ -218,6 +218,18 @@ def test_energies_that_are_estimates_are_not_fitted(capsys, tmp_path):
     assert row["energy_kWh"]["value"] is None and row["time_h"]["low"] < row["time_h"]["value"]
     line = refusal(capsys, "simulate", "R1", "--fit", tmp_path / "fit.json", "--out", tmp_path / "out")
     assert "of the time alone" in line
+    # Records of an earlier version are taken as the fit took them.
+    folders = records.run_dirs(REPOSITORY / "runs" / "large-batch")
+    for folder in folders:
+        (row,) = answer(capsys, "predict", folder, "--fit", tmp_path / "fit.json")["rows"]
+        assert row["global_batch_size"] == records.read(folder)["config"]["global_batch_size"] and not row["outside"]
+    of = ("--workload", "resnet50", "--system", tmp_path / "large-batch.toml", "--fit", tmp_path / "fit.json")
+    assert len(folders) == 24 and answer(capsys, "advise", *of, folders[0])["remedies"]
+    # Their machine has two cores, and is one.
+    assert {row["devices"] for row in answer(capsys, "plan", *of)["pareto"]} == {1, 2}
+    of_more = ("predict", "-p", "devices", "64", "--fit", tmp_path / "fit.json")
+    assert "devices: 64 asked, large-batch has 2; choose at most 2" in refusal(capsys, *of_more)
+    assert "devices: 1000 asked, large-batch has 2" in refusal(capsys, "plan", *of, "--devices", "1-1000")
 
 
 def test_damaged_and_foreign_fits_are_refused(capsys, fit_file, tmp_path):
@@ -249,7 +261,7 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     words = refusal(capsys, "fit", "--published", "--workload", "resnet50", "--system", "horeka-h100", *out)
     assert "nothing is published of it; fit runs of your own" in words
     words = refusal(capsys, "fit", "--published", *RESNET50, "--max-devices", "0", *out)
-    assert "nothing is published" in words
+    assert "max-devices: nothing is published of resnet50 with so few; give at least 1" in words
     assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
         capsys, "predict", "-p", "devices", 1000, "--fit", fit_file
     )
