@@ -272,6 +272,52 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "contradicts" in words and "the most frugal needs" in words
 
 
+@pytest.mark.parametrize("given", ["0", "-1", "many"])
+@pytest.mark.parametrize("action", [("predict", "R4"), ("plan", *RESNET50)])
+def test_a_batch_limit_is_at_least_1(capsys, fit_file, action, given):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["forecast", *action, "--fit", str(fit_file), "--max-global-batch-size", given])
+    assert ended.value.code == 2 and "argument --max-global-batch-size: " in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_not_simulated_advised_or_probed(capsys, fit_file, fitted, tmp_path):
+    """As predict refuses it: a run of another workload, and more devices than there are."""
+    out = tmp_path / "out"
+    words = refusal(capsys, "simulate", "F1", "--fit", fit_file, "--out", out)
+    assert "workload: the fit is of resnet50, the run of fourcastnet; fit fourcastnet" in words and not out.exists()
+    other = tmp_path / "run"
+    other.mkdir()
+    run = config.to_dict(config.make("fourcastnet", preset="paper", device="gpu"))
+    (other / "run.json").write_text(json.dumps({"config": run, "device_kind": "gpu"}))
+    advise = ("advise", *RESNET50, "--fit", fit_file)
+    assert "the fit is of resnet50, the run of fourcastnet" in refusal(capsys, *advise, other)
+    assert "the fit is of resnet50, the run of fourcastnet" in refusal(capsys, "predict", other, "--fit", fit_file)
+    assert "devices: 1000 asked, horeka-a100 has 668" in refusal(capsys, *advise, "-p", "devices", 1000)
+    assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
+        capsys, "probe", *RESNET50, "-p", "devices", 1000, "--dry-run"
+    )
+    too_large = ("-p", "devices", 64, "-p", "local_batch_size", 30_000)
+    assert "a device has fewer samples than one update takes" in refusal(capsys, *advise, *too_large)
+    for none in ("R1", "R9", tmp_path):
+        line = f"run: {none} is no run's folder; give one, or parameters (-p devices 4)"
+        assert line in refusal(capsys, *advise, none)
+
+
+def test_advice_names_causes_and_marks_what_lies_outside(capsys, fit_file):
+    advise = ("advise", *RESNET50, "--fit", fit_file)
+    rows = answer(capsys, *advise, "-p", "devices", 300)["remedies"]
+    assert len(rows) == 7 and all("devices 300: calibrated 1 to 256" in row["outside"] for row in rows)
+    rows = {row["remedy"]: row for row in answer(capsys, *advise, "-p", "devices", 16)["remedies"]}
+    assert rows["compressed gradients"]["outside"] == []
+    assert "precision bfloat16: calibrated float32; its effect is not known" in rows["bfloat16"]["outside"]
+    largest = ("-p", "devices", 64, "-p", "local_batch_size", 15_000)  # a device has 20,018 samples
+    assert "twice the local batch" not in {row["remedy"] for row in answer(capsys, *advise, *largest)["remedies"]}
+    assert cli.main(["forecast", *map(str, advise), "-p", "devices", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "      loaders' starts; the same short run with and without it, few samples\n" in said
+    assert "* precision bfloat16: calibrated float32; its effect is not known\n" in said
+
+
 def test_runs_of_several_devices_do_not_make_one_fit(simulated, capsys, tmp_path):
     import shutil
 
