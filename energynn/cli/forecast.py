@@ -109,7 +109,7 @@ def _add_predict(actions) -> None:
     _add_parameters(parser)
     parser.add_argument("--fit", type=Path, required=True, metavar="FILE", help="of `energynn forecast fit`")
     text = "up to which you claim no loss of accuracy; what lies beyond is marked"
-    parser.add_argument("--max-global-batch-size", type=int, metavar="N", help=text)
+    parser.add_argument("--max-global-batch-size", type=count, metavar="N", help=text)
 
 
 def predict(options) -> int:
@@ -131,7 +131,7 @@ def _add_plan(actions) -> None:
     parser.add_argument("--energy-kwh", type=float, metavar="KWH", help="most kWh")
     parser.add_argument("--gpu-hours", type=float, metavar="H", help="most GPU hours")
     text = "default: up to where the study saw no loss of accuracy"
-    parser.add_argument("--max-global-batch-size", type=int, metavar="N", help=text)
+    parser.add_argument("--max-global-batch-size", type=count, metavar="N", help=text)
     parser.add_argument("--devices", default="", metavar="1-256", help="range of the number of devices")
     _add_parameters(parser)
 
@@ -190,7 +190,7 @@ def probe(options) -> int:
     import contextlib
 
     from energynn.cluster import systems
-    from energynn.forecast import calibration, probe, report, runs
+    from energynn.forecast import calibration, predict, probe, report, runs
     from energynn.measure import machine
 
     site = systems.site(options.system)
@@ -198,6 +198,7 @@ def probe(options) -> int:
     asked = probe.targets(options.workload, site, options.study, parameters_of(options))
     if site.scheduler == "local":
         site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
+    predict.check_devices(site, max(run.devices for run in asked))
     samples = probe.samples_of(asked[0])
     found, among = probe.before(asked[0], site, samples, known), probe.options(asked, site, samples)
     probes, forecast = probe.expect(found, among, options.minutes, options.probes), None
@@ -223,12 +224,14 @@ def _add_simulate(actions) -> None:
 
 def simulate(options) -> int:
     from energynn import studies
-    from energynn.forecast import calibration, simulate
+    from energynn.forecast import calibration, predict, simulate
 
     made = calibration.read(options.fit)
     asked = [run for runs in studies.find([options.study], made.site.name).values() for run in runs]
     if not options.repeats:
         asked = [run for run in asked if run.repeat == 0]
+    for run in asked:
+        predict.check_workload(made, run)
     folders = simulate.write(made, list(dict.fromkeys(asked)), options.out, _tell)
     table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     reply(options, table, f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them")
@@ -252,6 +255,8 @@ def advise(options) -> int:
 
     site = systems.site(options.system)
     made = _calibrated(options, site)
+    if options.run and not (options.run / "run.json").is_file():
+        raise ValueError(f"run: {options.run} is no run's folder; give one, or parameters (-p devices 4)")
     what, parameters = str(options.run) if options.run else None, parameters_of(options)
     (run,) = predict.asked(made, what, parameters if what or parameters else {"devices": 1})
     rows = advise.rows(made, run)

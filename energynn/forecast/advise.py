@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
+from energynn import config
 from energynn.config import RunConfig
-from energynn.forecast import model, runs
+from energynn.forecast import model, predict, runs
 from energynn.forecast.calibrate import Fit
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import READINGS, Work
@@ -72,35 +72,41 @@ def remedies(run: RunConfig) -> list[Remedy]:
 
 
 def rows(made: Calibration, run: RunConfig) -> list[dict]:
-    """Every remedy with the savings of time and energy as ranges over the readings, the largest first."""
-    found = []
+    """Every remedy that can be, with the savings of time and energy as ranges over the readings, the largest first.
+
+    Raises ValueError for a run that cannot be.
+    """
+    before, found = predict.checked_work(made, run), []
+    marks = predict.outside(made, run, before)
     for remedy in remedies(run):
-        savings = np.array([_saving(fit, made, run, remedy) for fit in made.fits.values()])
+        plain = config.to_dict(run) | remedy.changes | {"global_batch_size": None}  # which follows from the others
+        try:
+            changed = config.make(**plain)
+            after = predict.checked_work(made, changed)
+        except ValueError:  # twice as much is more than there is
+            continue
+        savings = np.array([_saving(fit, before, after, remedy) for fit in made.fits.values()])
         low, high = savings.min(axis=0), savings.max(axis=0)
         if remedy.is_most or not remedy.is_modelled:
             low = np.minimum(low, 0.0)
         row = {"remedy": remedy.name, "changes": remedy.changes, "causes": list(remedy.causes), "probe": remedy.probe}
         row["time_saving"] = {"low": float(low[0]), "high": float(high[0])}
         row["energy_saving"] = {"low": float(low[1]), "high": float(high[1])} if made.fit.has_power else None
+        row["outside"] = list(dict.fromkeys([*marks, *predict.outside(made, changed, after)]))
         row["provenance"] = f"estimated by a model fitted to {made.provenance} runs"
         found.append(row)
     return sorted(found, key=lambda row: -row["time_saving"]["low"] - row["time_saving"]["high"])
 
 
-def _saving(fit: Fit, made: Calibration, run: RunConfig, remedy: Remedy) -> tuple[float, float]:
+def _saving(fit: Fit, before: Work, after: Work, remedy: Remedy) -> tuple[float, float]:
     """Parts of the time and of the energy that a remedy saves by one reading, at most where it is not modelled."""
-    before = runs.work(made.site, run, made.samples, made.workers)
     time_s, energy_J = _spent(fit, before)
     if not remedy.is_modelled:
         times = model.times_s(fit.values, before, READINGS[fit.reading])
         part = remedy.part * float(sum(times[cause] for cause in remedy.causes)[0]) / time_s
         return part, part
-    sizes = {}
-    if "local_batch_size" in remedy.changes:
-        sizes = {"global_batch_size": remedy.changes["local_batch_size"] * run.devices * run.accumulation_steps}
-    changed = dataclasses.replace(run, **remedy.changes, **sizes)
-    after = _spent(fit, runs.work(made.site, changed, made.samples, made.workers))
-    return 1 - after[0] / time_s, 1 - after[1] / energy_J if energy_J else 0.0
+    after_s, after_J = _spent(fit, after)
+    return 1 - after_s / time_s, 1 - after_J / energy_J if energy_J else 0.0
 
 
 def _spent(fit: Fit, work: Work) -> tuple[float, float]:

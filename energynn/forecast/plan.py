@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import Work
 
 JUDGED = ("time_h", "energy_kWh", "gpu_hours")
-UNITS = {"time_h": "h", "energy_kWh": "kWh", "gpu_hours": "GPU hours", "global_batch_size": "samples"}
+UNITS = {"time_h": "h", "energy_kWh": "kWh", "gpu_hours": "GPU hours", "global_batch_size": "samples a batch"}
 BEST = {"time_h": "the fastest", "energy_kWh": "the most frugal", "gpu_hours": "the one with the fewest GPU hours"}
-BEST |= {"global_batch_size": "the smallest batch"}
+BEST |= {"global_batch_size": "the smallest"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,13 @@ def published_fit(workload: str, site) -> Calibration:
 
 
 def base_run(made: Calibration, parameters: dict) -> RunConfig:
-    """The calibrated run with the most samples, on one device, with other parameters where they are given."""
+    """The calibrated run with the most samples, on one device, with other parameters where they are given.
+
+    Raises ValueError for a parameter that a plan chooses.
+    """
+    for name in ("devices", "local_batch_size", "global_batch_size"):
+        if name in parameters:
+            raise ValueError(f"{name}: a plan chooses it; limit it by --devices or --max-global-batch-size")
     plain = config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1, "seed": 0, "repeat": 0}
     plain.pop("global_batch_size")
     return config.make(**plain | parameters)
@@ -63,9 +70,10 @@ def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> 
     least, most = devices or (1, min(predict.MOST_DEVICES, of_system or predict.MOST_DEVICES))
     if not 1 <= least <= most:
         raise ValueError(f"devices: {least}-{most} is no range; write it as 1-256")
-    if of_system and most > of_system:
-        raise ValueError(f"devices: {most} asked, {made.site.name} has {of_system}; choose at most {of_system}")
+    predict.check_devices(made.site, most)
     numbers = [n for n in range(least, most + 1) if n < per_node or n % per_node == 0]
+    if not numbers:
+        raise ValueError(f"devices: {least}-{most} holds no whole nodes; choose a multiple of {per_node}")
     low, high = made.ranges["local_batch_size"]
     sizes = [size for size in 2 ** np.arange(20) if low <= size <= high] or [int(high)]
     pairs = np.array(np.meshgrid(numbers, sizes)).reshape(2, -1)
@@ -129,28 +137,36 @@ def _pareto(costs: np.ndarray) -> np.ndarray:
 
 
 def _impossible(limits: dict[str, float], table: dict[str, np.ndarray], work: Work) -> str:
-    """Which limit nothing meets, or which contradict each other, and what comes nearest."""
-    for name, most in limits.items():
-        if not (table[name] <= most).any():
-            nearest = np.argmin(table[name])
-            return f"{name}: nothing needs at most {most:g} {UNITS[name]}; {_named(nearest, name, table, work)}"
+    """Which limit nothing meets, or which contradict each other, and what comes nearest within the others.
+
+    The batch is held first: up to it accuracy is free, so that the nearest is, too.
+    """
     held: dict[str, float] = {}
+    limits = dict(sorted(limits.items(), key=lambda item: item[0] != "global_batch_size"))
     for name, most in limits.items():
-        meets = _meeting(held, table)
-        if not (meets & (table[name] <= most)).any():
-            nearest = np.flatnonzero(meets)[np.argmin(table[name][meets])]
-            words = " and ".join(f"at most {value:g} {UNITS[of]}" for of, value in held.items())
+        if not _meeting(held | {name: most}, table).any():
             break
         held[name] = most
-    return (
-        f"{name}: at most {most:g} {UNITS[name]} contradicts {words}; "
-        f"within the other limits {_named(nearest, name, table, work)}"
-    )
+    others = {of: value for of, value in limits.items() if of != name}
+    what = f"at most {most:g} {UNITS[name]}"
+    what = f"{what} contradicts {_words(held, 'at most ')}" if (table[name] <= most).any() else f"nothing needs {what}"
+    # Where the others contradict each other, too, those before.
+    within = others if _meeting(others, table).any() else held
+    place = f"within {_words(within)} " if within else ""
+    return f"{name}: {what}; {place}{_nearest(name, _meeting(within, table), table, work)}"
 
 
-def _named(index: int, name: str, table: dict[str, np.ndarray], work: Work) -> str:
+def _words(limits: dict[str, float], before: str = "") -> str:
+    return " and ".join(f"{before}{most:g} {UNITS[name]}" for name, most in limits.items())
+
+
+def _nearest(name: str, meets: np.ndarray, table: dict[str, np.ndarray], work: Work) -> str:
+    """The configuration of a mask that needs least; hours and kWh are rounded up, so that limits can be met."""
+    index = np.flatnonzero(meets)[np.argmin(table[name][meets])]
+    digits = 12 if name == "global_batch_size" else 3
+    least = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(table[name][index])
     where = f"{work.devices[index]:.0f} devices with a local batch of {work.local_batch_size[index]:.0f}"
-    return f"{BEST[name]} needs {table[name][index]:.3g} {UNITS[name]}, {where}"
+    return f"{BEST[name]} needs {least:f} {UNITS[name]}, {where}"
 
 
 def _choices(best: np.ndarray, table: dict[str, np.ndarray]) -> dict[str, tuple[int, str]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from energynn import config, studies
+from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.forecast import accuracy, calibrate, model, runs
 from energynn.forecast.calibrate import Fit
@@ -93,7 +94,7 @@ def asked(made: Calibration, what: str | None, parameters: dict) -> list[RunConf
     """
     folder = Path(what) if what else None
     if folder and (folder / "run.json").is_file():
-        plain = [json.loads((folder / "run.json").read_text())["config"]]
+        plain = [config.to_dict(runs.as_made(json.loads((folder / "run.json").read_text())))]
     elif folder and folder.is_dir():
         raise ValueError(f"{folder}: there is no run.json; give a run's folder, or a study")
     elif what:
@@ -121,10 +122,7 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
     distinct = dict.fromkeys(config.from_dict(config.to_dict(run) | one) for run, one in zip(asked, same, strict=True))
     result = []
     for run in distinct:
-        if run.workload != made.workload:
-            raise ValueError(f"workload: the fit is of {made.workload}, the run of {run.workload}; fit {run.workload}")
-        work = runs.work(made.site, run, made.samples, made.workers)
-        check(made, work)
+        work = checked_work(made, run)
         values = quantities(made, work, runs.loading_workers(run))
         times = model.times_s(made.fit.values, work, READINGS[made.fit.reading])
         row = {"run_id": config.run_id(run), "workload": run.workload, "system": made.site.name}
@@ -140,11 +138,30 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
     return result
 
 
+def checked_work(made: Calibration, run: RunConfig) -> Work:
+    """What one GPU does in a run; raises ValueError for another workload than the fit's, and for what cannot run."""
+    check_workload(made, run)
+    work = runs.work(made.site, run, made.samples, made.workers)
+    check(made, work)
+    return work
+
+
+def check_workload(made: Calibration, run: RunConfig) -> None:
+    """Raise ValueError for a run of another workload than the fit's."""
+    if run.workload != made.workload:
+        raise ValueError(f"workload: the fit is of {made.workload}, the run of {run.workload}; fit {run.workload}")
+
+
+def check_devices(site: Site, asked: float) -> None:
+    """Raise ValueError for more devices than a system has, where that is known."""
+    most = site.nodes * site.devices_per_node
+    if most and asked > most:
+        raise ValueError(f"devices: {asked:.0f} asked, {site.name} has {most}; choose at most {most}")
+
+
 def check(made: Calibration, work: Work) -> None:
     """Raise ValueError for what cannot run."""
-    most = made.site.nodes * made.site.devices_per_node
-    if most and work.devices.max() > most:
-        raise ValueError(f"devices: {work.devices.max():.0f} asked, {made.site.name} has {most}; choose at most {most}")
+    check_devices(made.site, work.devices.max())
     if work.updates.min() < 1:
         raise ValueError("local_batch_size: a device has fewer samples than one update takes; choose a smaller one")
 

@@ -181,13 +181,18 @@ def held_out(rows: list[dict]) -> str:
 
 
 def remedies(rows: list[dict], run: RunConfig) -> str:
-    """One line a remedy, the largest saving first."""
-    lines = [f"{'remedy, and what narrows it':38}{'saves time':>16}{'energy':>16}"]
+    """One line a remedy, the largest saving first, and one with its causes; then what lies outside."""
+    lines = [f"{'remedy; cause of time; what narrows it':38}{'saves time':>16}{'energy':>16}"]
     for row in rows:
         spans = [_percent(row[name]) for name in ("time_saving", "energy_saving")]
-        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}\n      {row['probe']}")
+        causes = ", ".join(TIME_CAUSES.get(name, name) for name in row["causes"])
+        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}{' *' if row['outside'] else ''}")
+        lines.append(f"      {causes}; {row['probe']}")
     of = f"of {run.workload} on {run.devices} devices with a local batch of {run.local_batch_size}"
-    return "\n".join([*lines, "", f"{of}; ranges over loader-bound and GPU-bound; {rows[0]['provenance']}"])
+    if not rows:
+        return f"no remedy is left {of}"
+    last = f"{of}; ranges over loader-bound and GPU-bound; {rows[0]['provenance']}"
+    return "\n".join([*lines, "", *_outside(rows), last])
 
 
 def _percent(saving: dict | None) -> str:

@@ -125,12 +125,15 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
             known[key] |= {row["quantity"]: float(row["value"]), "series": row["series"], **row_sizes(row)}
     rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
     full_length = max((row["epochs"] for row in rows), default=0)
-    rows = [row for row in rows if row["epochs"] == full_length and row["devices"] <= max_devices]
+    rows = [row for row in rows if row["epochs"] == full_length]
     if not site.published_as or not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own (--runs-dir), or choose "
             "resnet50 or fourcastnet on horeka-a100, or fourcastnet on horeka-h100"
         )
+    if (fewest := min(row["devices"] for row in rows)) > max_devices:
+        raise ValueError(f"max-devices: nothing is published of {workload} with so few; give at least {fewest}")
+    rows = [row for row in rows if row["devices"] <= max_devices]
     planned = [run for name in studies.PAPER for run in studies.PAPER[name](site.name) if run.workload == workload]
     configs = [_configuration(planned, row) for row in rows]
     observations = Observations(
@@ -233,14 +236,14 @@ def times_s(runs_dir: Path, workload: str, system: str, but: set[str]) -> dict[R
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
-    """This machine with as many devices as it has, which its file does not know.
+    """This machine, one node, with as many devices as it has, which its file does not know.
 
     Cores are no GPU, and share their gradients through memory: ``machine`` as a record has it.
     """
     if on_gpu:
-        return dataclasses.replace(site, devices_per_node=max(len(machine["gpus"]), 1))
-    memory = site.gpu_link_GB_per_s or MEMORY_GB_PER_S
-    return dataclasses.replace(site, devices_per_node=max(machine["cores"], 1), gpu="", gpu_link_GB_per_s=memory)
+        return dataclasses.replace(site, nodes=1, devices_per_node=max(len(machine["gpus"]), 1))
+    site = dataclasses.replace(site, nodes=1, devices_per_node=max(machine["cores"], 1), gpu="")
+    return dataclasses.replace(site, gpu_link_GB_per_s=site.gpu_link_GB_per_s or MEMORY_GB_PER_S)
 
 
 def _have_watts(chosen: list[dict], notes: list[str]) -> bool:

@@ -218,6 +218,18 @@ def test_energies_that_are_estimates_are_not_fitted(capsys, tmp_path):
     assert row["energy_kWh"]["value"] is None and row["time_h"]["low"] < row["time_h"]["value"]
     line = refusal(capsys, "simulate", "R1", "--fit", tmp_path / "fit.json", "--out", tmp_path / "out")
     assert "of the time alone" in line
+    # Records of an earlier version are taken as the fit took them.
+    folders = records.run_dirs(REPOSITORY / "runs" / "large-batch")
+    for folder in folders:
+        (row,) = answer(capsys, "predict", folder, "--fit", tmp_path / "fit.json")["rows"]
+        assert row["global_batch_size"] == records.read(folder)["config"]["global_batch_size"] and not row["outside"]
+    of = ("--workload", "resnet50", "--system", tmp_path / "large-batch.toml", "--fit", tmp_path / "fit.json")
+    assert len(folders) == 24 and answer(capsys, "advise", *of, folders[0])["remedies"]
+    # Their machine has two cores, and is one.
+    assert {row["devices"] for row in answer(capsys, "plan", *of)["pareto"]} == {1, 2}
+    of_more = ("predict", "-p", "devices", "64", "--fit", tmp_path / "fit.json")
+    assert "devices: 64 asked, large-batch has 2; choose at most 2" in refusal(capsys, *of_more)
+    assert "devices: 1000 asked, large-batch has 2" in refusal(capsys, "plan", *of, "--devices", "1-1000")
 
 
 def test_damaged_and_foreign_fits_are_refused(capsys, fit_file, tmp_path):
@@ -249,7 +261,7 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     words = refusal(capsys, "fit", "--published", "--workload", "resnet50", "--system", "horeka-h100", *out)
     assert "nothing is published of it; fit runs of your own" in words
     words = refusal(capsys, "fit", "--published", *RESNET50, "--max-devices", "0", *out)
-    assert "nothing is published" in words
+    assert "max-devices: nothing is published of resnet50 with so few; give at least 1" in words
     assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
         capsys, "predict", "-p", "devices", 1000, "--fit", fit_file
     )
@@ -258,6 +270,52 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "devices: '4 to 8' is no range" in refusal(capsys, "plan", *RESNET50, "--devices", "4 to 8")
     words = refusal(capsys, "plan", *RESNET50, "--fit", fit_file, "--deadline-h", "0.5", "--energy-kwh", "28")
     assert "contradicts" in words and "the most frugal needs" in words
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many"])
+@pytest.mark.parametrize("action", [("predict", "R4"), ("plan", *RESNET50)])
+def test_a_batch_limit_is_at_least_1(capsys, fit_file, action, given):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["forecast", *action, "--fit", str(fit_file), "--max-global-batch-size", given])
+    assert ended.value.code == 2 and "argument --max-global-batch-size: " in capsys.readouterr().err
+
+
+def test_what_cannot_be_is_not_simulated_advised_or_probed(capsys, fit_file, fitted, tmp_path):
+    """As predict refuses it: a run of another workload, and more devices than there are."""
+    out = tmp_path / "out"
+    words = refusal(capsys, "simulate", "F1", "--fit", fit_file, "--out", out)
+    assert "workload: the fit is of resnet50, the run of fourcastnet; fit fourcastnet" in words and not out.exists()
+    other = tmp_path / "run"
+    other.mkdir()
+    run = config.to_dict(config.make("fourcastnet", preset="paper", device="gpu"))
+    (other / "run.json").write_text(json.dumps({"config": run, "device_kind": "gpu"}))
+    advise = ("advise", *RESNET50, "--fit", fit_file)
+    assert "the fit is of resnet50, the run of fourcastnet" in refusal(capsys, *advise, other)
+    assert "the fit is of resnet50, the run of fourcastnet" in refusal(capsys, "predict", other, "--fit", fit_file)
+    assert "devices: 1000 asked, horeka-a100 has 668" in refusal(capsys, *advise, "-p", "devices", 1000)
+    assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
+        capsys, "probe", *RESNET50, "-p", "devices", 1000, "--dry-run"
+    )
+    too_large = ("-p", "devices", 64, "-p", "local_batch_size", 30_000)
+    assert "a device has fewer samples than one update takes" in refusal(capsys, *advise, *too_large)
+    for none in ("R1", "R9", tmp_path):
+        line = f"run: {none} is no run's folder; give one, or parameters (-p devices 4)"
+        assert line in refusal(capsys, *advise, none)
+
+
+def test_advice_names_causes_and_marks_what_lies_outside(capsys, fit_file):
+    advise = ("advise", *RESNET50, "--fit", fit_file)
+    rows = answer(capsys, *advise, "-p", "devices", 300)["remedies"]
+    assert len(rows) == 7 and all("devices 300: calibrated 1 to 256" in row["outside"] for row in rows)
+    rows = {row["remedy"]: row for row in answer(capsys, *advise, "-p", "devices", 16)["remedies"]}
+    assert rows["compressed gradients"]["outside"] == []
+    assert "precision bfloat16: calibrated float32; its effect is not known" in rows["bfloat16"]["outside"]
+    largest = ("-p", "devices", 64, "-p", "local_batch_size", 15_000)  # a device has 20,018 samples
+    assert "twice the local batch" not in {row["remedy"] for row in answer(capsys, *advise, *largest)["remedies"]}
+    assert cli.main(["forecast", *map(str, advise), "-p", "devices", "16"]) == 0
+    said = capsys.readouterr().out
+    assert "      loaders' starts; the same short run with and without it, few samples\n" in said
+    assert "* precision bfloat16: calibrated float32; its effect is not known\n" in said
 
 
 def test_runs_of_several_devices_do_not_make_one_fit(simulated, capsys, tmp_path):

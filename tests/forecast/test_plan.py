@@ -1,5 +1,7 @@
 """Planning: nothing beats what it shows, limits hold, and what cannot be had is said with the nearest that can."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -62,21 +64,54 @@ def test_limits_hold_and_every_row_is_a_configuration(fitted):
     ("limits", "words"),
     [
         ({"time_h": 0.1}, r"time_h: nothing needs at most 0.1 h; the fastest needs 0.421 h, 256 devices"),
-        ({"energy_kWh": 20}, r"energy_kWh: nothing needs at most 20 kWh; the most frugal needs 27 kWh, 4 devices"),
+        ({"energy_kWh": 20}, r"energy_kWh: nothing needs at most 20 kWh; the most frugal needs 27.1 kWh, 4 devices"),
         (
             {"time_h": 1, "energy_kWh": 28},
-            r"energy_kWh: at most 28 kWh contradicts at most 1 h; within .* the most frugal needs 28.5 kWh, 100 d",
+            r"energy_kWh: at most 28 kWh contradicts at most 1 h; within 1 h the most frugal needs 28.6 kWh, 100 d",
         ),
         (
             {"time_h": 0.5, "global_batch_size": 1024},
-            r"global_batch_size: at most 1024 samples contradicts at most 0.5 h",
+            r"time_h: at most 0.5 h contradicts at most 1024 samples a batch; within 1024 samples a batch the fastest",
+        ),
+        ({"time_h": 0.0001, "global_batch_size": 4096}, "time_h: nothing needs .*; within 4096 samples a batch the f"),
+        ({"time_h": 0.43, "global_batch_size": 8192}, "time_h: at most 0.43 h contradicts at most 8192 samples a b"),
+        (
+            {"time_h": 0.5, "energy_kWh": 28, "global_batch_size": 8192},
+            "energy_kWh: at most 28 kWh contradicts at most 8192 samples a batch and at most 0.5 h; within 8192",
+        ),
+        ({"time_h": 3, "energy_kWh": 28, "gpu_hours": 1}, "gpu_hours: nothing needs .*; within 3 h and 28 kWh the one"),
+        (
+            {"time_h": 3, "global_batch_size": 7},
+            r"nothing needs at most 7 samples a batch; within 3 h the smallest needs \d+ s",
         ),
     ],
 )
 def test_an_impossible_wish_names_the_limit_and_the_nearest(fitted, limits, words):
+    """Following the hint is possible: with the least that it names, the same wish is planned."""
     run = plan.base_run(fitted, {})
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as refused:
         plan.make(fitted, run, *plan.grid(fitted, run, WHOLE), limits)
+    name, message = str(refused.value).split(": ", 1)
+    least, devices, size = re.search(r" needs ([\d.]+) .*, (\d+) devices with a local batch of (\d+)", message).groups()
+    found = plan.make(fitted, run, *plan.grid(fitted, run, WHOLE), limits | {name: float(least)})
+    sizes = [(row["devices"], row["local_batch_size"]) for row in plan.as_json(found)["pareto"]]
+    assert (int(devices), int(size)) in sizes
+    with pytest.raises(ValueError, match="within|nothing"):  # and it is the least, to three digits
+        plan.make(fitted, run, *plan.grid(fitted, run, WHOLE), limits | {name: 0.99 * float(least)})
+
+
+def test_limits_that_contradict_each_other_twice_name_a_nearest_within_the_first(fitted):
+    run = plan.base_run(fitted, {})
+    limits = {"time_h": 0.5, "energy_kWh": 28, "gpu_hours": 80, "global_batch_size": 8192}
+    with pytest.raises(ValueError, match="energy_kWh: .*; within 8192 samples a batch and 0.5 h the most frugal"):
+        plan.make(fitted, run, *plan.grid(fitted, run, WHOLE), limits)
+
+
+@pytest.mark.parametrize("name", ["devices", "local_batch_size", "global_batch_size"])
+def test_what_a_plan_chooses_is_no_parameter_of_it(fitted, name):
+    with pytest.raises(ValueError, match=f"{name}: a plan chooses it; limit it by --devices or --max-global-batch"):
+        plan.base_run(fitted, {name: 64})
+    assert plan.base_run(fitted, {"epochs": 9}).epochs == 9
 
 
 @pytest.mark.parametrize(
@@ -85,6 +120,7 @@ def test_an_impossible_wish_names_the_limit_and_the_nearest(fitted, limits, word
         ((1, 1000), "devices: 1000 asked, horeka-a100 has 668; choose at most 668"),
         ((8, 4), "devices: 8-4 is no range; write it as 1-256"),
         ((0, 4), "devices: 0-4 is no range"),
+        ((5, 7), "devices: 5-7 holds no whole nodes; choose a multiple of 4"),
     ],
 )
 def test_devices_that_a_system_does_not_have_are_refused(fitted, devices, words):
