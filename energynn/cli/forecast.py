@@ -177,7 +177,7 @@ def _add_probe(actions) -> None:
     _add_parameters(parser)
     text = "forecast its runs; default: here those of `make reproduce`, elsewhere the paper's run"
     parser.add_argument("--study", action="append", default=[], metavar="STUDY", help=text)
-    parser.add_argument("--minutes", type=float, default=5.0, metavar="M", help="for all probes together; default: 5")
+    parser.add_argument("--minutes", type=number, default=5.0, metavar="M", help="for all probes together; default: 5")
     parser.add_argument("--probes", type=int, choices=(2, 3, 4), default=4, metavar="N", help="at most; default: 4")
     parser.add_argument(
         "--like", type=Path, metavar="FILE", help="a fit of the workload on another system, to begin with"
@@ -207,7 +207,7 @@ def probe(options) -> int:
             probes = probe.make_here(found, asked, options.runs_dir, site, options.minutes, options.probes)
             forecast = probe.outcome(probes, options.runs_dir, asked, site, known)
         elif not options.dry_run:
-            probe.hand_over(probes, site, options.runs_dir)
+            probe.hand_over(probes, asked, site, options.runs_dir, options.like)
     answer = {"probes": probe.as_json(probes), "forecast": forecast}
     reply(options, answer, report.probes(answer))
     return 0

@@ -87,7 +87,7 @@ class Critical:
 
     @property
     def is_identified(self) -> bool:
-        return self.low > 0 and np.isfinite(self.high)
+        return bool(self.low > 0 and np.isfinite(self.high))
 
 
 def reached(histories: list[list[dict]], batches: list[int], metric: str, error: float) -> Reached:

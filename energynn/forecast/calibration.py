@@ -99,7 +99,7 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> tuple[R
         return seen, None
     for path in sorted(Path(systems.site("local").file).parent.glob("*.toml")):
         there = systems.site(path.stem)
-        if there.published_as and there.name != site.name:
+        if there.published_as not in ("", site.published_as):
             try:
                 return seen, runs.published(workload, there)
             except ValueError:  # nothing is published of this workload there
@@ -138,6 +138,7 @@ def to_dict(made: Calibration) -> dict:
 def write(path: Path, made: Calibration, examined: dict) -> None:
     """Write a fit file, with a checksum of its own; ``examined``: errors, for people."""
     content = to_dict(made) | {"errors": examined}
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content | {"sha256": config.digest(content)})
 
 

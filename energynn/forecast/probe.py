@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ UNKNOWN_SAMPLE_S = 0.01  # of a sample, where nothing tells it: some order of ma
 PASSES_OF_A_SAMPLE, SPREAD_OF_CORES = 3, 0.5
 UNKNOWN_SAMPLES = 1000  # of a training set, where only the data tell its size
 SECONDS_OF_A_MINUTE = 60.0
+STEP_OF_MINUTES = 1.05  # of those tried, where the minutes are too few
 DEFAULT_STUDIES = ["smoke", "one-device"]  # which `make reproduce` makes here
 
 
@@ -145,6 +147,12 @@ def options(asked: list[RunConfig], site: Site, samples: tuple[int, int]) -> Opt
     return Options(short, runs.works(site, short, samples, workers), runs.works(site, asked, samples, workers))
 
 
+def _times_s(found: Fit, precision: np.ndarray, works: Work) -> tuple[np.ndarray, np.ndarray]:
+    """What each probe takes without its start as expected, and if it takes one standard deviation more."""
+    times_s = np.exp(calibrate.outcomes(found.priors, found.point, works, found.reading)[0])
+    return times_s, times_s * np.exp(spreads(found, np.linalg.inv(precision), works))
+
+
 def best(found: Fit, precision: np.ndarray, among: Options, done: list[RunConfig], most_s: float, start_s: float):
     """The probe that leaves the forecasts least uncertain, and the precision after it; None where none fits.
 
@@ -152,8 +160,7 @@ def best(found: Fit, precision: np.ndarray, among: Options, done: list[RunConfig
     take if it takes one standard deviation more than expected.
     """
     chosen = None
-    times_s = np.exp(calibrate.outcomes(found.priors, found.point, among.works, found.reading)[0])
-    longest_s = times_s * np.exp(spreads(found, np.linalg.inv(precision), among.works))
+    times_s, longest_s = _times_s(found, precision, among.works)
     errors = np.hypot(found.errors[:, None], ONCE_S / times_s)
     slopes = calibrate.jacobian(found.priors, found.point, among.works, found.reading) / errors[..., None]
     slopes = slopes if found.has_power else slopes[:1]
@@ -176,6 +183,17 @@ def _next(found: Fit, precision: np.ndarray, among: Options, probes: list[Probe]
 
 def expect(found: Fit, among: Options, minutes: float, most: int = MOST) -> list[Probe]:
     """The probes that would be made one after the other, by what is known now; ValueError where fewer than two fit."""
+    if len(among.runs) < FEWEST:
+        raise ValueError("probe: the run is too small for two short ones that differ; forecast one with more samples")
+    probes, enough = _in_minutes(found, among, minutes, most), minutes
+    if len(probes) >= FEWEST:
+        return probes
+    while len(_in_minutes(found, among, enough, most)) < FEWEST:
+        enough = max(enough * STEP_OF_MINUTES, enough + 1) // 1
+    raise ValueError(f"minutes: {minutes:g} are too few for two probes; give {enough:g}")
+
+
+def _in_minutes(found: Fit, among: Options, minutes: float, most: int) -> list[Probe]:
     left_s, precision, probes = minutes * SECONDS_OF_A_MINUTE, np.linalg.inv(found.covariance), []
     while len(probes) < most:
         chosen = _next(found, precision, among, probes, left_s, START_S, most)
@@ -183,8 +201,6 @@ def expect(found: Fit, among: Options, minutes: float, most: int = MOST) -> list
             break
         probes.append(chosen[0])
         precision, left_s = chosen[1], left_s - chosen[0].seconds
-    if len(probes) < FEWEST:
-        raise ValueError(f"minutes: {minutes:g} are too few for two probes; give {minutes + FEWEST:g}")
     return probes
 
 
@@ -214,7 +230,12 @@ def make_here(
             seen.observations, at_first.priors, at_first.reading, at_first.prior_covariance, priors.error(site)
         )
     if len(probes) < FEWEST:
-        needed = FEWEST * (time.monotonic() - begun) / SECONDS_OF_A_MINUTE
+        done, longest_s = (
+            [probe.run for probe in probes],
+            _times_s(found, np.linalg.inv(found.covariance), among.works)[1],
+        )
+        another_s = min(seconds for run, seconds in zip(among.runs, longest_s, strict=True) if run not in done)
+        needed = (time.monotonic() - begun + start_s + another_s) // SECONDS_OF_A_MINUTE + 1
         raise ValueError(f"minutes: {minutes:g} are too few for two probes here; give {needed:.0f}; what is made stays")
     return probes
 
@@ -239,19 +260,28 @@ def as_json(probes: list[Probe]) -> list[dict]:
     return rows
 
 
-def hand_over(probes: list[Probe], site: Site, runs_dir: Path) -> None:
-    """Submit the probes as batch jobs, as a study of one's own."""
-    path = REPOSITORY / "build" / f"probe_{probes[0].run.workload}_{site.name}.py"
-    _write_study(path, probes)
-    given = dict(studies=[str(path)], system=site.file, runs_dir=runs_dir)
-    submit.main(argparse.Namespace(**given, dry_run=False, limit=None, yes=False, minutes=None))
+def hand_over(probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir: Path, like: Path | None) -> None:
+    """Submit the probes as batch jobs, as a study of one's own, and say what then fits and forecasts."""
+    of, build = f"{asked[0].workload}_{site.name}", REPOSITORY / "build"
+    study, goal, fit = build / f"probe_{of}.py", build / f"asked_{of}.py", build / f"fit_{of}.json"
+    _write_study(study, [probe.run for probe in probes])
+    _write_study(goal, asked)
+    given = dict(studies=[str(study)], system=site.file, runs_dir=runs_dir, dry_run=False, limit=None, yes=False)
+    given |= dict(minutes=None, budget_gpu_hours=None, budget_kwh=None, sbatch=[])
+    if submit.main(argparse.Namespace(**given)):
+        return
+    words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload, "--system", site.file]
+    words += ["--like", like.absolute()] if like else []
+    print("when the jobs are done, these fit and forecast:")
+    for command in ([*words, "--out", fit], ["predict", goal, "--fit", fit]):
+        print(shlex.join(["energynn", "forecast", *map(str, command)]), flush=True)
 
 
-def _write_study(path: Path, probes: list[Probe]) -> None:
-    """Write the probes as a study of one's own, which ``energynn submit`` takes."""
+def _write_study(path: Path, asked: list[RunConfig]) -> None:
+    """Write runs as a study of one's own, which ``energynn submit`` and ``energynn forecast predict`` take."""
     lines = ["from energynn import config", "", "", "def study(system):", "    runs = []"]
-    for probe in probes:
-        lines.append(f"    runs.append(config.from_dict({config.to_dict(probe.run)!r} | dict(system=system)))")
+    for run in asked:
+        lines.append(f"    runs.append(config.from_dict({config.to_dict(run)!r} | dict(system=system)))")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*lines, "    return runs", ""]))
 

@@ -27,17 +27,21 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     """Write a run folder with a record for each run below ``out``; returns the folders.
 
     The scatter of a run follows from its name, so that a second call makes the same. A folder that is there is made
-    anew if it is simulated; raises ValueError where it is a real run's, or where the fit has no powers.
+    anew if it is simulated; raises ValueError where it is a real run's. Nothing is written where the fit has no powers,
+    or where one of the runs cannot be.
     """
     if not made.fit.has_power:
         raise ValueError("fit: of the time alone; records need energies, fit runs with measured ones")
+    asked = [config.from_dict(config.to_dict(run) | {"system": made.site.name}) for run in asked]
+    works = [runs.work(made.site, run, made.samples, made.workers) for run in asked]
+    for work in works:
+        predict.check(made, work)
     folders = []
     advance = progress.meter("simulated", len(asked), "runs", tell)
-    for run in asked:
-        run = config.from_dict(config.to_dict(run) | {"system": made.site.name})
+    for run, work in zip(asked, works, strict=True):
         folder = Path(out) / made.site.name / config.run_id(run)
         _make_room(folder)
-        _write_run(made, run, folder)
+        _write_run(made, run, work, folder)
         records.build(folder, "finished", "")
         folders.append(folder)
         advance(1)
@@ -53,10 +57,8 @@ def _make_room(folder: Path) -> None:
     folder.mkdir(parents=True)
 
 
-def _write_run(made: Calibration, run: RunConfig, folder: Path) -> None:
+def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> None:
     """The raw files of one run: intent, events of all ranks, and samples of each node."""
-    work = runs.work(made.site, run, made.samples, made.workers)
-    predict.check(made, work)
     time_s, watts = _drawn(made, run, work)
     host_of_rank = {rank: f"node{rank // made.site.devices_per_node:03}" for rank in range(run.devices)}
     write_json(folder / "run.json", _intent(made, run))

@@ -86,6 +86,14 @@ def test_the_committed_runs_leave_it_open(capsys, tmp_path):
     assert "has no z500; it has top1_error, validation_loss" in capsys.readouterr().err
 
 
+def test_an_identified_batch_size_is_json(capsys):
+    words = ["--runs-dir", str(REPOSITORY / "runs" / "large-batch"), "--workload", "resnet50", "--error", "0.6"]
+    assert cli.main(["forecast", "accuracy", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    size = told["critical_batch_size"]
+    assert told["is_identified"] is True and 0 < size["low"] < size["value"] < size["high"]
+
+
 def test_one_batch_size_tells_nothing():
     _, seen = world(0, sizes=(64,))
     with pytest.raises(ValueError, match="3 run.s. of 1 global batch size.s.: .* needs at least two sizes and 4 runs"):

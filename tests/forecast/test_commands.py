@@ -1,11 +1,13 @@
 """energynn forecast as a person uses it: fit, predict, plan, simulate; and one line for what cannot be done."""
 
+import dataclasses
 import json
 import sys
 
 import pytest
 
 from energynn import cli, config, records
+from energynn.cluster import systems
 from energynn.files import REPOSITORY
 from energynn.forecast import calibration, report
 
@@ -203,6 +205,30 @@ def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tm
     intent = tmp_path / folder / "run.json"
     intent.write_text(intent.read_text().replace('"launcher": "simulated"', '"launcher": "mpirun"'))
     assert "is there and was not simulated; choose another --out" in refusal(capsys, *words)
+
+
+def test_simulate_writes_all_runs_or_none(capsys, fitted, tmp_path):
+    """Where the system is too small for the last ones, the first are not made either, and no folder is left."""
+    site = dataclasses.replace(fitted.site, nodes=8)
+    calibration.write(tmp_path / "fit.json", dataclasses.replace(fitted, site=site), {})
+    words = ("simulate", "R4", "--fit", tmp_path / "fit.json", "--out", tmp_path / "out")
+    for _ in range(2):
+        assert "devices: 64 asked, horeka-a100 has 32" in refusal(capsys, *words)
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_fit_may_go_into_a_folder_that_is_not_there_yet(fitted, tmp_path):
+    calibration.write(tmp_path / "build" / "fits" / "fit.json", fitted, {})
+    assert calibration.read(tmp_path / "build" / "fits" / "fit.json").number_of_runs == fitted.number_of_runs
+
+
+@pytest.mark.parametrize("workload, others", [("resnet50", False), ("fourcastnet", True)])
+def test_published_runs_of_a_copied_system_count_once(tmp_path, workload, others):
+    """A file of one's own for the same system: its published runs are not another system's."""
+    (tmp_path / "mine.toml").write_text((REPOSITORY / "systems" / "horeka-a100.toml").read_text())
+    seen, other = calibration.published(workload, systems.site(str(tmp_path / "mine.toml")))
+    assert seen.site.name == "mine" and (other is not None) == others
+    assert not others or other.site.name == "horeka-h100"
 
 
 def test_energies_that_are_estimates_are_not_fitted(capsys, tmp_path):

@@ -2,14 +2,19 @@
 
 import dataclasses
 import itertools
+import json
+import shlex
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from energynn import config, records, studies
-from energynn.cluster import local, systems
+from energynn import cli, config, records, studies
+from energynn.cluster import local, slurm, systems
 from energynn.forecast import advise, calibrate, predict, probe, report, runs, simulate
+
+RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +35,37 @@ def test_probes_vary_and_each_makes_the_forecast_surer(a100, fitted, long_run):
         probe.expect(found, probe.options([long_run], a100, (0, 0)), minutes=0.5)
 
 
-def simulated(truth_of, monkeypatch):
+@pytest.mark.parametrize("workload, minutes", [("resnet50", 0), ("resnet50", 0.5), ("fourcastnet", 5)])
+@pytest.mark.parametrize("most", [2, 4])
+def test_the_minutes_that_a_refusal_names_are_enough(workload, minutes, most):
+    site = systems.site("horeka-h100")
+    asked = probe.targets(workload, site, [], {})
+    samples = probe.samples_of(asked[0])
+    found, among = probe.before(asked[0], site, samples, None), probe.options(asked, site, samples)
+    with pytest.raises(ValueError, match="are too few for two probes; give ") as refused:
+        probe.expect(found, among, minutes, most)
+    enough = float(str(refused.value).split()[-1])
+    made = probe.expect(found, among, enough, most)
+    assert 2 <= len(made) <= most and sum(one.seconds for one in made) <= 60 * enough
+    with pytest.raises(ValueError, match="the run is too small for two short ones that differ"):
+        probe.expect(found, dataclasses.replace(among, runs=among.runs[:1]), enough, most)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "-5", "inf"])
+def test_minutes_are_a_finite_number(capsys, minutes):
+    with pytest.raises(SystemExit):
+        cli.main(["forecast", "probe", *RESNET50, "--dry-run", "--minutes", minutes])
+    assert f"argument --minutes: must be a finite number, at least 0, got {minutes}" in capsys.readouterr().err
+
+
+def simulated(truth_of, monkeypatch, start_s=probe.START_S):
     """In place of the runs of this machine, and of its clock: records of the truth, which may change."""
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(probe, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
     def run_study(runs, runs_dir):
         (folder,) = simulate.write(truth_of(), runs, runs_dir, print)
-        clock.now_s += probe.START_S + records.read(folder)["training_time_s"]
+        clock.now_s += start_s + records.read(folder)["training_time_s"]
         return []
 
     monkeypatch.setattr(local, "run_study", run_study)
@@ -61,6 +89,20 @@ def test_probes_of_an_unknown_machine_forecast_the_long_run(fitted, monkeypatch,
     (row,) = told["rows"]
     assert row["measured_time_h"] == pytest.approx(expected["time_h"]["value"], rel=0.1)
     assert told["median_error_percent"] == pytest.approx(abs(row["error_percent"]))
+
+
+def test_minutes_that_were_too_few_here_are_named_and_enough(fitted, monkeypatch, tmp_path):
+    """Starts take longer here than was thought: one probe is made, and its second would end too late."""
+    site = dataclasses.replace(systems.site("local"), devices_per_node=4)
+    truth = dataclasses.replace(fitted, site=dataclasses.replace(fitted.site, name="local"))
+    run = config.make("resnet50", preset="paper", device="gpu", devices=4)
+    found = probe.before(run, site, (0, 0), None)
+    simulated(lambda: truth, monkeypatch, start_s=70)
+    with pytest.raises(ValueError, match="minutes: 2 are too few for two probes here; give 3; what is made stays"):
+        probe.make_here(found, [run], tmp_path, site, minutes=2)
+    assert len(list((tmp_path / "local").iterdir())) == 1
+    simulated(lambda: truth, monkeypatch, start_s=70)
+    assert len(probe.make_here(found, [run], tmp_path, site, minutes=3)) == 2
 
 
 CORES = dict(tau=3e-2, t_start=0.05, t_update=0.2, efficiency=0.4, kappa=0.25, host=8.0, fed=3.0, idle=2.0, image_J=0.1)
@@ -139,9 +181,45 @@ def test_named_studies_are_forecast_and_their_repeats_once(a100):
 def test_probes_become_a_study_that_can_be_submitted(a100, fitted, long_run, tmp_path):
     found = probe.before(long_run, a100, (0, 0), fitted)
     probes = probe.expect(found, probe.options([long_run], a100, (0, 0)), minutes=5)
-    probe._write_study(tmp_path / "probes.py", probes)
+    probe._write_study(tmp_path / "probes.py", [one.run for one in probes])
     (runs,) = studies.find([str(tmp_path / "probes.py")], "horeka-a100").values()
     assert runs == [one.run for one in probes]
+
+
+def test_probes_are_handed_to_slurm_and_the_commands_that_are_told_forecast(fitted, monkeypatch, tmp_path, capsys):
+    """From the submission to the forecast of the long run; in place of the jobs, the model makes the records."""
+    begun = []
+
+    def slurm_says(*command):
+        begun.append(command)
+        return "41\n" if command[0] == "sbatch" else ""
+
+    monkeypatch.setattr(slurm, "call", slurm_says)
+    monkeypatch.setattr(probe, "REPOSITORY", tmp_path)
+    given = {"dataset": "synthetic", "training_samples": 1000, "validation_samples": 200}
+    given |= {"devices": 4, "local_batch_size": 64}
+    parameters = [word for name, value in given.items() for word in ("-p", name, str(value))]
+    words = ["probe", *RESNET50, "--runs-dir", str(tmp_path / "own runs"), *parameters, "--json"]
+    assert cli.main(["forecast", *words]) == 0
+    told = capsys.readouterr()
+    probes = json.loads(told.out)["probes"]
+    (submitted,) = studies.find([str(tmp_path / "build" / "probe_resnet50_horeka-a100.py")], "horeka-a100").values()
+    assert [config.run_id(run) for run in submitted] == [one["run_id"] for one in probes]
+    assert [command[0] for command in begun].count("sbatch") >= 1
+    for one in probes:
+        assert (tmp_path / "own runs" / "horeka-a100" / one["run_id"] / "job" / "submission.json").is_file()
+    lines = told.err.splitlines()
+    commands = lines[lines.index("when the jobs are done, these fit and forecast:") + 1 :]
+    simulate.write(fitted, submitted, tmp_path / "made", print)
+    for folder in (tmp_path / "made" / "horeka-a100").iterdir():
+        shutil.copytree(folder, tmp_path / "own runs" / "horeka-a100" / folder.name, dirs_exist_ok=True)
+    capsys.readouterr()
+    for command in commands:
+        assert cli.main([*shlex.split(command)[1:], "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+    (row,), (expected,) = told["rows"], predict.rows(fitted, probe.targets("resnet50", fitted.site, [], given))
+    assert row["run_id"] == expected["run_id"] and row["time_h"]["low"] < row["time_h"]["high"]
+    assert row["time_h"]["value"] == pytest.approx(expected["time_h"]["value"], rel=0.3)
 
 
 def test_remedies_are_ranges_over_both_readings(fitted):
