@@ -224,14 +224,12 @@ def _add_simulate(actions) -> None:
 
 def simulate(options) -> int:
     from energynn import studies
-    from energynn.forecast import calibration, predict, simulate
+    from energynn.forecast import calibration, simulate
 
     made = calibration.read(options.fit)
     asked = [run for runs in studies.find([options.study], made.site.name).values() for run in runs]
     if not options.repeats:
         asked = [run for run in asked if run.repeat == 0]
-    for run in asked:
-        predict.check_workload(made, run)
     folders = simulate.write(made, list(dict.fromkeys(asked)), options.out, _tell)
     table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     reply(options, table, f"{len(folders)} simulated runs in {options.out}; `energynn check {options.out}` checks them")

@@ -230,10 +230,8 @@ def make_here(
             seen.observations, at_first.priors, at_first.reading, at_first.prior_covariance, priors.error(site)
         )
     if len(probes) < FEWEST:
-        done, longest_s = (
-            [probe.run for probe in probes],
-            _times_s(found, np.linalg.inv(found.covariance), among.works)[1],
-        )
+        done = [probe.run for probe in probes]
+        _, longest_s = _times_s(found, np.linalg.inv(found.covariance), among.works)
         another_s = min(seconds for run, seconds in zip(among.runs, longest_s, strict=True) if run not in done)
         needed = (time.monotonic() - begun + start_s + another_s) // SECONDS_OF_A_MINUTE + 1
         raise ValueError(f"minutes: {minutes:g} are too few for two probes here; give {needed:.0f}; what is made stays")

@@ -33,9 +33,7 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     if not made.fit.has_power:
         raise ValueError("fit: of the time alone; records need energies, fit runs with measured ones")
     asked = [config.from_dict(config.to_dict(run) | {"system": made.site.name}) for run in asked]
-    works = [runs.work(made.site, run, made.samples, made.workers) for run in asked]
-    for work in works:
-        predict.check(made, work)
+    works = [predict.checked_work(made, run) for run in asked]
     folders = []
     advance = progress.meter("simulated", len(asked), "runs", tell)
     for run, work in zip(asked, works, strict=True):
