@@ -179,10 +179,6 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
         judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
         read, steps = judgement.instants(samples), np.diff(shown[kept])
         usual_s = _usual_s(read.ns, steps)
-    if not steps.any():
-        judgement.good[:] = False
-        judgement.doubt("the counter did not move; it has no energy")
-        return
     seconds = read.apart_s
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     since_change_s = _seconds_since_change(read.ns, steps, usual_s)
@@ -197,9 +193,10 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
     known_J = from_zero(steps_J)
     still = _still(sensor, read, steps_J, known_J, false, since_change_s)
     judgement.unknown = false | still
-    if judgement.unknown.all():
+    if not steps_J[~judgement.unknown].any():
         judgement.good[:] = False
-        judgement.doubt("no two readings of the counter fit to each other; it has no energy")
+        words = "did not move as a counter does" if steps.any() else "did not move"
+        judgement.doubt(f"the counter {words}; it has no energy")
         return
     judgement.energy_J, judgement.variance_J2 = known_J, np.zeros(len(known_J))
     if judgement.unknown.any():

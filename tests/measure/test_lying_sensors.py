@@ -143,6 +143,12 @@ def faulty(fault, values, t):
         changed[second] = values[np.argmax(second)]
     elif fault.startswith("jump of "):
         changed[later] += float(fault.split()[2])
+    elif fault == "steps back once":
+        changed[:] = np.where(later, 5.0, 10.0)
+    elif fault == "jumps once":
+        changed[:] = np.where(later, 1e9, 5.0)
+    elif fault == "reset, then stuck":
+        changed[:] = np.where(later, 0.0, values[0])
     elif fault == "reset":
         changed[later] -= values[np.argmax(later)]
     elif fault == "one misread":
@@ -187,6 +193,11 @@ CASES += [("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("
 CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", "unreadable", "stuck from half on")]
 CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
 CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
+# What came to light later, by kind of machine: a counter that moves, but not as a counter does.
+ONCE = ["steps back once", "jumps once", "reset, then stuck"]
+COUNTERS = [("counter", "gpu_0_energy"), ("counter and power", "gpu_0_energy"), ("CPU with a limit", "cpu_0_package")]
+COUNTERS += [("two sockets", "cpu_1_package"), ("CPU with busy time", "cpu_0_package")]
+NO_COUNTERS = [(*of, fault, "constant") for of in COUNTERS for fault in ONCE]
 HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
 HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
 HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
@@ -260,6 +271,14 @@ def test_no_interval_is_wrong_and_each_fault_is_said(tmp_path, kind, lies, fault
     lying = [entry for entry in record["sensors"] if entry["id"] == lies]
     if fault in ("stuck", "stuck at 0", "zero", "unreadable"):
         assert all("energy_J" not in entry for entry in lying)
+
+
+@pytest.mark.parametrize("kind, lies, fault, shape", NO_COUNTERS)
+def test_a_counter_that_moves_but_not_as_counters_do_has_no_energy(tmp_path, kind, lies, fault, shape):
+    record, reasons, truth = outcome(tmp_path, kind, lies, fault, shape)
+    assert not wrong(record, truth) and bool(reasons) != (kind in ("counter and power", "CPU with busy time"))
+    (lying,) = [entry for entry in record["sensors"] if entry["id"] == lies]
+    assert "energy_J" not in lying and "it has no energy" in lying["doubt"] and record["flags"]
 
 
 @pytest.mark.parametrize("kind, shape", HEALTHY)
