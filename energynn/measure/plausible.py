@@ -17,6 +17,10 @@ UNDER_LOAD = 90  # the percentile of its power that is its power under load
 # A counter that has not moved for so many of its usual steps stands still, unless it then catches up with this share
 # of what its neighbouring steps had. Its unit must be fine enough to show a hundredth of its mean power in that time.
 STILL_STEPS, CAUGHT_UP, UNITS = 3, 0.5, 100
+# No counter that we know takes longer for one step, whatever its usual one is, while its device draws that much.
+STILL_S, LEAST_W = 1.5, 1.0
+CAUGHT_ALL = 0.9  # of what was around, below which it may have caught up in part only
+NORMAL_95 = 1.96
 BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so long before and after, and this relative sd
 LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
 FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
@@ -191,18 +195,21 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
         steps_J = np.where(false, 0.0, steps_J)
         since_change_s = _seconds_since_change(read.ns, steps_J, _usual_s(read.ns, steps_J))
     known_J = from_zero(steps_J)
-    still = _still(sensor, read, steps_J, known_J, false, since_change_s)
+    still, lost_J2 = _still(sensor, read, steps_J, known_J, false, since_change_s)
     judgement.unknown = false | still
     if not steps_J[~judgement.unknown].any():
         judgement.good[:] = False
         words = "did not move as a counter does" if steps.any() else "did not move"
         judgement.doubt(f"the counter {words}; it has no energy")
         return
-    judgement.energy_J, judgement.variance_J2 = known_J, np.zeros(len(known_J))
+    judgement.energy_J, judgement.variance_J2 = known_J, from_zero(lost_J2)
     if judgement.unknown.any():
-        judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
+        judgement.energy_J, bridged_J2 = _bridged(seconds, steps_J, judgement.unknown)
+        judgement.variance_J2 += bridged_J2
     if still.any():
         judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
+    if lost_J2.any():
+        judgement.doubt(f"the counter stood still for {seconds[lost_J2 > 0].sum():.2f} s and may have lost a part")
     if false.any():
         judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
 
@@ -289,25 +296,53 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
 
 def _still(
     sensor: dict, read: Instants, steps_J: np.ndarray, energy_J: np.ndarray, false, since_change_s
-) -> np.ndarray:
-    """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Between which readings a counter stood still, or nearly, and did not catch up afterwards.
+
+    And where it caught up, but not with all, the variance in J2 of what it may have lost, (steps,).
+    """
     load_W = _under_load(read.seconds, energy_J)
     moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
     knots = _knots(moves)
-    still = np.zeros(len(steps_J), dtype=bool)
+    still, lost_J2 = np.zeros(len(steps_J), dtype=bool), np.zeros(len(steps_J))
     if np.diff(knots).max() <= STILL_STEPS:
-        return still
+        return still, lost_J2
     lengths_s = np.diff(read.ns[knots]) / 1e9
     slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
     usual_s = float(np.median(lengths_s))
-    suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
-    suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
+    suspects = (lengths_s > STILL_STEPS * usual_s) & (lengths_s * load_W / 100 > UNITS * sensor["to_SI"])
+    suspects |= (lengths_s > STILL_S) & (lengths_s * LEAST_W > UNITS * sensor["to_SI"])
+    suspects &= np.diff(knots) > STILL_STEPS
+    if suspects.any() and suspects[1:-1].all():  # it never went on from one step to the next
+        still[:] = True
+        return still, lost_J2
     for stretch in np.flatnonzero(suspects):
         before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
         around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
-        if slopes_W[stretch] < CAUGHT_UP * around_W:
-            still[knots[stretch] : knots[stretch + 1]] = True
-    return still
+        begin, end = knots[stretch], knots[stretch + 1]
+        is_lost, lost_J = _lost(read.seconds, energy_J, begin, end, usual_s, load_W)
+        if slopes_W[stretch] < CAUGHT_UP * around_W or is_lost:
+            still[begin:end] = True
+        else:
+            lost_J2[begin:end] = (lost_J / NORMAL_95) ** 2 * read.apart_s[begin:end] / lengths_s[stretch]
+    return still, lost_J2
+
+
+def _lost(
+    seconds: np.ndarray, energy_J: np.ndarray, begin: int, end: int, usual_s: float, load_W: float
+) -> tuple[bool, float]:
+    """Whether a counter shows less between two readings than right before and after, and what it may lack at most.
+
+    It may lack nothing where it shows as much as in any second of as long before and after.
+    """
+    length_s, shown_J = float(seconds[end] - seconds[begin]), float(energy_J[end] - energy_J[begin])
+    away_s = np.arange(np.ceil(length_s) + 1)
+    before_W = np.diff(np.interp(seconds[begin] - away_s[::-1], seconds, energy_J))
+    after_W = np.diff(np.interp(seconds[end] + away_s, seconds, energy_J))
+    enough_W = shown_J / (CAUGHT_ALL * (length_s - usual_s))
+    most_W = max(before_W.max(), after_W.max())
+    lacks_J = max(most_W, load_W) * length_s - shown_J if enough_W < most_W else 0.0
+    return bool(enough_W < min(before_W[-1], after_W[0])), lacks_J
 
 
 def _under_load(seconds: np.ndarray, energy_J: np.ndarray) -> float:

@@ -149,6 +149,14 @@ def faulty(fault, values, t):
         changed[:] = np.where(later, 1e9, 5.0)
     elif fault == "reset, then stuck":
         changed[:] = np.where(later, 0.0, values[0])
+    elif fault.startswith("5 J once at "):
+        changed[:] = values[0] + np.where(t < float(fault.split()[4]), 0.0, 5.0)
+    elif fault.endswith(" s") and fault.split()[1:3] == ["J", "every"]:
+        changed[:] = values[0] + float(fault.split()[0]) * np.floor((t + 1.0) / float(fault.split()[3]))
+    elif fault.startswith("stands still "):
+        begin_s, end_s, share = map(float, fault.split()[2:])
+        changed = lost(values, t, begin_s, end_s)
+        changed[t >= end_s] += share * (values - changed)[-1]
     elif fault == "reset":
         changed[later] -= values[np.argmax(later)]
     elif fault == "one misread":
@@ -194,7 +202,8 @@ CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", 
 CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
 CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
 # What came to light later, by kind of machine: a counter that moves, but not as a counter does.
-ONCE = ["steps back once", "jumps once", "reset, then stuck"]
+ONCE = ["steps back once", "jumps once", "reset, then stuck", "5 J once at 0.3 s", "5 J once at 12 s"]
+ONCE += [f"5 J every {seconds} s" for seconds in (2, 3, 6, 12)]
 COUNTERS = [("counter", "gpu_0_energy"), ("counter and power", "gpu_0_energy"), ("CPU with a limit", "cpu_0_package")]
 COUNTERS += [("two sockets", "cpu_1_package"), ("CPU with busy time", "cpu_0_package")]
 NO_COUNTERS = [(*of, fault, "constant") for of in COUNTERS for fault in ONCE]
@@ -271,6 +280,14 @@ def test_no_interval_is_wrong_and_each_fault_is_said(tmp_path, kind, lies, fault
     lying = [entry for entry in record["sensors"] if entry["id"] == lies]
     if fault in ("stuck", "stuck at 0", "zero", "unreadable"):
         assert all("energy_J" not in entry for entry in lying)
+
+
+@pytest.mark.parametrize("shape", ["constant", "square"])
+@pytest.mark.parametrize("kind, lies", COUNTERS)
+@pytest.mark.parametrize("begin_s, end_s, share", [(10, 13, 0.6), (10, 13, 0.8), (10, 11, 0.6), (2, 3, 0), (21, 22, 0)])
+def test_a_counter_that_catches_up_in_part_is_flagged(tmp_path, kind, lies, begin_s, end_s, share, shape):
+    record, _, truth = outcome(tmp_path, kind, lies, f"stands still {begin_s} {end_s} {share}", shape)
+    assert not wrong(record, truth) and any("stood still" in flag for flag in record["flags"])
 
 
 @pytest.mark.parametrize("kind, lies, fault, shape", NO_COUNTERS)
