@@ -29,6 +29,9 @@ ALIKE = 0.1  # share by which two powers are about the same
 AWAKE = 1.05  # times its least power
 BIN_S, BINS = 0.5, 4  # in which powers of several sensors are compared; more than so many make a stretch
 FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
+# By what factor a CPU that is idle may draw less than a busy one beside it; and a small busy one less than the model of
+# a large one has it, its idle power left out.
+UNLIKE_CPUS, UNLIKE_BUSY = 30, 10
 ROUNDING = 1e-9  # share of a variance below which there is none
 
 
@@ -85,6 +88,7 @@ def judge(samples: Samples) -> list[Judgement]:
         elif sensor["kind"] == "energy":
             _judge_counter(judgement, samples, readings)
         judged.append(judgement)
+    _judge_by_level(judged, samples)
     _judge_by_others(judged, samples)
     _replace(judged)
     return judged
@@ -378,6 +382,32 @@ def _no_misread(sensor: dict, read: Instants, readings: np.ndarray, steps: np.nd
 
 
 # ------------------------------------------------------------------------------------------------------- other sensors
+
+
+def _judge_by_level(judged: list[Judgement], samples: Samples) -> None:
+    """A counter far below the limit of its GPU, or what its CPU's busy time or another CPU tells, has no energy."""
+    counters = [judgement for judgement in judged if judgement.energy_J is not None and not judgement.is_dead]
+    shown_W = [float(counter.energy_J[-1] / counter.instants(samples).seconds[-1]) for counter in counters]
+    cpus_W = [watts for counter, watts in zip(counters, shown_W, strict=True) if counter.sensor["component"] == "cpu"]
+    least_cpu_W = max(cpus_W, default=0.0) / UNLIKE_CPUS
+    if sum(cpus_W) < _busy_W(judged, samples) / UNLIKE_BUSY:
+        least_cpu_W = np.inf
+    for counter, watts in zip(counters, shown_W, strict=True):
+        limit_W = (counter.sensor.get("notes") or {}).get("limit_W") or 0.0
+        least_W = {"gpu": LEAST_SHARE * limit_W, "cpu": least_cpu_W, "ram": 0.0}[counter.sensor["component"]]
+        if watts < least_W:
+            counter.good[:] = False
+            counter.doubt(f"the counter shows {watts:.2f} W, far less than its device draws; it has no energy")
+
+
+def _busy_W(judged: list[Judgement], samples: Samples) -> float:
+    """What busy time says that the CPUs of a host draw more than idle ones, where it was read."""
+    for column, judgement in enumerate(judged):
+        if judgement.sensor["kind"] == "busy" and not judgement.is_dead:
+            model, core_s = judgement.sensor["model"], judgement.of(samples.readings[:, column])
+            more_W = model["full_W_per_core"] - model["idle_W_per_core"]
+            return float(more_W * (core_s[-1] - core_s[0]) / judgement.instants(samples).seconds[-1])
+    return 0.0
 
 
 def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:

@@ -207,6 +207,9 @@ ONCE += [f"5 J every {seconds} s" for seconds in (2, 3, 6, 12)]
 COUNTERS = [("counter", "gpu_0_energy"), ("counter and power", "gpu_0_energy"), ("CPU with a limit", "cpu_0_package")]
 COUNTERS += [("two sockets", "cpu_1_package"), ("CPU with busy time", "cpu_0_package")]
 NO_COUNTERS = [(*of, fault, "constant") for of in COUNTERS for fault in ONCE]
+NO_COUNTERS += [
+    (*of, f"{J} J every {J} s", "constant") for of in COUNTERS if of[0] != "CPU with a limit" for J in (1, 0.5)
+]
 HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
 HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
 HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
@@ -296,6 +299,27 @@ def test_a_counter_that_moves_but_not_as_counters_do_has_no_energy(tmp_path, kin
     assert not wrong(record, truth) and bool(reasons) != (kind in ("counter and power", "CPU with busy time"))
     (lying,) = [entry for entry in record["sensors"] if entry["id"] == lies]
     assert "energy_J" not in lying and "it has no energy" in lying["doubt"] and record["flags"]
+
+
+def judged(sensors, columns):
+    t = worlds.instants_s(np.random.default_rng(1), T0_S, 20.0, 0.04)
+    return plausible.judge(worlds.samples_of(t, sensors, [column(t - T0_S) for column in columns], 0.04))
+
+
+@pytest.mark.parametrize("idle_W, is_dead", [(12.0, False), (2.0, True)])
+def test_a_cpu_that_sleeps_beside_a_busy_one_has_its_energy(idle_W, is_dead):
+    cpus = [sensor(f"cpu_{number}", "energy", "cpu", str(number), to_SI=1e-6) for number in (0, 1)]
+    busy_cpu, idle_cpu = judged(cpus, [lambda t: 250.0 * t, lambda t: idle_W * t])
+    assert not busy_cpu.is_dead and idle_cpu.is_dead == is_dead == ("doubt" in idle_cpu.sensor)
+
+
+@pytest.mark.parametrize("cores, is_dead", [(0.0, False), (8.0, False), (16.0, True)])
+def test_a_small_cpu_is_no_dead_one_though_the_model_is_of_a_large_one(cores, is_dead):
+    """Eight cores of a laptop draw 8 W, for which the model has 46 W more than idle; 16 of them have 92 W."""
+    busy_time = sensor("cpu_estimate", "busy", "cpu", "all", primary=False, provenance="estimated", model=worlds.MODEL)
+    cpu = sensor("cpu_0", "energy", "cpu", to_SI=1e-6)
+    counter, estimate = judged([cpu, busy_time], [lambda t: 8.0 * t, lambda t: cores * t])
+    assert counter.is_dead == is_dead == estimate.sensor["primary"]
 
 
 @pytest.mark.parametrize("kind, shape", HEALTHY)
