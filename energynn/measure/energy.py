@@ -27,7 +27,6 @@ SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated"
 SMOOTHING = 20  # counter steps to each side over which the counter corrects the integral of the power
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
-UNIT_J = 1e-3  # of a counter, which has no less than this where it is checked
 WHOLE_CHECK = 0.99  # the coverage from which on a power tells whether its counter is right
 # A power is aliased if it varies by more than 5 % and half the sampling rate would lose 40 % of its variance.
 LEAST_VARIATION, MOST_ALIASING = 0.05, 0.4
@@ -483,7 +482,7 @@ def cross_checks(entries: list[dict]) -> list[dict]:
         counter = by_id.get((entry["host"], entry.get("checks")))
         if entry["primary"] or not counter or "energy_J" not in entry or "energy_J" not in counter:
             continue
-        shown_J = max(counter["energy_J"], UNIT_J)
+        shown_J = max(counter["energy_J"], 1e-3)  # the least that a counter of NVML shows
         gap = entry["energy_J"] / shown_J - 1
         open_J = np.hypot(entry.get("statistical_J", 0.0), counter.get("statistical_J", 0.0))
         checks.append(
