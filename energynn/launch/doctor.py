@@ -138,8 +138,8 @@ def _update_rate(sensor: sensors.Sensor, seconds: float) -> tuple[str, bool]:
             last, reads = value, reads + 1
     except Exception as error:
         return f"fails after {reads} readings ({error})", True
-    if changes:
-        return f"changes every {seconds / changes * 1e3:.0f} ms", False
+    if changes:  # a counter that moves once tells no more than one that does not
+        return f"changes every {seconds / changes * 1e3:.0f} ms", sensor.kind == "energy" and changes == 1
     if sensor.kind == "power" and last:
         return f"did not change in {seconds} s", False
     return f"did not change in {seconds} s, stands at {last}", True

@@ -12,7 +12,7 @@ import numpy as np
 
 from energynn.measure import clocks, plausible
 from energynn.measure.edges import CounterEdges, MeanPower, MeanPowerEdges, ShapedEdges
-from energynn.measure.plausible import Judgement, from_zero
+from energynn.measure.plausible import NORMAL_95, Judgement, from_zero
 from energynn.measure.samples import Instants, Samples, events_of_kind, host_of_rank, read_events, read_hosts
 
 JOULE_PER_KWH = 3.6e6
@@ -24,7 +24,6 @@ PROVENANCES = ("measured", "published", "estimated", "simulated")
 # grants its power meters; NVML and RAPL were found within it (arXiv 2312.02741). Estimated: the assumed watts per core
 # are those of another CPU, and off by up to half. A simulated sensor is what it says.
 SYSTEMATIC = {"measured": 0.05, "published": 0.05, "estimated": 0.5, "simulated": 0.0}
-NORMAL_95 = 1.96
 SMOOTHING = 20  # counter steps to each side over which the counter corrects the integral of the power
 TICK_S = 0.01  # resolution of the busy time in /proc/stat
 DISAGREEMENT = 0.02  # of counter and power, from which on a record says so
@@ -481,9 +480,10 @@ def cross_checks(entries: list[dict]) -> list[dict]:
     checks = []
     for entry in entries:
         counter = by_id.get((entry["host"], entry.get("checks")))
-        if entry["primary"] or not counter or "energy_J" not in entry or counter.get("energy_J", 0) <= 0:
+        if entry["primary"] or not counter or "energy_J" not in entry or "energy_J" not in counter:
             continue
-        gap = entry["energy_J"] / counter["energy_J"] - 1
+        shown_J = max(counter["energy_J"], 1e-3)  # the least that a counter of NVML shows
+        gap = entry["energy_J"] / shown_J - 1
         open_J = np.hypot(entry.get("statistical_J", 0.0), counter.get("statistical_J", 0.0))
         checks.append(
             {
@@ -492,7 +492,7 @@ def cross_checks(entries: list[dict]) -> list[dict]:
                 "counter_J": counter["energy_J"],
                 "power_J": entry["energy_J"],
                 "gap": gap,
-                "flagged": bool(abs(gap) > DISAGREEMENT and abs(gap) > open_J / counter["energy_J"]),
+                "flagged": bool(abs(gap) > DISAGREEMENT and abs(gap) > open_J / shown_J),
             }
         )
     return checks

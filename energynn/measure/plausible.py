@@ -14,9 +14,11 @@ MOST_W = {"gpu": 3e3, "cpu": 2e3, "ram": 1e3}
 ABOVE_LIMIT = 1.5
 LEAST_SHARE = 0.002  # of its own power under load: a device that is on draws more, even asleep
 UNDER_LOAD = 90  # the percentile of its power that is its power under load
-# A counter that has not moved for so many of its usual steps stands still, unless it then catches up with this share
-# of what its neighbouring steps had. Its unit must be fine enough to show a hundredth of its mean power in that time.
-STILL_STEPS, CAUGHT_UP, UNITS = 3, 0.5, 100
+# A counter that has not moved for so many of its usual steps, or so many seconds, stands still, unless it then catches
+# up with this share of what it had in the second before or after. Its unit must be fine enough to show a hundredth of
+# its mean power, or so many watts, in that time.
+STILL_STEPS, STILL_S, CAUGHT_UP, UNITS, LEAST_W = 3, 1.5, 0.9, 100, 1.0
+NORMAL_95 = 1.96
 BRIDGED_BY_S, BRIDGED_SD = 1.0, 0.1  # what is lost has the mean power of so long before and after, and this relative sd
 LEAST_OF_COUNTER = 0.99  # of its readings that tell something; below it, its device's power is better
 FROZEN_S = 1.0  # the same power to the last digit for longer is looked at
@@ -25,6 +27,8 @@ ALIKE = 0.1  # share by which two powers are about the same
 AWAKE = 1.05  # times its least power
 BIN_S, BINS = 0.5, 4  # in which powers of several sensors are compared; more than so many make a stretch
 FOLLOWS = 0.7  # correlation of two powers, one of which tells when the other should move
+# By what factor an idle CPU may draw less than a busy one beside it, and a small one less than busy time has it.
+UNLIKE_CPUS, UNLIKE_BUSY = 30, 10
 ROUNDING = 1e-9  # share of a variance below which there is none
 
 
@@ -80,7 +84,11 @@ def judge(samples: Samples) -> list[Judgement]:
             _judge_power(judgement, samples.t_ns, readings * sensor["to_SI"])
         elif sensor["kind"] == "energy":
             _judge_counter(judgement, samples, readings)
+        elif sensor["kind"] == "busy":
+            more_W = sensor["model"]["full_W_per_core"] - sensor["model"]["idle_W_per_core"]
+            judgement.energy_J = more_W * from_zero(np.diff(judgement.of(readings)))
         judged.append(judgement)
+    _judge_by_level(judged, samples)
     _judge_by_others(judged, samples)
     _replace(judged)
     return judged
@@ -179,10 +187,6 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
         judgement.doubt(f"{(~kept).sum()} readings of the counter cannot be true")
         read, steps = judgement.instants(samples), np.diff(shown[kept])
         usual_s = _usual_s(read.ns, steps)
-    if not steps.any():
-        judgement.good[:] = False
-        judgement.doubt("the counter did not move; it has no energy")
-        return
     seconds = read.apart_s
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]
     since_change_s = _seconds_since_change(read.ns, steps, usual_s)
@@ -194,18 +198,18 @@ def _judge_counter(judgement: Judgement, samples: Samples, readings: np.ndarray)
             false[since[step] : step] = True  # what it adds up was drawn since the counter changed before
         steps_J = np.where(false, 0.0, steps_J)
         since_change_s = _seconds_since_change(read.ns, steps_J, _usual_s(read.ns, steps_J))
-    known_J = from_zero(steps_J)
-    still = _still(sensor, read, steps_J, known_J, false, since_change_s)
+    still, lost_J2 = _still(sensor, read, steps_J, false, since_change_s)
     judgement.unknown = false | still
-    if judgement.unknown.all():
+    if not steps_J[~judgement.unknown].any():
         judgement.good[:] = False
-        judgement.doubt("no two readings of the counter fit to each other; it has no energy")
+        judgement.doubt(f"the counter did not move{' as one does' if steps.any() else ''}; it has no energy")
         return
-    judgement.energy_J, judgement.variance_J2 = known_J, np.zeros(len(known_J))
-    if judgement.unknown.any():
-        judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
+    judgement.energy_J, judgement.variance_J2 = _bridged(seconds, steps_J, judgement.unknown)
+    judgement.variance_J2 += from_zero(lost_J2)
     if still.any():
         judgement.doubt(f"the counter stood still for {seconds[still].sum():.2f} s and lost what was drawn")
+    if lost_J2.any():
+        judgement.doubt(f"the counter stood still for {seconds[lost_J2 > 0].sum():.2f} s and may have lost a part")
     if false.any():
         judgement.doubt(f"the counter's steps over {seconds[false].sum():.2f} s cannot be true")
 
@@ -290,27 +294,32 @@ def _usual_s(t_ns: np.ndarray, steps: np.ndarray) -> float:
     return float(np.median(np.diff(t_ns[changes]))) / 1e9 if len(changes) > 1 else 0.0
 
 
-def _still(
-    sensor: dict, read: Instants, steps_J: np.ndarray, energy_J: np.ndarray, false, since_change_s
-) -> np.ndarray:
-    """Between which readings a counter stood still, or nearly, and did not catch up afterwards."""
-    load_W = _under_load(read.seconds, energy_J)
-    moves = (steps_J > LEAST_SHARE * load_W * since_change_s) | false
-    knots = _knots(moves)
-    still = np.zeros(len(steps_J), dtype=bool)
-    if np.diff(knots).max() <= STILL_STEPS:
-        return still
+def _still(sensor: dict, read: Instants, steps_J: np.ndarray, false: np.ndarray, since_change_s: np.ndarray):
+    """Between which readings a counter stood still, or nearly, and did not catch up afterwards, (steps,) of bool.
+
+    And the variance in J2 of what it may have lost, (steps,), where it caught up, but with less than was around.
+    """
+    seconds, energy_J = read.seconds, from_zero(steps_J)
+    load_W = _under_load(seconds, energy_J)
+    knots = _knots((steps_J > LEAST_SHARE * load_W * since_change_s) | false)
     lengths_s = np.diff(read.ns[knots]) / 1e9
-    slopes_W = np.add.reduceat(steps_J, knots[:-1]) / lengths_s
-    usual_s = float(np.median(lengths_s))
+    usual_s = min(float(np.median(lengths_s)), STILL_S / STILL_STEPS)
     suspects = (lengths_s > STILL_STEPS * usual_s) & (np.diff(knots) > STILL_STEPS)
-    suspects &= lengths_s * load_W / 100 > UNITS * sensor["to_SI"]
-    for stretch in np.flatnonzero(suspects):
-        before, after = slopes_W[max(0, stretch - STILL_STEPS) : stretch], slopes_W[stretch + 1 :][:STILL_STEPS]
-        around_W = min((float(np.median(part)) for part in (before, after) if len(part)), default=load_W)
-        if slopes_W[stretch] < CAUGHT_UP * around_W:
-            still[knots[stretch] : knots[stretch + 1]] = True
-    return still
+    suspects &= lengths_s * max(load_W / 100, LEAST_W) > UNITS * sensor["to_SI"]
+    never_goes_on = suspects.any() and suspects[1:-1].all()  # from one step to the next
+    still, lost_J2 = np.full(len(steps_J), never_goes_on), np.zeros(len(steps_J))
+    for stretch in np.flatnonzero(suspects & ~never_goes_on):
+        begin, end, length_s = knots[stretch], knots[stretch + 1], lengths_s[stretch]
+        away_s, shown_J = np.arange(np.ceil(length_s) + 1), energy_J[end] - energy_J[begin]
+        around_s = np.stack([seconds[begin] - away_s, seconds[end] + away_s])
+        around_W = np.abs(np.diff(np.interp(around_s, seconds, energy_J)))  # by seconds; 0 beyond the first and last
+        enough_J = CAUGHT_UP * (length_s - usual_s) * around_W
+        if shown_J < enough_J[:, 0].min(initial=load_W * length_s, where=around_W[:, 0] > 0):
+            still[begin:end] = True
+        elif shown_J < enough_J.max():
+            lost_J = max(around_W.max(), load_W) * length_s - shown_J
+            lost_J2[begin:end] = (lost_J / NORMAL_95) ** 2 * read.apart_s[begin:end] / length_s
+    return still, lost_J2
 
 
 def _under_load(seconds: np.ndarray, energy_J: np.ndarray) -> float:
@@ -346,6 +355,27 @@ def _no_misread(sensor: dict, read: Instants, readings: np.ndarray, steps: np.nd
 
 
 # ------------------------------------------------------------------------------------------------------- other sensors
+
+
+def _judge_by_level(judged: list[Judgement], samples: Samples) -> None:
+    """A counter far below the limit of its GPU, or what its CPU's busy time or another CPU tells, has no energy."""
+    counters, busy_W = [], 0.0
+    for judgement in judged:
+        if judgement.energy_J is not None and not judgement.is_dead:
+            watts = float(judgement.energy_J[-1] / judgement.instants(samples).seconds[-1])
+            if judgement.sensor["kind"] == "busy":
+                busy_W = watts
+            else:
+                counters.append((judgement, watts))
+    cpus_W = [watts for counter, watts in counters if counter.sensor["component"] == "cpu"]
+    least_W = {"cpu": max(cpus_W, default=0.0) / UNLIKE_CPUS, "ram": 0.0}
+    if sum(cpus_W) < busy_W / UNLIKE_BUSY:
+        least_W["cpu"] = np.inf
+    for counter, watts in counters:
+        limit_W = (counter.sensor.get("notes") or {}).get("limit_W") or 0.0
+        if watts < least_W.get(counter.sensor["component"], LEAST_SHARE * limit_W):
+            counter.good[:] = False
+            counter.doubt(f"the counter shows {watts:.2f} W, far less than its device draws; it has no energy")
 
 
 def _judge_by_others(judged: list[Judgement], samples: Samples) -> None:

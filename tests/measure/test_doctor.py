@@ -45,6 +45,9 @@ def test_a_counter_that_moves_late_is_watched_for_long_enough(monkeypatch):
     sensor = sensors.Sensor("cpu_0", "cpu", "0", "energy", "measured", lambda: int((time.monotonic() - begun) / 0.3))
     finding = doctor._look_at(sensor)
     assert finding.state == doctor.GOOD and not finding.remedy
+    drips = sensors.Sensor("cpu_0", "cpu", "0", "energy", "measured", lambda: int((time.monotonic() - begun) / 1.4))
+    finding = doctor._look_at(drips)
+    assert finding.state == doctor.WEAK and "it is dead" in finding.remedy
     zero = sensors.Sensor("gpu_0_power", "gpu", "0", "power", "measured", lambda: 0)
     assert doctor._look_at(zero).state == doctor.WEAK and "stands at 0" in doctor._look_at(zero).found
 

@@ -198,6 +198,9 @@ def test_counter_and_power_that_disagree_are_flagged(tmp_path):
     (check,) = energy.cross_checks(joules(samples, 2, 18))
     assert check["gap"] == pytest.approx(0.09) and check["flagged"]
     assert check["counter_J"] == pytest.approx(4800) and check["power_J"] == pytest.approx(327 * 16)
+    none = [entry | {"energy_J": 0.0} if entry["primary"] else entry for entry in joules(samples, 2, 18)]
+    (check,) = energy.cross_checks(none)
+    assert check["flagged"] and check["counter_J"] == 0 and check["gap"] > 1000
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,20 @@ def faulty(fault, values, t):
         changed[second] = values[np.argmax(second)]
     elif fault.startswith("jump of "):
         changed[later] += float(fault.split()[2])
+    elif fault == "steps back once":
+        changed[:] = np.where(later, 5.0, 10.0)
+    elif fault == "jumps once":
+        changed[:] = np.where(later, 1e9, 5.0)
+    elif fault == "reset, then stuck":
+        changed[:] = np.where(later, 0.0, values[0])
+    elif fault.startswith("5 J once at "):
+        changed[:] = values[0] + np.where(t < float(fault.split()[4]), 0.0, 5.0)
+    elif fault.endswith(" s") and fault.split()[1:3] == ["J", "every"]:
+        changed[:] = values[0] + float(fault.split()[0]) * np.floor((t + 1.0) / float(fault.split()[3]))
+    elif fault.startswith("stands still "):
+        begin_s, end_s, share = map(float, fault.split()[2:])
+        changed = lost(values, t, begin_s, end_s)
+        changed[t >= end_s] += share * (values - changed)[-1]
     elif fault == "reset":
         changed[later] -= values[np.argmax(later)]
     elif fault == "one misread":
@@ -187,6 +201,15 @@ CASES += [("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("
 CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", "unreadable", "stuck from half on")]
 CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
 CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
+# What came to light later, by kind of machine: a counter that moves, but not as a counter does.
+ONCE = ["steps back once", "jumps once", "reset, then stuck", "5 J once at 0.3 s", "5 J once at 12 s"]
+ONCE += [f"5 J every {seconds} s" for seconds in (2, 3, 6, 12)]
+COUNTERS = [("counter", "gpu_0_energy"), ("counter and power", "gpu_0_energy"), ("CPU with a limit", "cpu_0_package")]
+COUNTERS += [("two sockets", "cpu_1_package"), ("CPU with busy time", "cpu_0_package")]
+NO_COUNTERS = [(*of, fault, "constant") for of in COUNTERS for fault in ONCE]
+NO_COUNTERS += [
+    (*of, f"{J} J every {J} s", "constant") for of in COUNTERS if of[0] != "CPU with a limit" for J in (1, 0.5)
+]
 HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
 HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
 HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
@@ -260,6 +283,43 @@ def test_no_interval_is_wrong_and_each_fault_is_said(tmp_path, kind, lies, fault
     lying = [entry for entry in record["sensors"] if entry["id"] == lies]
     if fault in ("stuck", "stuck at 0", "zero", "unreadable"):
         assert all("energy_J" not in entry for entry in lying)
+
+
+@pytest.mark.parametrize("shape", ["constant", "square"])
+@pytest.mark.parametrize("kind, lies", COUNTERS)
+@pytest.mark.parametrize("begin_s, end_s, share", [(10, 13, 0.6), (10, 13, 0.8), (10, 11, 0.6), (2, 3, 0), (21, 22, 0)])
+def test_a_counter_that_catches_up_in_part_is_flagged(tmp_path, kind, lies, begin_s, end_s, share, shape):
+    record, _, truth = outcome(tmp_path, kind, lies, f"stands still {begin_s} {end_s} {share}", shape)
+    assert not wrong(record, truth) and any("stood still" in flag for flag in record["flags"])
+
+
+@pytest.mark.parametrize("kind, lies, fault, shape", NO_COUNTERS)
+def test_a_counter_that_moves_but_not_as_counters_do_has_no_energy(tmp_path, kind, lies, fault, shape):
+    record, reasons, truth = outcome(tmp_path, kind, lies, fault, shape)
+    assert not wrong(record, truth) and bool(reasons) != (kind in ("counter and power", "CPU with busy time"))
+    (lying,) = [entry for entry in record["sensors"] if entry["id"] == lies]
+    assert "energy_J" not in lying and "it has no energy" in lying["doubt"] and record["flags"]
+
+
+def judged(sensors, columns):
+    t = worlds.instants_s(np.random.default_rng(1), T0_S, 20.0, 0.04)
+    return plausible.judge(worlds.samples_of(t, sensors, [column(t - T0_S) for column in columns], 0.04))
+
+
+@pytest.mark.parametrize("idle_W, is_dead", [(12.0, False), (2.0, True)])
+def test_a_cpu_that_sleeps_beside_a_busy_one_has_its_energy(idle_W, is_dead):
+    cpus = [sensor(f"cpu_{number}", "energy", "cpu", str(number), to_SI=1e-6) for number in (0, 1)]
+    busy_cpu, idle_cpu = judged(cpus, [lambda t: 250.0 * t, lambda t: idle_W * t])
+    assert not busy_cpu.is_dead and idle_cpu.is_dead == is_dead == ("doubt" in idle_cpu.sensor)
+
+
+@pytest.mark.parametrize("cores, is_dead", [(0.0, False), (8.0, False), (16.0, True)])
+def test_a_small_cpu_is_no_dead_one_though_the_model_is_of_a_large_one(cores, is_dead):
+    """Eight cores of a laptop draw 8 W, for which the model has 46 W more than idle; 16 of them have 92 W."""
+    busy_time = sensor("cpu_estimate", "busy", "cpu", "all", primary=False, provenance="estimated", model=worlds.MODEL)
+    cpu = sensor("cpu_0", "energy", "cpu", to_SI=1e-6)
+    counter, estimate = judged([cpu, busy_time], [lambda t: 8.0 * t, lambda t: cores * t])
+    assert counter.is_dead == is_dead == estimate.sensor["primary"]
 
 
 @pytest.mark.parametrize("kind, shape", HEALTHY)
