@@ -41,16 +41,23 @@ MOST_UNEXPLAINED = 1.3
 LAG_TOLERANCE = 0.2
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
 BOUNDED = 0.94
+# A power is renewed less often than it is read where of its readings so few are new, in s so often, and so evenly: the
+# least of the times between two new ones as a share of the mean. What repeats by chance does so again more often.
+MOST_NEW, RENEWED_S, EVENLY, AGAIN = 0.82, 1.5, 0.55, 0.4
 UNSHARED = 10_000  # values that BLAS does not share out to threads
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
 
 @dataclass(frozen=True, eq=False)
 class Power:
-    """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask."""
+    """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask.
+
+    shown: when it was read indeed, where ``read`` is when the device renewed what it shows.
+    """
 
     read: Instants
     watts: np.ndarray
+    shown: Instants | None = None
 
     @cached_property
     def off_the_line_W(self) -> np.ndarray:
@@ -70,12 +77,55 @@ class Power:
         """(readings + 1,): what this adds up to."""
         return from_zero(self.variance_J2())
 
+    def gaps(self, longest_ns: float) -> np.ndarray:
+        """(readings - 1,): after which of them nothing was read for too long."""
+        if self.shown is None:
+            return self.read.apart_ns > longest_ns
+        lost_ns = self.shown.ns[:-1][self.shown.apart_ns > longest_ns]
+        return np.histogram(lost_ns, self.read.ns)[0] > 0
+
+    def renewed(self) -> Power:
+        """The same without repetitions, each value at the middle of when the device may have renewed it."""
+        ns, new = self.read.ns, np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1
+        every_ns = _renewed_ns(self, new)
+        if not every_ns:
+            return self
+        begins_ns = ns[new] - np.minimum(self.read.apart_ns[new - 1], every_ns) / 2
+        # What was renewed several times, the same each time, was so until the renewal before the next value.
+        ends_ns = np.append(np.minimum(begins_ns - every_ns, ns[new - 1]), ns[-1] - every_ns)
+        begins_ns = np.append(min(ns[0], ends_ns[0]), begins_ns)
+        stays = ends_ns - begins_ns > 0.75 * every_ns
+        values = self.watts[np.append(0, new)]
+        knots_ns, watts = np.append(begins_ns, ends_ns[stays]), np.append(values, values[stays])
+        order = np.argsort(knots_ns, kind="stable")
+        knots_ns, watts = knots_ns[order].astype(np.int64), watts[order]
+        knots_ns[0], watts[0] = ns[0], np.interp(ns[0], knots_ns, watts)
+        return Power(Instants(knots_ns), watts, shown=self.read)
+
     def at(self, read: Instants) -> Power | None:
         """The same at the instants of another sensor; None where there is no reading at one of them."""
         if read is self.read:
             return self
         where = np.minimum(np.searchsorted(self.read.ns, read.ns), len(self.watts) - 1)
         return Power(read, self.watts[where]) if (self.read.ns[where] == read.ns).all() else None
+
+
+def _renewed_ns(power: Power, new: np.ndarray) -> float:
+    """How often a device renews the power that it shows, 0 for as often as it is read; ``new``: which readings are."""
+    if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]):
+        return 0.0
+    steps_W = np.abs(power.watts[new] - power.watts[new - 1])
+    apart, apart_ns, period_ns = np.diff(new), np.diff(power.read.ns[new]), np.median(power.read.apart_ns)
+    every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
+    # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
+    has_few_steps = np.median(steps_W) < 1.01 * steps_W.min() or len(np.unique(steps_W.round(6))) < 4
+    if has_few_steps or every_ns > RENEWED_S * 1e9:
+        return 0.0
+    if every_ns > 2.3 * period_ns:
+        is_even = np.percentile(apart_ns, 5) > EVENLY * every_ns
+    else:
+        is_even = np.maximum(apart - 2, 0).mean() * apart.mean() < AGAIN * (apart.mean() - 1) ** 2
+    return every_ns if is_even else 0.0
 
 
 @dataclass(frozen=True)
@@ -163,8 +213,9 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
         sensor = judgement.sensor
         if sensor["kind"] == "power" and not judgement.is_dead:
             watts = judgement.of(samples.readings[:, column]) * sensor["to_SI"]
-            powers[column] = Power(judgement.instants(samples), watts)
-            if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
+            powers[column] = Power(judgement.instants(samples), watts).renewed()
+            is_fresh = powers[column].shown is None  # only such a power tells what was between a counter's steps
+            if sensor.get("checks") and is_fresh and not _is_averaged(sensor) and not samples.thinned_s:
                 shapes[sensor["checks"]] = powers[column]
     made = []
     for column, judgement in enumerate(judged):
@@ -177,6 +228,8 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
 
 def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
     """A sensor that fell silent before its host did goes on with the power of its last second, or anything it had."""
+    if curve.t_ns[-1] < curve.read.ns[-1]:  # its device has renewed nothing since
+        curve = _prolonged(curve, -1, curve.read.ns[-1])
     if curve.read.ns[0] - first_ns > curve.longest_ns:
         curve = _prolonged(curve, 0, first_ns)
     if last_ns - curve.read.ns[-1] > curve.longest_ns:
@@ -214,7 +267,7 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
 def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | None) -> Curve:
     """The energy of one sensor; ``power``: what it reads, or its device shows beside a counter."""
     sensor, is_power = judgement.sensor, judgement.sensor["kind"] == "power"
-    read = power.read if is_power else judgement.instants(samples)
+    read = (power.shown or power.read) if is_power else judgement.instants(samples)
     failed_ns = samples.t_ns[~judgement.good]
     if judgement.unknown is not None and judgement.unknown.any():
         failed_ns = np.union1d(failed_ns, (read.ns[:-1] + read.apart_ns // 2)[judgement.unknown])
@@ -249,7 +302,7 @@ def _power_curve(reads: dict, power: Power) -> Curve:
     """
     read, watts, variance_J2 = power.read, power.watts, power.missed_J2[1:]
     energy_J = from_zero(read.apart_s * (watts[1:] + watts[:-1]) / 2)
-    gaps = read.apart_ns > reads["longest_ns"]
+    gaps = power.gaps(reads["longest_ns"])
     if gaps.any():
         variance_J2 = power.variance_J2()
         variance_J2[1:][gaps] = (read.apart_s[gaps] * max(watts.std(), reads["range_W"])) ** 2
@@ -263,7 +316,7 @@ def _averaged_power_curve(reads: dict, power: Power) -> Curve:
     noise_W2 = np.mean(power.off_the_line_W**2) / NOISE_OFF_THE_LINE if len(watts) > 2 else 0.0
     mean = MeanPower(read.seconds, watts, noise_W2)
     energy_J, variance_J2 = mean.energy_J(), np.zeros(len(watts))
-    gaps = read.apart_ns > reads["longest_ns"]
+    gaps = power.gaps(reads["longest_ns"])
     if gaps.any():
         variance_J2[1:][gaps] = (np.diff(read.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
     more = {"variance_J2": np.cumsum(variance_J2), "power": power}
@@ -429,7 +482,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     """
     entries = []
     for curve in found:
-        first, after = np.searchsorted(curve.read.ns, start_ns), np.searchsorted(curve.read.ns, end_ns, side="right")
+        first, after = _inside(curve.read, start_ns, end_ns)
         entry = {**curve.sensor, "host": curve.host, "samples": max(0, int(after - first))}
         entry["failed_reads"] = int(((curve.failed_ns >= start_ns) & (curve.failed_ns <= end_ns)).sum())
         if end_ns > start_ns:
@@ -437,10 +490,16 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
             if curve.power:
+                first, after = _inside(curve.power.read, start_ns, end_ns)
                 off_the_line_W = curve.power.off_the_line_W[first : max(first, after - 2)]
                 entry |= _aliasing(curve.power.watts[first:after], off_the_line_W)
         entries.append(entry)
     return entries
+
+
+def _inside(read: Instants, start_ns: int, end_ns: int) -> tuple[int, int]:
+    """The first reading in a window, and the first after it."""
+    return np.searchsorted(read.ns, start_ns), np.searchsorted(read.ns, end_ns, side="right")
 
 
 def totals(entries: list[dict], window_s: float, doubtful: dict[str, float] | None = None) -> dict:
