@@ -79,26 +79,32 @@ class Power:
 
     def gaps(self, longest_ns: float) -> np.ndarray:
         """(readings - 1,): after which of them nothing was read for too long."""
-        if self.shown is None:
-            return self.read.apart_ns > longest_ns
-        lost_ns = self.shown.ns[:-1][self.shown.apart_ns > longest_ns]
-        return np.histogram(lost_ns, self.read.ns)[0] > 0
+        shown = self.shown or self.read
+        return np.histogram(shown.ns[:-1][shown.apart_ns > longest_ns], self.read.ns)[0] > 0
 
     def renewed(self) -> Power:
-        """The same without repetitions, each value at the middle of when the device may have renewed it."""
+        """The same, or without repetitions where the device renews its power less often than it is read."""
         ns, new = self.read.ns, np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1
-        every_ns = _renewed_ns(self, new)
-        if not every_ns:
+        if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]):
             return self
+        apart, apart_ns, period_ns = np.diff(new), np.diff(ns[new]), np.median(self.read.apart_ns)
+        every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
+        if every_ns > 2.3 * period_ns:
+            is_held = np.percentile(apart_ns, 5) > EVENLY * every_ns and every_ns < RENEWED_S * 1e9
+        else:
+            is_held = np.maximum(apart - 2, 0).mean() * apart.mean() < AGAIN * (apart.mean() - 1) ** 2
+        # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
+        steps_W = np.abs(self.watts[new] - self.watts[new - 1]).round(6)
+        if not is_held or np.median(steps_W) == steps_W.min() or len(np.unique(steps_W)) < 4:
+            return self
+        # Each value at the middle of when it may have been renewed. What was renewed several times, the same each time,
+        # was so until the renewal before the next value.
         begins_ns = ns[new] - np.minimum(self.read.apart_ns[new - 1], every_ns) / 2
-        # What was renewed several times, the same each time, was so until the renewal before the next value.
         ends_ns = np.append(np.minimum(begins_ns - every_ns, ns[new - 1]), ns[-1] - every_ns)
         begins_ns = np.append(min(ns[0], ends_ns[0]), begins_ns)
         stays = ends_ns - begins_ns > 0.75 * every_ns
-        values = self.watts[np.append(0, new)]
-        knots_ns, watts = np.append(begins_ns, ends_ns[stays]), np.append(values, values[stays])
-        order = np.argsort(knots_ns, kind="stable")
-        knots_ns, watts = knots_ns[order].astype(np.int64), watts[order]
+        knots_ns = np.sort(np.append(begins_ns, ends_ns[stays])).astype(np.int64)
+        watts = np.repeat(self.watts[np.append(0, new)], np.where(stays, 2, 1))
         knots_ns[0], watts[0] = ns[0], np.interp(ns[0], knots_ns, watts)
         return Power(Instants(knots_ns), watts, shown=self.read)
 
@@ -108,24 +114,6 @@ class Power:
             return self
         where = np.minimum(np.searchsorted(self.read.ns, read.ns), len(self.watts) - 1)
         return Power(read, self.watts[where]) if (self.read.ns[where] == read.ns).all() else None
-
-
-def _renewed_ns(power: Power, new: np.ndarray) -> float:
-    """How often a device renews the power that it shows, 0 for as often as it is read; ``new``: which readings are."""
-    if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]):
-        return 0.0
-    steps_W = np.abs(power.watts[new] - power.watts[new - 1])
-    apart, apart_ns, period_ns = np.diff(new), np.diff(power.read.ns[new]), np.median(power.read.apart_ns)
-    every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
-    # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
-    has_few_steps = np.median(steps_W) < 1.01 * steps_W.min() or len(np.unique(steps_W.round(6))) < 4
-    if has_few_steps or every_ns > RENEWED_S * 1e9:
-        return 0.0
-    if every_ns > 2.3 * period_ns:
-        is_even = np.percentile(apart_ns, 5) > EVENLY * every_ns
-    else:
-        is_even = np.maximum(apart - 2, 0).mean() * apart.mean() < AGAIN * (apart.mean() - 1) ** 2
-    return every_ns if is_even else 0.0
 
 
 @dataclass(frozen=True)
@@ -214,8 +202,8 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
         if sensor["kind"] == "power" and not judgement.is_dead:
             watts = judgement.of(samples.readings[:, column]) * sensor["to_SI"]
             powers[column] = Power(judgement.instants(samples), watts).renewed()
-            is_fresh = powers[column].shown is None  # only such a power tells what was between a counter's steps
-            if sensor.get("checks") and is_fresh and not _is_averaged(sensor) and not samples.thinned_s:
+            # What is a mean, or stays while the counter moves, does not tell what was between the counter's steps.
+            if sensor.get("checks") and not (_is_averaged(sensor) or powers[column].shown or samples.thinned_s):
                 shapes[sensor["checks"]] = powers[column]
     made = []
     for column, judgement in enumerate(judged):
@@ -482,7 +470,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
     """
     entries = []
     for curve in found:
-        first, after = _inside(curve.read, start_ns, end_ns)
+        first, after = np.searchsorted(curve.read.ns, start_ns), np.searchsorted(curve.read.ns, end_ns, side="right")
         entry = {**curve.sensor, "host": curve.host, "samples": max(0, int(after - first))}
         entry["failed_reads"] = int(((curve.failed_ns >= start_ns) & (curve.failed_ns <= end_ns)).sum())
         if end_ns > start_ns:
@@ -490,16 +478,11 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
             if curve.power:
-                first, after = _inside(curve.power.read, start_ns, end_ns)
+                first, after = np.searchsorted(curve.power.read.ns, [start_ns, end_ns + 1])
                 off_the_line_W = curve.power.off_the_line_W[first : max(first, after - 2)]
                 entry |= _aliasing(curve.power.watts[first:after], off_the_line_W)
         entries.append(entry)
     return entries
-
-
-def _inside(read: Instants, start_ns: int, end_ns: int) -> tuple[int, int]:
-    """The first reading in a window, and the first after it."""
-    return np.searchsorted(read.ns, start_ns), np.searchsorted(read.ns, end_ns, side="right")
 
 
 def totals(entries: list[dict], window_s: float, doubtful: dict[str, float] | None = None) -> dict:
