@@ -79,8 +79,10 @@ class Power:
 
     def gaps(self, longest_ns: float) -> np.ndarray:
         """(readings - 1,): after which of them nothing was read for too long."""
-        shown = self.shown or self.read
-        return np.histogram(shown.ns[:-1][shown.apart_ns > longest_ns], self.read.ns)[0] > 0
+        shown, are_gaps = self.shown or self.read, np.zeros(len(self.watts) - 1, dtype=bool)
+        last_ns = shown.ns[:-1][shown.apart_ns > longest_ns]
+        are_gaps[np.searchsorted(self.read.ns[1:-1], last_ns, side="right")] = True
+        return are_gaps
 
     def renewed(self) -> Power:
         """The same, or without repetitions where the device renews its power less often than it is read."""
