@@ -52,7 +52,7 @@ FINER = 5.0  # readings of a counter further apart than so many of its own steps
 class Power:
     """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask.
 
-    shown: when it was read indeed, where ``read`` is when the device renewed what it shows.
+    shown: when it was read, where ``read`` is when the device renewed what it showed (``renewed``); else None.
     """
 
     read: Instants
@@ -87,7 +87,7 @@ class Power:
     def renewed(self) -> Power:
         """The same, or without repetitions where the device renews its power less often than it is read."""
         ns, new = self.read.ns, np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1
-        if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]):
+        if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]) or self.read.apart_ns.min() < 0:
             return self
         apart, apart_ns, period_ns = np.diff(new), np.diff(ns[new]), np.median(self.read.apart_ns)
         every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()

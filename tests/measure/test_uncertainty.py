@@ -123,27 +123,31 @@ def test_intervals_hold_where_the_device_renews_its_power_less_often_than_it_is_
     assert held(kind, 0.01, window, windows=100) >= 0.88
 
 
-def steady(t, noise_W=0.0, unit_W=1e-3, slope_W=0.0, load=worlds.Load("constant", 0.0, 400.0, 1.0)):  # noqa: B008
-    watts = worlds.instantaneous_W(np.random.default_rng(8), load, t, noise_W) + slope_W * (t - t[0])
-    return energy.Power(Instants((t * 1e9).astype(np.int64)), np.round(watts / unit_W) * unit_W)
+CONSTANT = worlds.Load("constant", 0.0, 400.0, 1.0)
+
+
+def power_of(t, watts):
+    return energy.Power(Instants((t * 1e9).astype(np.int64)), watts)
 
 
 @pytest.mark.parametrize("period_s", [0.01, 0.04, 0.1])
 @pytest.mark.parametrize(
-    "fresh",
+    "load, noise_W, unit_W, slope_W",
     [
-        {"noise_W": 4.0},
-        {"noise_W": 4.0, "unit_W": 1.0},
-        {"noise_W": 1.0, "unit_W": 1.0},
-        {"noise_W": 0.3, "unit_W": 1.0},
-        {"slope_W": 5.0, "unit_W": 1.0},
-        {"slope_W": 20.0, "unit_W": 1.0},
-        {"load": worlds.Load("square", 100.0, 400.0, 2.0, 60.0, 101.0, 108.0)},
-        {},
+        (CONSTANT, 4.0, 1e-3, 0.0),
+        (CONSTANT, 4.0, 1.0, 0.0),
+        (CONSTANT, 1.0, 1.0, 0.0),
+        (CONSTANT, 0.3, 1.0, 0.0),
+        (CONSTANT, 0.0, 1.0, 5.0),
+        (CONSTANT, 0.0, 1.0, 20.0),
+        (CONSTANT, 0.0, 1.0, 0.0),
+        (worlds.Load("square", 100.0, 400.0, 2.0, 60.0, 101.0, 108.0), 0.0, 1.0, 0.0),
     ],
 )
-def test_what_a_power_repeats_by_chance_or_as_its_unit_is_coarse_is_not_held(fresh, period_s):
-    power = steady(worlds.instants_s(np.random.default_rng(7), 100.0, 10.0, period_s), **fresh)
+def test_what_repeats_by_chance_or_as_the_unit_is_coarse_is_not_held(load, noise_W, unit_W, slope_W, period_s):
+    t = worlds.instants_s(np.random.default_rng(7), 100.0, 10.0, period_s)
+    watts = worlds.instantaneous_W(np.random.default_rng(8), load, t, noise_W) + slope_W * (t - t[0])
+    power = power_of(t, np.round(watts / unit_W) * unit_W)
     assert power.renewed() is power
 
 
@@ -151,19 +155,19 @@ def test_what_a_power_repeats_by_chance_or_as_its_unit_is_coarse_is_not_held(fre
 def test_a_held_power_has_one_knot_for_each_renewal_at_the_time_of_it(every_s, period_s):
     random = np.random.default_rng(9)
     t = worlds.instants_s(random, 100.0, 20.0, period_s)
-    watts = worlds.renewed(random, t, every_s, lambda renewals: (renewals - 90) ** 3)
-    power = energy.Power(Instants((t * 1e9).astype(np.int64)), watts).renewed()
+    watts = worlds.renewed(random, None, t, every_s, lambda _random, _load, renewals: (renewals - 90) ** 3)
+    power = power_of(t, watts).renewed()
     assert power.shown is not None and power.read.ns[0] == power.shown.ns[0]
     assert len(power.watts) == pytest.approx(20 / every_s, abs=2)
     off_s = power.read.ns / 1e9 - 90 - power.watts ** (1 / 3)
     assert np.abs(off_s[1:]).max() < 0.75 * period_s and abs(off_s.mean()) < 0.2 * period_s
 
 
-def test_a_held_power_that_is_not_read_for_a_while_has_a_gap_and_the_same_renewed_value_is_none():
+def test_a_held_power_that_is_not_read_for_a_while_has_a_gap_there_and_nowhere_else():
     random, hits = np.random.default_rng(10), []
     for _ in range(60):
         load, t = worlds.random_load(random), worlds.instants_s(random, 100.0, 12.0, 0.02)
-        watts = worlds.renewed(random, t, 0.3, lambda renewals: worlds.instantaneous_W(random, load, renewals))  # noqa: B023
+        watts = worlds.renewed(random, load, t, 0.3, worlds.instantaneous_W)
         watts[(t > 104.0) & (t < 106.0)] = np.nan
         (curve,) = energy.curves(worlds.samples_of(t, [worlds.sensor("p", "power")], [watts], 0.02))
         (entry,) = energy.energy_of_sensors([curve], int(101e9), int(111e9))
