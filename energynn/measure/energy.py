@@ -42,8 +42,8 @@ LAG_TOLERANCE = 0.2
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
 BOUNDED = 0.94
 # A power is renewed less often than it is read where of its readings so few are new, in s so often, and so evenly: the
-# least of the times between two new ones as a share of the mean. What repeats by chance does so again more often.
-MOST_NEW, RENEWED_S, EVENLY, AGAIN = 0.82, 1.5, 0.55, 0.4
+# least time between two new ones as a share of the mean, or the variance of three such times by that of mere chance.
+MOST_NEW, RENEWED_S, EVENLY, BY_CHANCE = 0.82, 1.5, 0.55, 0.5
 UNSHARED = 10_000  # values that BLAS does not share out to threads
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
@@ -91,10 +91,10 @@ class Power:
             return self
         apart, apart_ns, period_ns = np.diff(new), np.diff(ns[new]), np.median(self.read.apart_ns)
         every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
-        if every_ns > 2.3 * period_ns:
+        if every_ns > 3 * period_ns:
             is_held = np.percentile(apart_ns, 5) > EVENLY * every_ns and every_ns < RENEWED_S * 1e9
         else:
-            is_held = np.maximum(apart - 2, 0).mean() * apart.mean() < AGAIN * (apart.mean() - 1) ** 2
+            is_held = np.var(new[3:] - new[:-3]) < BY_CHANCE * 3 * apart.mean() * (apart.mean() - 1)
         # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
         steps_W = np.abs(self.watts[new] - self.watts[new - 1]).round(6)
         if not is_held or np.median(steps_W) == steps_W.min() or len(np.unique(steps_W)) < 4:

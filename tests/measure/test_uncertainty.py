@@ -151,8 +151,12 @@ def test_what_repeats_by_chance_or_as_the_unit_is_coarse_is_not_held(load, noise
     assert power.renewed() is power
 
 
-@pytest.mark.parametrize("every_s, period_s", [(0.06, 0.04), (0.1, 0.01), (0.1, 0.04), (0.5, 0.04), (1.0, 0.01)])
+HELD_AND_READ_S = [(0.06, 0.04), (0.08, 0.04), (0.1, 0.01), (0.1, 0.04), (0.5, 0.04), (1.0, 0.01)]
+
+
+@pytest.mark.parametrize("every_s, period_s", HELD_AND_READ_S)
 def test_a_held_power_has_one_knot_for_each_renewal_at_the_time_of_it(every_s, period_s):
+    """Read twice in each renewal, the phase hardly changes, so that all knots may be late by the same."""
     random = np.random.default_rng(9)
     t = worlds.instants_s(random, 100.0, 20.0, period_s)
     watts = worlds.renewed(random, None, t, every_s, lambda _random, _load, renewals: (renewals - 90) ** 3)
@@ -160,7 +164,7 @@ def test_a_held_power_has_one_knot_for_each_renewal_at_the_time_of_it(every_s, p
     assert power.shown is not None and power.read.ns[0] == power.shown.ns[0]
     assert len(power.watts) == pytest.approx(20 / every_s, abs=2)
     off_s = power.read.ns / 1e9 - 90 - power.watts ** (1 / 3)
-    assert np.abs(off_s[1:]).max() < 0.75 * period_s and abs(off_s.mean()) < 0.2 * period_s
+    assert np.abs(off_s[1:]).max() < 0.75 * period_s and abs(off_s.mean()) < 0.3 * period_s
 
 
 def test_a_held_power_that_is_not_read_for_a_while_has_a_gap_there_and_nowhere_else():
