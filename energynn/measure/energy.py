@@ -40,16 +40,23 @@ MOST_UNEXPLAINED = 1.3
 LAG_TOLERANCE = 0.2
 # The time of a counter's knot is off by no more than half an update: 95 % of such errors lie within 1.85 sd, not 1.96.
 BOUNDED = 0.94
+# A power is renewed less often than it is read where of its readings so few are new, in s so often, and so evenly: the
+# least time between two new ones as a share of the mean, or the variance of three such times by that of mere chance.
+MOST_NEW, RENEWED_S, EVENLY, BY_CHANCE = 0.82, 1.5, 0.55, 0.5
 UNSHARED = 10_000  # values that BLAS does not share out to threads
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
 
 @dataclass(frozen=True, eq=False)
 class Power:
-    """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask."""
+    """Readings of a power: read, when; watts: (readings,). What follows is worked out once for all who ask.
+
+    shown: when it was read, where ``read`` is when the device renewed what it showed (``renewed``); else None.
+    """
 
     read: Instants
     watts: np.ndarray
+    shown: Instants | None = None
 
     @cached_property
     def off_the_line_W(self) -> np.ndarray:
@@ -68,6 +75,39 @@ class Power:
     def missed_J2(self) -> np.ndarray:
         """(readings + 1,): what this adds up to."""
         return from_zero(self.variance_J2())
+
+    def gaps(self, longest_ns: float) -> np.ndarray:
+        """(readings - 1,): after which of them nothing was read for too long."""
+        shown, are_gaps = self.shown or self.read, np.zeros(len(self.watts) - 1, dtype=bool)
+        last_ns = shown.ns[:-1][shown.apart_ns > longest_ns]
+        are_gaps[np.searchsorted(self.read.ns[1:-1], last_ns, side="right")] = True
+        return are_gaps
+
+    def renewed(self) -> Power:
+        """The same, or without repetitions where the device renews its power less often than it is read."""
+        ns, new = self.read.ns, np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1
+        if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]) or self.read.apart_ns.min() < 0:
+            return self
+        apart, apart_ns, period_ns = np.diff(new), np.diff(ns[new]), np.median(self.read.apart_ns)
+        every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
+        if every_ns > 3 * period_ns:
+            is_held = np.percentile(apart_ns, 5) > EVENLY * every_ns and every_ns < RENEWED_S * 1e9
+        else:
+            is_held = np.var(new[3:] - new[:-3]) < BY_CHANCE * 3 * apart.mean() * (apart.mean() - 1)
+        # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
+        steps_W = np.abs(self.watts[new] - self.watts[new - 1]).round(6)
+        if not is_held or np.median(steps_W) == steps_W.min() or len(np.unique(steps_W)) < 4:
+            return self
+        # Each value at the middle of when it may have been renewed. What was renewed several times, the same each time,
+        # was so until the renewal before the next value.
+        begins_ns = ns[new] - np.minimum(self.read.apart_ns[new - 1], every_ns) / 2
+        ends_ns = np.append(np.minimum(begins_ns - every_ns, ns[new - 1]), ns[-1] - every_ns)
+        begins_ns = np.append(min(ns[0], ends_ns[0]), begins_ns)
+        stays = ends_ns - begins_ns > 0.75 * every_ns
+        knots_ns = np.sort(np.append(begins_ns, ends_ns[stays])).astype(np.int64)
+        watts = np.repeat(self.watts[np.append(0, new)], np.where(stays, 2, 1))
+        knots_ns[0], watts[0] = ns[0], np.interp(ns[0], knots_ns, watts)
+        return Power(Instants(knots_ns), watts, shown=self.read)
 
     def at(self, read: Instants) -> Power | None:
         """The same at the instants of another sensor; None where there is no reading at one of them."""
@@ -162,8 +202,9 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
         sensor = judgement.sensor
         if sensor["kind"] == "power" and not judgement.is_dead:
             watts = judgement.of(samples.readings[:, column]) * sensor["to_SI"]
-            powers[column] = Power(judgement.instants(samples), watts)
-            if sensor.get("checks") and not _is_averaged(sensor) and not samples.thinned_s:
+            powers[column] = Power(judgement.instants(samples), watts).renewed()
+            # What is a mean, or stays while the counter moves, does not tell what was between the counter's steps.
+            if sensor.get("checks") and not (_is_averaged(sensor) or powers[column].shown or samples.thinned_s):
                 shapes[sensor["checks"]] = powers[column]
     made = []
     for column, judgement in enumerate(judged):
@@ -176,6 +217,8 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
 
 def _to_the_ends(curve: Curve, first_ns: int, last_ns: int) -> Curve:
     """A sensor that fell silent before its host did goes on with the power of its last second, or anything it had."""
+    if curve.t_ns[-1] < curve.read.ns[-1]:  # its device has renewed nothing since
+        curve = _prolonged(curve, -1, curve.read.ns[-1])
     if curve.read.ns[0] - first_ns > curve.longest_ns:
         curve = _prolonged(curve, 0, first_ns)
     if last_ns - curve.read.ns[-1] > curve.longest_ns:
@@ -213,7 +256,7 @@ def _prolonged(curve: Curve, edge: int, end_ns: int) -> Curve:
 def _curve(judgement: Judgement, samples: Samples, column: int, power: Power | None) -> Curve:
     """The energy of one sensor; ``power``: what it reads, or its device shows beside a counter."""
     sensor, is_power = judgement.sensor, judgement.sensor["kind"] == "power"
-    read = power.read if is_power else judgement.instants(samples)
+    read = (power.shown or power.read) if is_power else judgement.instants(samples)
     failed_ns = samples.t_ns[~judgement.good]
     if judgement.unknown is not None and judgement.unknown.any():
         failed_ns = np.union1d(failed_ns, (read.ns[:-1] + read.apart_ns // 2)[judgement.unknown])
@@ -248,7 +291,7 @@ def _power_curve(reads: dict, power: Power) -> Curve:
     """
     read, watts, variance_J2 = power.read, power.watts, power.missed_J2[1:]
     energy_J = from_zero(read.apart_s * (watts[1:] + watts[:-1]) / 2)
-    gaps = read.apart_ns > reads["longest_ns"]
+    gaps = power.gaps(reads["longest_ns"])
     if gaps.any():
         variance_J2 = power.variance_J2()
         variance_J2[1:][gaps] = (read.apart_s[gaps] * max(watts.std(), reads["range_W"])) ** 2
@@ -262,7 +305,7 @@ def _averaged_power_curve(reads: dict, power: Power) -> Curve:
     noise_W2 = np.mean(power.off_the_line_W**2) / NOISE_OFF_THE_LINE if len(watts) > 2 else 0.0
     mean = MeanPower(read.seconds, watts, noise_W2)
     energy_J, variance_J2 = mean.energy_J(), np.zeros(len(watts))
-    gaps = read.apart_ns > reads["longest_ns"]
+    gaps = power.gaps(reads["longest_ns"])
     if gaps.any():
         variance_J2[1:][gaps] = (np.diff(read.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
     more = {"variance_J2": np.cumsum(variance_J2), "power": power}
@@ -436,6 +479,7 @@ def energy_of_sensors(found: list[Curve], start_ns: int, end_ns: int) -> list[di
             entry["statistical_J"] = NORMAL_95 * sd_J
             entry["coverage"] = curve.coverage(start_ns, end_ns)
             if curve.power:
+                first, after = np.searchsorted(curve.power.read.ns, [start_ns, end_ns + 1])
                 off_the_line_W = curve.power.off_the_line_W[first : max(first, after - 2)]
                 entry |= _aliasing(curve.power.watts[first:after], off_the_line_W)
         entries.append(entry)

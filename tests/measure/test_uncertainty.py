@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from energynn.measure import energy
-from energynn.measure.samples import Samples
+from energynn.measure.samples import Instants, Samples
 from tests.measure import worlds
 
 # By its path: other tests bring their own NVML, and torch the real one.
@@ -116,6 +116,71 @@ def test_intervals_hold_where_the_load_begins_with_the_window_and_elsewhere(kind
     assert 0.83 <= held(kind, 0.04, window, windows=100) <= 1.0
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", worlds.HELD)
+def test_intervals_hold_where_the_device_renews_its_power_less_often_than_it_is_read(kind, window):
+    """Of 100 windows; too wide an interval is better than none that holds."""
+    assert held(kind, 0.01, window, windows=100) >= 0.88
+
+
+CONSTANT = worlds.Load("constant", 0.0, 400.0, 1.0)
+
+
+def power_of(t, watts):
+    return energy.Power(Instants((t * 1e9).astype(np.int64)), watts)
+
+
+@pytest.mark.parametrize("period_s", [0.01, 0.04, 0.1])
+@pytest.mark.parametrize(
+    "load, noise_W, unit_W, slope_W",
+    [
+        (CONSTANT, 4.0, 1e-3, 0.0),
+        (CONSTANT, 4.0, 1.0, 0.0),
+        (CONSTANT, 1.0, 1.0, 0.0),
+        (CONSTANT, 0.3, 1.0, 0.0),
+        (CONSTANT, 0.0, 1.0, 5.0),
+        (CONSTANT, 0.0, 1.0, 20.0),
+        (CONSTANT, 0.0, 1.0, 0.0),
+        (worlds.Load("square", 100.0, 400.0, 2.0, 60.0, 101.0, 108.0), 0.0, 1.0, 0.0),
+    ],
+)
+def test_what_repeats_by_chance_or_as_the_unit_is_coarse_is_not_held(load, noise_W, unit_W, slope_W, period_s):
+    t = worlds.instants_s(np.random.default_rng(7), 100.0, 10.0, period_s)
+    watts = worlds.instantaneous_W(np.random.default_rng(8), load, t, noise_W) + slope_W * (t - t[0])
+    power = power_of(t, np.round(watts / unit_W) * unit_W)
+    assert power.renewed() is power
+
+
+HELD_AND_READ_S = [(0.06, 0.04), (0.08, 0.04), (0.1, 0.01), (0.1, 0.04), (0.5, 0.04), (1.0, 0.01)]
+
+
+@pytest.mark.parametrize("every_s, period_s", HELD_AND_READ_S)
+def test_a_held_power_has_one_knot_for_each_renewal_at_the_time_of_it(every_s, period_s):
+    """Read twice in each renewal, the phase hardly changes, so that all knots may be late by the same."""
+    random = np.random.default_rng(9)
+    t = worlds.instants_s(random, 100.0, 20.0, period_s)
+    watts = worlds.renewed(random, None, t, every_s, lambda _random, _load, renewals: (renewals - 90) ** 3)
+    power = power_of(t, watts).renewed()
+    assert power.shown is not None and power.read.ns[0] == power.shown.ns[0]
+    assert len(power.watts) == pytest.approx(20 / every_s, abs=2)
+    off_s = power.read.ns / 1e9 - 90 - power.watts ** (1 / 3)
+    assert np.abs(off_s[1:]).max() < 0.75 * period_s and abs(off_s.mean()) < 0.3 * period_s
+
+
+def test_a_held_power_that_is_not_read_for_a_while_has_a_gap_there_and_nowhere_else():
+    random, hits = np.random.default_rng(10), []
+    for _ in range(60):
+        load, t = worlds.random_load(random), worlds.instants_s(random, 100.0, 12.0, 0.02)
+        watts = worlds.renewed(random, load, t, 0.3, worlds.instantaneous_W)
+        watts[(t > 104.0) & (t < 106.0)] = np.nan
+        (curve,) = energy.curves(worlds.samples_of(t, [worlds.sensor("p", "power")], [watts], 0.02))
+        (entry,) = energy.energy_of_sensors([curve], int(101e9), int(111e9))
+        assert curve.power.shown is not None and entry["coverage"] == pytest.approx(0.8, abs=0.01)
+        hits.append(abs(entry["energy_J"] - load.energy_J(111.0) + load.energy_J(101.0)) <= entry["statistical_J"])
+        assert curve.t_ns[-1] == curve.read.ns[-1] and (np.diff(curve.t_ns) > 0).all()
+    assert np.mean(hits) >= 0.9
+
+
 def test_a_counters_steps_are_as_late_as_the_readings_around_them_let_them_be():
     """Read as often as it changes, and not quite evenly: what is said of the time of a step is what it is off by."""
     random, load, off_s, said_s = np.random.default_rng(5), worlds.Load("constant", 0.0, 300.0, 1.0), [], []
@@ -145,6 +210,14 @@ def test_a_window_that_reaches_a_little_beyond_a_powers_readings_misses_nothing(
 
 # A sampler that hardly outlasts the load is looked at where it reads as often as it does in a run.
 CELLS = [(period_s, window) for period_s in PERIODS_S for window in WINDOWS] + [(0.04, "tight")]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("period_s", [0.01, 0.04])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("kind", worlds.HELD)
+def test_of_1000_windows_90_percent_or_more_are_held_where_powers_are_renewed_seldom(kind, period_s, window):
+    assert held(kind, period_s, window) >= 0.90
 
 
 @pytest.mark.nightly

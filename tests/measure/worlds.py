@@ -1,6 +1,8 @@
 """Simulated sensors of one host with known energy, in memory: loads in closed form, sensors by their own rules."""
 
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -130,7 +132,25 @@ def samples_of(t, sensors: list[dict], columns: list[np.ndarray], period_s: floa
     return Samples(header, t_ns, t_ns, readings, np.zeros(len(t)))
 
 
+def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
+    """A power that the device renews every ``every_s`` and shows until then, noise included; 0: whenever it is read.
+
+    ``watts_at``: ``instantaneous_W`` or ``averaged_W``.
+    """
+    if not every_s:
+        return watts_at(random, load, t)
+    phase_s = random.uniform(0, every_s)
+    renewals, which = np.unique(np.floor((t + phase_s) / every_s), return_inverse=True)
+    return watts_at(random, load, renewals * every_s - phase_s)[which]
+
+
 KINDS = ("rapl", "counter", "counter and power", "counter and mean power", "power", "mean power", "busy")
+
+EVERY = " renewed every "
+HELD = [
+    f"{kind}{EVERY}{every_s}"
+    for kind, every_s in product(("counter and power", "power", "mean power"), (0.1, 0.5, 1.0))
+]
 
 
 def world(kind: str, period_s: float, window: str, random):
@@ -152,8 +172,10 @@ def world(kind: str, period_s: float, window: str, random):
 
 
 def _read(kind, load, t, period_s, random):
+    kind, _, every_s = kind.partition(EVERY)
     update_s = random.uniform(0.02, 0.1)
     mean = {"power": "an average over 1 s"}
+    shown = partial(renewed, random, load, t, float(every_s or 0))
     counter = sensor("e", "energy", to_SI=1e-3, update_s=update_s)
     if kind == "rapl":
         rapl = sensor("cpu_0", "energy", "cpu", to_SI=1e-6, update_s=0.001)
@@ -162,14 +184,14 @@ def _read(kind, load, t, period_s, random):
         busy = sensor("cpu_estimate", "busy", "cpu", "all", model=MODEL)
         return (samples_of(t, [busy], [busy_core_s(random, load, t)], period_s),)
     if kind == "power":
-        return (samples_of(t, [sensor("p", "power")], [instantaneous_W(random, load, t)], period_s),)
+        return (samples_of(t, [sensor("p", "power")], [shown(instantaneous_W)], period_s),)
     if kind == "mean power":
-        return (samples_of(t, [sensor("p", "power", notes=mean)], [averaged_W(random, load, t)], period_s),)
+        return (samples_of(t, [sensor("p", "power", notes=mean)], [shown(averaged_W)], period_s),)
     joules = counter_J(random, load, t, update_s, 1e-3)
     if kind == "counter":
         return (samples_of(t, [counter], [joules], period_s),)
     if kind == "counter and power":
-        power, watts = sensor("p", "power", primary=False, checks="e"), instantaneous_W(random, load, t)
+        power, watts = sensor("p", "power", primary=False, checks="e"), shown(instantaneous_W)
     else:
-        power, watts = sensor("p", "power", primary=False, checks="e", notes=mean), averaged_W(random, load, t)
+        power, watts = sensor("p", "power", primary=False, checks="e", notes=mean), shown(averaged_W)
     return (samples_of(t, [counter, power], [joules, watts], period_s),)
