@@ -598,8 +598,8 @@ def shorten(value) -> str:
 
 def recover(runs_dir: Path) -> list[str]:
     """Write records for runs whose launcher died; returns one line for each. Runs that still go on are left alone."""
-    without = [folder for folder in run_dirs(runs_dir) if not (folder / "record.json").exists()]
-    return [recover_one(folder) for folder in without if not is_running(folder)]
+    dead = (folder for folder in run_dirs(runs_dir) if not (folder / "record.json").exists() and not is_running(folder))
+    return list(map(recover_one, dead))  # asked one by one: a run may begin meanwhile
 
 
 def recover_one(folder: Path) -> str:
