@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 import energynn
-from energynn import cli, files, records
+from energynn import cli, files, processes, records
 from energynn.analysis import results
-from energynn.launch import merge as importing
 from tests.conftest import POWER_W, TRAINING_S, write_run_dir
 
 
@@ -106,7 +105,7 @@ def test_a_file_of_perun_that_never_ends_is_refused_whatever_the_record_says(own
     def no_end(read, path, patience_s):
         raise ValueError(f"{path}: is damaged (found no end)")
 
-    monkeypatch.setattr(importing, "require_an_end", no_end)
+    monkeypatch.setattr(processes, "require_an_end", no_end)
     status, out = merge(capsys, theirs, own)
     assert status == 1 and "energynn.hdf5: is damaged" in " ".join(out.split()) and not list(own.glob("local@*"))
 

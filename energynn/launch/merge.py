@@ -8,9 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from energynn import records
+from energynn import processes, records
 from energynn.measure.perun_adapter import READ_WITHIN_S, read_hdf5
-from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
 NOT_COPIED = shutil.ignore_patterns(".*", "checkpoint", records.IGNORED)  # locks and views; what they ignore
@@ -65,7 +64,7 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
     try:
         shutil.copytree(folder, copy, ignore=_not_copied)
         for path in folder.rglob("*.hdf5"):
-            require_an_end(read_hdf5, path, READ_WITHIN_S)
+            processes.require_an_end(read_hdf5, path, READ_WITHIN_S)
         if faults := records.check(copy):
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise ValueError(faults[0].removeprefix(f"{copy.name}: ") + more)
