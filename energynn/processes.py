@@ -9,13 +9,17 @@ import multiprocessing
 import os
 import select
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from resource import RLIMIT_CPU, setrlimit
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
 SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt, which must be set together
+BUSY_S = 15  # of a processor: the largest file of others takes seconds
 RARELY = 100_000  # objects between two looks for garbage; the default of 700 costs a twentieth of a check
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a process that was just forked should load nothing
@@ -81,24 +85,28 @@ def _work_for(parent: int) -> None:
 def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     """Have a process of its own read a foreign file first: HDF5 crashes on some damaged ones, or never ends.
 
-    Raises ValueError where that process crashes, or has no end after so many seconds; not for what the file holds.
+    Raises ValueError where that process crashes, or has no end after so many seconds, or ``BUSY_S`` of a processor;
+    not for what the file holds. ``read`` is a function of a module. No signal for our group reaches that process: what
+    stops this one must not seem a damaged file.
     """
-    process = multiprocessing.get_context("spawn").Process(target=_try_to_read, args=(read, path, os.getpid()))
-    process.start()
+    program = f"import sys; sys.path = {list(map(str, sys.path))}; from {read.__module__} import {read.__name__} as it"
+    program += f"; from energynn import processes; processes.try_to_read(it, {str(path)!r}, {os.getpid()})"
+    command = [sys.executable, "-c", program]
     try:
-        process.join(patience_s)
-        if process.exitcode != 0:
-            found = f"found no end in {patience_s:g} s" if process.exitcode is None else "crashed"
-            raise ValueError(f"{path}: is damaged (a process that read it {found}); copy it again")
-    finally:
-        process.kill()
-        process.join()
+        done = subprocess.run(command, stderr=subprocess.DEVNULL, start_new_session=True, timeout=patience_s)
+        found = {0: "", -signal.SIGXCPU: f"found no end in {BUSY_S} s"}.get(done.returncode, "crashed")
+    except subprocess.TimeoutExpired:
+        found = f"found no end in {patience_s:g} s"
+    if found:
+        raise ValueError(f"{path}: is damaged (a process that read it {found}); copy it again")
 
 
-def _try_to_read(read: Callable, path: Path, parent: int) -> None:
+def try_to_read(read: Callable, path: str, parent: int) -> None:
+    """What the process of ``require_an_end`` does."""
     end_with_parent(parent)
+    setrlimit(RLIMIT_CPU, (BUSY_S, BUSY_S + 1))
     with contextlib.suppress(ValueError):
-        read(path)
+        read(Path(path))
 
 
 def adopt_orphans() -> None:

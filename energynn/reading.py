@@ -63,15 +63,24 @@ def toml_table(path: Path) -> dict:
 
 
 @contextlib.contextmanager
-def one_fault(of: str | Path) -> Iterator[None]:
-    """Whatever ill-typed files raise within becomes one ValueError of one line that names the run they belong to."""
+def one_fault(of: str | Path, faults: list[str] | None = None) -> Iterator[None]:
+    """Whatever ill-typed files raise within becomes one ValueError of one line that names the run they belong to.
+
+    With ``faults`` that line is added there instead. numpy's warnings stay unsaid: what does not follow from the files
+    is a fault of its own.
+    """
+    import numpy as np
+
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     except ILL_TYPED as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         text = " ".join(str(error).split())
         where = "" if text.startswith(str(of)) else f"{of}: "
-        raise ValueError(f"{where}{kind}{text}") from error
+        if faults is None:
+            raise ValueError(f"{where}{kind}{text}") from error
+        faults.append(f"{where}{kind}{text}")
 
 
 @dataclass(eq=False)

@@ -24,10 +24,10 @@ from energynn.files import PACKAGE, REPOSITORY, force, is_locked, lock, sha256, 
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
-from energynn.measure.perun_adapter import read_hdf5
+from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import events_of_kind, events_of_segments, files_named, read_hosts, segments
 from energynn.processes import on_all_cores
-from energynn.reading import json_table, one_fault, require_file
+from energynn.reading import LARGEST_B, json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
@@ -55,11 +55,11 @@ LAUNCHER_DIED = "the launcher died"  # how the reason of a recovered run begins
 STATUSES = ("finished", "failed", "killed", "interrupted")
 
 
-def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | None = None) -> dict:
+def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | None = None, known: Iterable = ()) -> dict:
     """Everything in a record that follows from the raw files: times, counts, energies, metrics, phases.
 
     Works on the remains of a dead run too: what cannot be known is absent. ``by_segment``: the ``events_of_segments``,
-    where somebody has read them already.
+    where somebody has read them already. ``known``: perun's files that were read before.
     """
     by_segment = by_segment or events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
@@ -67,7 +67,7 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))
-    by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"))
+    by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"), known)
     result |= by_perun
     result["flags"] += flags
     if "nodes" in result:
@@ -125,13 +125,14 @@ def _outcome(by_segment: list[list[dict]]) -> dict:
     return outcome
 
 
-def _by_perun(run_dir: Path, folders: Iterable[Path], perun_run: str | None) -> tuple[dict, list[str]]:
+def _by_perun(run_dir: Path, folders: Iterable, perun_run: str | None, known: Iterable) -> tuple[dict, list[str]]:
     """What perun's files tell, all segments added up, and a flag for each file that cannot be read."""
     sums: dict = {}
     flags = []
     for path in [path for folder in folders for path in files_named(folder / "perun", "", ".hdf5")]:
+        read = read_hdf5 if str(path.relative_to(run_dir)) in known else read_guarded
         try:
-            values = read_hdf5(path, perun_run)
+            values = read(path, perun_run)
         except ValueError:  # perun was killed while it wrote; our own samples do not depend on it
             flags.append(f"{path.relative_to(run_dir)}: cannot be read, perun was cut off while it wrote")
             continue
@@ -270,10 +271,15 @@ def told_apart(record: dict, run_dir: Path) -> dict:
 
 def why_ignored(run_dir: Path) -> str:
     """Why somebody leaves a run out of figures and fits (`energynn ignore`); empty for all others."""
+    path = Path(run_dir) / IGNORED
     try:
-        return (Path(run_dir) / IGNORED).read_text(errors="replace").strip()[:500] or "no reason is given"
+        require_file(path)
+        with open(path, errors="replace") as file:
+            return file.read(500).strip() or "no reason is given"
     except FileNotFoundError:
         return ""
+    except (OSError, ValueError):
+        return f"the reason cannot be read; write {IGNORED} again"
 
 
 def read_record(run_dir: Path) -> dict:
@@ -343,28 +349,33 @@ def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
     folders, check_one = _folders_with(OF_RUNS, walked), partial(_check_run, runs_dir)
     are_many = len(folders) > WORTH_A_PROCESS
     found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))
-    faults = [fault for faults_of_one, _ in found for fault in faults_of_one]
+    faults, first = [], {}
+    for folder, (faults_of_one, _, digest) in zip(folders, found, strict=True):
+        faults += faults_of_one
+        if digest and (other := first.setdefault(digest, folder)) != folder:
+            faults.append(f"{folder.name}: {folder} is a copy of {other}, and counts twice; keep one of the two")
     for folder in _folders_with({"SHA256SUMS"}, walked):
-        faults += [f"{folder.name}: {fault}" for fault in check_sums(folder / "SHA256SUMS", folder)]
-    return faults, Counter(word for _, words in found for word in words)
+        with one_fault(f"{folder.name}: cannot be checked", faults):
+            faults += [f"{folder.name}: {fault}" for fault in check_sums(folder / "SHA256SUMS", folder)]
+    return faults, Counter(word for _, words, _ in found for word in words)
 
 
-def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str]]:
-    """The faults of one run, in lines that begin with its name, and what its record counts as."""
-    name, counts_as = folder.name, ["ignored"] if why_ignored(folder) else []
+def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str], str]:
+    """The faults of one run, in lines that begin with its name, what its record counts as, and its digest."""
+    name, digest, counts_as = folder.name, "", ["ignored"] if why_ignored(folder) else []
     if not (folder / "record.json").exists():
         remedy = f"`energynn check --recover {runs_dir}` writes one"
         faults = [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
-        return faults, counts_as
+        return faults, counts_as, digest
     if record := read(folder):
+        digest = record["record_sha256"]
         evidence = ["valid"] if record["valid"] else []
         is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
         counts_as += ["readable", *(["simulated"] if is_simulated else evidence)]
-    try:
-        with one_fault(f"{name}: cannot be checked"):
-            return [f"{name}: {fault}" for fault in check_record(folder, record)], counts_as
-    except ValueError as error:
-        return [str(error)], counts_as
+    faults: list[str] = []
+    with one_fault(f"{name}: cannot be checked", faults):
+        faults += [f"{name}: {fault}" for fault in check_record(folder, record)]
+    return faults, counts_as, digest
 
 
 def check_sums(sums: Path, folder: Path) -> list[str]:
@@ -381,7 +392,7 @@ def check_sums(sums: Path, folder: Path) -> list[str]:
 
 def _read_sums(sums: Path) -> dict[str, str]:
     """File name -> SHA-256 of a list as sha256sum writes it. Raises ValueError for anything else."""
-    require_file(sums)
+    require_file(sums, 16 * LARGEST_B)
     digests = {}
     for line in sums.read_text(errors="replace").splitlines():
         digest, separator, name = line.partition("  ")
@@ -397,6 +408,8 @@ def _read_sums(sums: Path) -> dict[str, str]:
 def write_anchor(runs_dir: Path, anchor: Path) -> int:
     """Write the SHA-256 of every record and raw file below a folder, as sha256sum does; returns how many there are."""
     digests = _anchored(runs_dir)
+    if broken := [name for name in digests if name.splitlines() != [name]]:
+        raise ValueError(f"{broken[0]!r}: has a line break in its name, which no list of checksums holds; rename it")
     with whole(anchor) as file:
         file.write("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode())
     return len(digests)
@@ -449,7 +462,9 @@ def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
     faults += _check_ranks(record, list(by_segment.values())[-1])
     if any(f"{name}: {CHANGED}" in of_files for name in _of_perun(record)):
         return [*faults, "its numbers were not derived again: HDF5 may find no end in a damaged file of perun"]
-    return faults + _check_numbers(record, run_dir, derive(run_dir, intent, by_segment))
+    # Of what could not be read a flag says so.
+    known = set(_of_perun(record)) - {flag.partition(": ")[0] for flag in record["flags"]}
+    return faults + _check_numbers(record, run_dir, derive(run_dir, intent, by_segment, known))
 
 
 def _check_name(record: dict, run_dir: Path) -> list[str]:
@@ -583,11 +598,8 @@ def shorten(value) -> str:
 
 def recover(runs_dir: Path) -> list[str]:
     """Write records for runs whose launcher died; returns one line for each. Runs that still go on are left alone."""
-    return [
-        recover_one(folder)
-        for folder in run_dirs(runs_dir)
-        if not (folder / "record.json").exists() and not is_running(folder)
-    ]
+    dead = (folder for folder in run_dirs(runs_dir) if not (folder / "record.json").exists() and not is_running(folder))
+    return list(map(recover_one, dead))  # asked one by one: a run may begin meanwhile
 
 
 def recover_one(folder: Path) -> str:

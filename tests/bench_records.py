@@ -40,6 +40,7 @@ def copy_with_another_repeat(target: Path, source_and_repeat: tuple[Path, int]) 
     shutil.copytree(source, folder)
     files.write_json(folder / "run.json", intent)
     record = json.loads((source / "record.json").read_text())
+    records.read_guarded = records.read_hdf5  # perun's files are whole
     records.build(folder, record["status"], record["status_reason"], record["ended_at"])
 
 

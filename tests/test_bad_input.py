@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -207,6 +208,34 @@ def only_one_run_is_concerned(runs: Path) -> None:
     assert good.name in set(profiles.available(runs)["run"])
 
 
+@pytest.mark.parametrize("what", [PIPE, FOLDER, SPARSE, DEVICE, LOOP])
+def test_a_reason_to_ignore_a_run_is_read_within_bounds(here, two_runs, what):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    (run / records.IGNORED).touch()
+    spoil(run / records.IGNORED, what, None)
+    status, out, errors = call("check", here / "runs", "--recover")
+    assert status == 0 and "1 ignored; 0 faults" in " ".join(out.split()) and not errors, (out, errors)
+    (record,) = records.read_all(here / "runs")
+    assert record["system"] == "other"
+    loaded = results.load(here / "runs")
+    if what != SPARSE:  # whose beginning can be read
+        assert loaded.attrs["excluded"] == [f"{run}: ignored: the reason cannot be read; write ignored.txt again"]
+    assert loaded.sizes["run"] == len(profiles.available(here / "runs")) == 1
+    for says, *words in (["ignored", "status"], ["ignored", "footprint"], ["left out", "show", run]):
+        status, out, errors = call(*words, "--runs-dir", here / "runs")
+        assert status == 0 and not errors and says in out, (out, errors)
+
+
+@pytest.mark.parametrize("what", [PIPE, DEVICE, LOOP, "a list", "binary", "NaN"])
+def test_a_bad_list_of_checksums_is_a_fault_of_one_run(here, two_runs, what):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    (run / "SHA256SUMS").touch()
+    spoil(run / "SHA256SUMS", what, ILL_TYPED[what])
+    only_one_run_is_concerned(here / "runs")
+
+
 @pytest.mark.parametrize("what", ILL_TYPED)
 @pytest.mark.parametrize("name", ["run.json", "record.json"])
 def test_an_ill_typed_file_is_a_fault_of_one_run(here, two_runs, name, what):
@@ -339,6 +368,57 @@ def test_an_anchor_finds_what_was_rewritten_removed_or_added(here, two_runs):
         assert f"FAULT {name}: differs from its SHA-256 in anchor.txt" in out
     assert f"FAULT other/{other.name}/record.json: missing" in out
     assert f"NEW new/{other.name}/record.json: not in" in out
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\u2028b"])
+def test_an_anchor_has_no_name_that_cannot_be_read_again(here, two_runs, name):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    (run / name).touch()
+    refused(here, "check", here / "runs", "--write-anchor", here / "anchor.txt", says="has a line break in its name")
+    assert not (here / "anchor.txt").exists()
+
+
+def test_a_copied_run_does_not_count_twice(here, two_runs):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    copy = here / "runs" / "local@anna" / run.name
+    shutil.copytree(run, copy)
+    status, out, _ = call("check", here / "runs")
+    assert status == 1 and out.count("FAULT") == 1
+    assert f"FAULT {run.name}: {copy} is a copy of {run}, and counts twice; keep one of the two" in out
+    loaded = results.load(here / "runs")
+    assert loaded.sizes["run"] == 2 and run.name in loaded["run_id"].values
+    assert loaded.attrs["excluded"] == [f"{copy}: is a copy of {run}; keep one of the two"]
+
+
+HUGE_PHASE = '{"t":5000000000001,"phase":[99999999],"gap_us":[1],"length_us":[1]}'
+
+
+@pytest.mark.parametrize("line", [HUGE_PHASE, HUGE_PHASE.replace(":", ": ")])
+def test_a_phase_without_a_name_is_left_out(run_dir, line):
+    before = records.build(run_dir, "finished", "")
+    path = run_dir / "phases-rank0.jsonl"
+    path.write_text(f"{path.read_text()}{line}\n")
+    tracemalloc.start()
+    record = records.build(run_dir, "finished", "")
+    _, peak_B = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_B < 100e6 and record["energy_phases"] == before["energy_phases"]
+
+
+@pytest.mark.parametrize("old, new", [('"period_s": 0.1', '"period_s": 0'), ('"to_SI": 1e-06', '"to_SI": 1e300')])
+def test_numpy_does_not_warn_beside_a_fault(here, two_runs, recwarn, old, new):
+    shutil.copytree(two_runs, here / "runs")
+    (run,) = (here / "runs" / "local").glob("resnet50*")
+    samples = run / "samples-host.jsonl"
+    samples.write_text(samples.read_text().replace(old, new, 1))
+    only_one_run_is_concerned(here / "runs")
+    for words in (["recompute", run], ["watch", run, "--once"]):
+        call(*words)
+    (run / "record.json").unlink()
+    call("check", here / "runs", "--recover")
+    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_a_wall_clock_that_is_set_back_does_not_reorder_the_history(run_dir):

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 import energynn
-from energynn import cli, files, records
+from energynn import cli, files, processes, records
 from energynn.analysis import results
 from tests.conftest import POWER_W, TRAINING_S, write_run_dir
 
@@ -78,6 +79,35 @@ def test_what_check_finds_fault_with_stays_outside(own, theirs, capsys):
     (theirs / "record.json").unlink()
     assert "no record.json" in merge(capsys, theirs, own)[1]
     assert cli.main(["merge", str(samples)]) == 2 and cli.main(["merge", str(own.parent / "theirs")]) == 1
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd", ".", "nowhere"])
+def test_a_link_is_refused_before_anything_is_copied(own, theirs, capsys, monkeypatch, target):
+    (theirs / "perun" / "link").symlink_to(target)
+    copyfile = shutil.copyfile
+
+    def without_devices(source, *more, **options):
+        assert not Path(source).is_symlink(), "a device has no end"
+        return copyfile(source, *more, **options)
+
+    monkeypatch.setattr(shutil, "copyfile", without_devices)
+    status, out = merge(capsys, theirs.parent, own)
+    assert status == 1 and "link: is a link or no regular file, which is not copied" in " ".join(out.split())
+    assert not list(own.glob("local@*")) and not list(own.glob(".*"))
+
+
+def test_links_that_stay_behind_are_no_fault(own, theirs, capsys):
+    (theirs / "checkpoint").symlink_to("/dev")
+    assert merge(capsys, theirs, own)[0] == 0 and records.check(own) == []
+
+
+def test_a_file_of_perun_that_never_ends_is_refused_whatever_the_record_says(own, theirs, capsys, monkeypatch):
+    def no_end(read, path, patience_s):
+        raise ValueError(f"{path}: is damaged (found no end)")
+
+    monkeypatch.setattr(processes, "require_an_end", no_end)
+    status, out = merge(capsys, theirs, own)
+    assert status == 1 and "energynn.hdf5: is damaged" in " ".join(out.split()) and not list(own.glob("local@*"))
 
 
 def test_names_that_lead_elsewhere_are_refused(own, theirs, capsys):

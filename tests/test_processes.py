@@ -104,3 +104,14 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(tmp_pat
 @pytest.mark.parametrize("read", [refuses, repr])
 def test_a_reader_that_ends_is_heard_later(tmp_path, read):
     processes.require_an_end(read, tmp_path / "file", 60)
+
+
+def test_a_script_that_reads_such_a_file_runs_once(tmp_path):
+    """A process that multiprocessing spawns would run it again: few scripts of others have a guard against that."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from energynn.measure import perun_adapter\nfrom energynn.processes import require_an_end\n"
+        "print('once')\nrequire_an_end(perun_adapter.read_hdf5, 'nowhere.hdf5', 60)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")

@@ -6,6 +6,7 @@ import pytest
 
 from energynn import cli, config, files, records
 from energynn.files import REPOSITORY
+from energynn.measure import perun_adapter
 
 
 def rewrite(run_dir, **changes):
@@ -97,6 +98,35 @@ def test_a_file_of_perun_that_was_changed_is_a_fault_and_stays_unread(run_dir, m
     monkeypatch.setattr(records, "read_hdf5", mock.Mock(side_effect=AssertionError("HDF5 may never come to an end")))
     differs, unread = records.check_record(run_dir)
     assert differs.startswith("perun/energynn.hdf5: differs") and "not derived again" in unread
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, capsys, has_record):
+    """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody has read it."""
+    monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 2)
+    if has_record:
+        records.build(run_dir, "finished", "")
+    whole = REPOSITORY / "runs/large-batch/resnet50-photographs-n1-lbs16-gbs48-s2-r0-87b7cd23/perun/energynn.hdf5"
+    damaged = bytearray(whole.read_bytes())
+    damaged[4105] = 202
+    (run_dir / "perun" / "damaged.hdf5").write_bytes(damaged)
+    if has_record:
+        fault, *more = records.check(run_dir)
+        assert "perun/damaged.hdf5: not in the record's list of files" in fault and "cannot be read" in "".join(more)
+    else:
+        assert cli.main(["check", str(run_dir), "--recover"]) == 0
+        record = json.loads((run_dir / "record.json").read_text())
+        assert "perun/damaged.hdf5: cannot be read, perun was cut off while it wrote" in record["flags"]
+        assert record["energy_perun_total_J"] > 0, "the other file is whole"
+        assert cli.main(["recompute", str(run_dir)]) == 0
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_file_of_perun_that_was_read_before_is_read_at_once(run_dir, monkeypatch):
+    records.build(run_dir, "finished", "")
+    again = mock.Mock(side_effect=AssertionError("a process for each file would be slow"))
+    monkeypatch.setattr(perun_adapter, "require_an_end", again)
+    assert records.check(run_dir) == []
 
 
 def test_what_makes_a_run_no_evidence(run_dir):

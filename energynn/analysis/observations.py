@@ -183,18 +183,15 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """
     rows, excluded = [], []
     for run_dir in records.run_dirs(Path(runs_dir)):
-        try:
-            with one_fault(run_dir):
-                record = records.read(run_dir)
-                if record is None or record["workload"] not in records.NO_TRAINING:
-                    continue
-                if why := records.why_ignored(run_dir):
-                    raise ValueError(f"ignored: {why}")
-                if not record["valid"]:
-                    raise ValueError("; ".join(record["invalid_reasons"]))
-                rows.append(_row_without_training(records.told_apart(record, run_dir), run_dir))
-        except ValueError as reason:
-            excluded.append(str(reason))
+        with one_fault(run_dir, excluded):
+            record = records.read(run_dir)
+            if record is None or record["workload"] not in records.NO_TRAINING:
+                continue
+            if why := records.why_ignored(run_dir):
+                raise ValueError(f"ignored: {why}")
+            if not record["valid"]:
+                raise ValueError("; ".join(record["invalid_reasons"]))
+            rows.append(_row_without_training(records.told_apart(record, run_dir), run_dir))
     table = pd.DataFrame(rows)
     if rows:
         table["hardware"] = _hardware(table)

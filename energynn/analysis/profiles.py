@@ -22,13 +22,10 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
 
     ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` its idle power per sensor, NaN if unknown.
     """
-    rows = []
+    rows, faults = [], []
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
-        try:
-            with one_fault(path.parent):
-                rows += _rows_of(path)
-        except ValueError:
-            continue  # what is wrong with a record is told where records are loaded
+        with one_fault(path.parent, faults):  # told where records are loaded
+            rows += _rows_of(path)
     names = ["run", "run_dir", "component", "system", "workload", "stage", "devices", "local_batch_size", "idle_W"]
     return pd.DataFrame(rows, columns=[*names, "device_name", "training_time_s", "provenance"])
 

@@ -55,27 +55,25 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
     """
     rows, excluded, seen = [], [], {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
-        try:
-            with one_fault(path.parent):
-                record = json_table(path)
-                if record.get("workload") in records.NO_TRAINING:
-                    continue
-                row = _row(record, path)
-                if only_valid and (why := records.why_ignored(path.parent)):
-                    raise ValueError(f"ignored: {why}")
-                if only_the_studys and row["workload"] not in run_config.CONFIGS:
-                    raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
-                _check_files(record, path.parent)
-                if only_valid and not row.pop("valid"):
-                    raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
-                if row["run_id"] in seen:
-                    other = seen[row["run_id"]]
-                    raise ValueError(f"run_id is the same as of {other}; `energynn merge` tells two machines apart")
-        except ValueError as reason:
-            excluded.append(str(reason))
-            continue
-        seen[row["run_id"]] = path.parent
-        rows.append(row)
+        with one_fault(path.parent, excluded):
+            record = json_table(path)
+            if record.get("workload") in records.NO_TRAINING:
+                continue
+            row = _row(record, path)
+            if only_valid and (why := records.why_ignored(path.parent)):
+                raise ValueError(f"ignored: {why}")
+            if only_the_studys and row["workload"] not in run_config.CONFIGS:
+                raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
+            _check_files(record, path.parent)
+            if only_valid and not row.pop("valid"):
+                raise ValueError(row["invalid_reasons"] or "marked as not valid, without a reason")
+            digest = record.get("record_sha256", path)
+            if other := seen.get(digest):
+                raise ValueError(f"is a copy of {other}; keep one of the two")
+            if other := seen.get(row["run_id"]):
+                raise ValueError(f"run_id is the same as of {other}; `energynn merge` tells two machines apart")
+            seen |= dict.fromkeys((row["run_id"], digest), path.parent)
+            rows.append(row)
     return _dataset(pd.DataFrame(rows), excluded)
 
 
@@ -272,13 +270,18 @@ def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
 
     Returns ``power_W`` (run, device, time): the mean over steps of ``period_s``, time in s from the start of the
     training to the middle of the step, NaN where a run has no such sensor or had ended; ``run_id`` (run).
-    The steps are longer where one of the runs is so long that its samples are thinned.
+    The steps are longer where one of the runs is so long that its samples are thinned. Runs whose samples cannot be
+    read are left out, and stand with the reason in ``attrs["excluded"]``.
     """
-    ends_s = runs["training_time_s"].values
-    traces = [energy.power_trace(Path(run_dir), period_s) for run_dir in runs["run_dir"].values]
+    by_place, excluded = {}, []
+    for place, run_dir in enumerate(runs["run_dir"].values):
+        with one_fault(run_dir, excluded):
+            by_place[place] = energy.power_trace(Path(run_dir), period_s)
+    traces, kept = list(by_place.values()), runs.isel(run=list(by_place))
     steps_s = [np.diff(t_s[:2]).max(initial=period_s) for trace in traces for t_s, _ in trace.values()]
     if max(steps_s, default=0.0) > period_s:  # one is of a long run, and thinned
         return power_traces(runs, max(steps_s))
+    ends_s = kept["training_time_s"].values
     devices = sorted({device for trace in traces for device in trace})
     steps = int(np.ceil(max(ends_s, default=0.0) / period_s))
     power_W = np.full((len(traces), len(devices), steps), np.nan)
@@ -289,8 +292,9 @@ def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
     return xr.Dataset(
         {"power_W": (("run", "device", "time"), power_W, {"units": "W", "long_name": "mean power of a time step"})},
         {
-            "run_id": ("run", runs["run_id"].values),
+            "run_id": ("run", kept["run_id"].values),
             "device": np.array(devices, dtype=object),
             "time": ("time", (np.arange(steps) + 0.5) * period_s, {"units": "s"}),
         },
+        {"excluded": excluded},
     )

@@ -8,7 +8,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from energynn import records
+from energynn import processes, records
+from energynn.measure.perun_adapter import READ_WITHIN_S, read_hdf5
 from energynn.reading import one_fault
 
 NOT_COPIED = shutil.ignore_patterns(".*", "checkpoint", records.IGNORED)  # locks and views; what they ignore
@@ -35,7 +36,7 @@ def merge(source: Path, runs_dir: Path, machine: str = "") -> list[Arrival]:
         raise ValueError(f"merge: no run lies below {source}; give the folder runs/ of the others, or one run's")
     if machine and not PLAIN.fullmatch(machine):
         raise ValueError(f"machine: must be letters, digits, '_', '-' and '.', got {machine!r}")
-    known = {record.get("record_sha256"): folder for folder, record in _records(runs_dir)}
+    known = {own["record_sha256"]: folder for folder in records.run_dirs(runs_dir) if (own := records.read(folder))}
     arrivals = []
     for folder in folders:
         try:
@@ -45,11 +46,6 @@ def merge(source: Path, runs_dir: Path, machine: str = "") -> list[Arrival]:
             arrival = Arrival(folder.name, "refused", str(error).removeprefix(f"{folder.name}: "))
         arrivals.append(arrival)
     return arrivals
-
-
-def _records(runs_dir: Path) -> list[tuple[Path, dict]]:
-    found = [(folder, records.read(folder)) for folder in records.run_dirs(runs_dir)]
-    return [(folder, record) for folder, record in found if record]
 
 
 def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -> Arrival:
@@ -66,7 +62,9 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
     staged = runs_dir / f".merge-{os.getpid()}"
     copy = staged / record["system"] / target.name
     try:
-        shutil.copytree(folder, copy, ignore=NOT_COPIED)
+        shutil.copytree(folder, copy, ignore=_not_copied)
+        for path in folder.rglob("*.hdf5"):
+            processes.require_an_end(read_hdf5, path, READ_WITHIN_S)
         if faults := records.check(copy):
             more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
             raise ValueError(faults[0].removeprefix(f"{copy.name}: ") + more)
@@ -77,6 +75,16 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
     known[record["record_sha256"]] = target
     doubt = "" if record["valid"] else f"; not valid as evidence: {'; '.join(record['invalid_reasons'])}"
     return Arrival(folder.name, "came", f"to {target.parent}{doubt}")
+
+
+def _not_copied(folder: str, names: list[str]) -> set[str]:
+    """What stays behind of a folder. Raises ValueError for a link, a pipe or a device, which are no files of a run."""
+    left = NOT_COPIED(folder, names)
+    for name in set(names) - left:
+        path = Path(folder, name)
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{name}: is a link or no regular file, which is not copied; put the file itself there")
+    return left
 
 
 def _place(record: dict, runs_dir: Path, machine: str) -> Path:

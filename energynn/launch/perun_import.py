@@ -17,12 +17,11 @@ import numpy as np
 from energynn import processes, records
 from energynn.files import sha256, write_json
 from energynn.measure import energy, perun_adapter
-from energynn.measure.perun_adapter import PerunRun, PerunSensor
+from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
 from energynn.reading import one_fault
 
 LONGEST_S = 1e8  # of a run: three years
-READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."

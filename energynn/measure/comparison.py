@@ -12,7 +12,7 @@ import numpy as np
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
 from energynn.measure.energy import COMPONENTS, Curve
-from energynn.measure.perun_adapter import energy_of_readings, read_hdf5
+from energynn.measure.perun_adapter import energy_of_readings, read_guarded
 from energynn.measure.samples import Samples, host_of_rank, read_events, read_hosts, segments
 
 # What perun's method adds to our energy of the training.
@@ -56,7 +56,7 @@ def _reported_by_perun(folder: Path) -> dict:
     reported: dict = {}
     for path in sorted(folder.glob("perun/*.hdf5")):
         with contextlib.suppress(ValueError):  # cut off while perun wrote it
-            reported |= read_hdf5(path)
+            reported |= read_guarded(path)
     return reported
 
 

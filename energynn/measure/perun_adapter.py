@@ -28,7 +28,7 @@ import numpy as np
 
 from energynn.launchers import ranks_of_this_host
 from energynn.measure.machine import cpu_name
-from energynn.processes import end_forks_with_this, end_with_parent
+from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import Hdf5, require_file, require_plain_hdf5
 
 if TYPE_CHECKING:
@@ -327,6 +327,7 @@ def _silence(logger: str) -> None:
 
 
 ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
+READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 SMALL_B = 2**20  # a file that is read at once; that of a run of five minutes has 90 kB
 MOST_VALUES = 50_000_000  # read from one file: about a week of twelve sensors on six hosts at perun's 1 s
 
@@ -507,6 +508,12 @@ def read_hdf5(path: Path, run: str | None = None) -> dict:
     if not chosen:
         raise ValueError(f"{path}: has no run {run!r}; it has {', '.join(found.name for found in runs)}")
     return energies_as_perun(chosen[-1])
+
+
+def read_guarded(path: Path, run: str | None = None) -> dict:
+    """The same of a file that may be damaged: HDF5 may crash on it, or never end."""
+    require_an_end(read_hdf5, path, READ_WITHIN_S)
+    return read_hdf5(path, run)
 
 
 def energies_as_perun(run: PerunRun) -> dict:

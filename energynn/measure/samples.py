@@ -543,11 +543,14 @@ def read_phases(
             if "names" in line:
                 names = line["names"]
             elif {"t", "phase", "gap_us", "length_us"} <= line.keys():
+                kind = np.array(line["phase"], dtype=np.int64)
+                if kind.max(initial=-1) >= len(names):
+                    continue  # of a phase that has no name
                 length_us = np.array(line["length_us"], dtype=np.int64)
                 end_us = np.cumsum(np.array(line["gap_us"], dtype=np.int64) + length_us)
                 begins.append(line["t"] + (end_us - length_us) * 1000)
                 lengths.append(length_us * 1000)
-                kinds.append(np.array(line["phase"], dtype=np.int64))
+                kinds.append(kind)
         if kinds:
             begin_ns = np.concatenate(begins)
             phases[rank] = (np.concatenate(kinds), begin_ns, begin_ns + np.concatenate(lengths), names)

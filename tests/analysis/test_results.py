@@ -1,14 +1,16 @@
 """Records become one Dataset; what cannot be used is left out with its reason."""
 
 import json
+import os
 import resource
 import time
 
 import numpy as np
 import pytest
 
-from energynn import config
+from energynn import config, records
 from energynn.analysis import results
+from tests.conftest import write_run_dir
 
 
 def test_loads_all_runs_with_units(synthetic_runs):
@@ -98,6 +100,28 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
     names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
     assert {"constant LBS = 16, seed 0", "constant LBS = 16, seed 1"} <= names
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a link that leads nowhere", "a period in words"])
+def test_a_run_whose_samples_cannot_be_read_has_no_power_trace(run_dir, what):
+    other = write_run_dir(run_dir.parent.parent, "other")
+    for folder in (run_dir, other):
+        records.build(folder, "finished", "")
+    samples = run_dir / "samples-host.jsonl"
+    text = samples.read_text()
+    samples.unlink()
+    if what == "a pipe":
+        os.mkfifo(samples)
+    elif what == "a link that leads nowhere":
+        samples.symlink_to("nowhere")
+    else:
+        samples.write_text(text.replace('"period_s": 0.1', '"period_s":"ab"', 1))
+    runs = results.load(run_dir.parent.parent)
+    assert runs.sizes["run"] == 2
+    traces = results.power_traces(runs)
+    assert list(traces["run_id"].values) == [other.name] and traces["power_W"].notnull().any()
+    (reason,) = traces.attrs["excluded"]
+    assert reason.startswith(str(run_dir))
 
 
 def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
