@@ -5,6 +5,7 @@ Hosts are network and UTS namespaces on a bridge, made by ip and unshare; all th
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ class Hosts:
     """Two hosts, a and b, each with an address and a link to the other."""
 
     def __init__(self, folder):
-        number = os.getpid() % 10000
+        number = random.randrange(10000)  # names of the test before may still be taken: its hosts end by and by
         self.bridge, self.folder = f"en{number}", folder
         self.names, self.network = (f"en{number}a", f"en{number}b"), f"10.77.{number % 250}"
         hosts = [f"{self.network}.{i} {name}\n" for i, name in enumerate(self.names, 1)]
