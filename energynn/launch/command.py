@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -57,9 +56,7 @@ def measure(
     stdout = sys.stderr if quiet else None
     with_perun = perun and not launched
     if with_perun and not all(importlib.util.find_spec(name) for name in ("perun", "mpi4py")):
-        raise ValueError(
-            "perun: it is not installed, or mpi4py is missing: pip install perun mpi4py, or measure without"
-        )
+        raise ValueError("perun: it or mpi4py is not installed: pip install perun mpi4py, or measure without")
     if rank == 0:
         print(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}", file=sys.stderr)
         print(f"  in another shell:\n    energynn watch {_short(run_dir)}", file=sys.stderr, flush=True)
@@ -70,7 +67,9 @@ def measure(
         # Hold a Ctrl-C back: in this process until perun runs, in perun until ``run_under_perun`` handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         variables = perun_adapter.environment(folder, dict(os.environ))
-        children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=_prepare_child()))
+        children.append(
+            subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=partial(_be_child, os.getpid()))
+        )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
@@ -207,14 +206,16 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     try:
         hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        started_s = time.monotonic()
         child = subprocess.Popen(
-            command, env=environment, stdout=stdout, preexec_fn=_prepare_child(), close_fds=False
+            command, env=environment, stdout=stdout, preexec_fn=partial(_be_child, os.getpid()), close_fds=False
         )  # MPI's launchers hand open files to their ranks
         children.append(child)
         for number in stopped:  # they came before there was a process to pass them on to
             child.send_signal(number)
-        force(folder / f"events-rank{rank}.jsonl")  # so that a power cut costs no energy of what was begun
-        late_s = _wait_for_end(child)
+        # a power cut costs no energy of what was begun, and a slow disk does not hide the end from us
+        threading.Thread(target=force, args=(folder / f"events-rank{rank}.jsonl",), daemon=True).start()
+        late_s = _wait_for_end(child, started_s)
         status = child.wait()
     except OSError as error:
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
@@ -228,18 +229,25 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     mark("rank_end", status="finished" if status == 0 else "failed", exit_status=status)
 
 
-def _wait_for_end(child: subprocess.Popen) -> float:
-    """Wait for the command; returns by how many seconds its end may have been missed, as where we were stopped."""
-    try:
-        end = os.pidfd_open(child.pid)
-    except OSError:  # a kernel before 5.3
-        return 0.0
-    has_ended = False
-    while not has_ended:
-        looked = time.monotonic()
-        has_ended = bool(select.select([end], [], [], LOOK_S)[0])
-    os.close(end)
-    return max(0.0, time.monotonic() - looked - LOOK_S)
+def _wait_for_end(child: subprocess.Popen, alive_s: float) -> float:
+    """Wait for the command; returns by how many seconds its end may have been missed, as where we were stopped.
+
+    alive_s: a monotonic time at which it had not ended.
+    """
+    waiter = threading.Thread(target=_see_end, args=(child.pid,), daemon=True)
+    waiter.start()
+    looked_s = time.monotonic()
+    while child.poll() is None:
+        alive_s = looked_s
+        waiter.join(LOOK_S)
+        looked_s = time.monotonic()
+    return max(0.0, time.monotonic() - alive_s - LOOK_S)
+
+
+def _see_end(child: int) -> None:
+    """Return when a process has ended, and leave its exit status to others."""
+    with contextlib.suppress(ChildProcessError):  # somebody has read its exit status before
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
 
 
 def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:
@@ -259,12 +267,8 @@ def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> No
             signal.signal(number, take)
 
 
-def _prepare_child() -> Callable[[], None]:
-    """What a child does first: it must not outlive the measurement, and has the signals that it would have without."""
-    return partial(_be_child, os.getpid())
-
-
 def _be_child(parent: int) -> None:
+    """What a child does first: it must not outlive the measurement, and has the signals that it would have without."""
     for number in (signal.SIGINT, *PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -546,23 +546,27 @@ def test_who_waits_asks_the_shared_folder_ever_more_rarely(monkeypatch):
 
 @pytest.mark.parametrize("stopped_s, status", [(4.0, "failed"), (0.5, "finished")])
 def test_a_command_that_ends_while_we_are_stopped_has_no_known_time(tmp_path, stopped_s, status):
-    words = [
-        sys.executable,
-        "-m",
-        "energynn.cli",
-        "measure",
-        "--json",
-        "--out",
-        str(tmp_path / "run"),
-        "--",
-        "sleep",
-        "2",
-    ]
+    measure = [sys.executable, "-m", "energynn.cli", "measure", "--json", "--out", str(tmp_path / "run"), "--"]
+    words = [*measure, "sh", "-c", f"touch {tmp_path}/runs; sleep 2"]
     started = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment())
-    wait_until(lambda: has_begun(tmp_path / "run"))
+    wait_until((tmp_path / "runs").exists)
     started.send_signal(signal.SIGSTOP)
     time.sleep(stopped_s)
     started.send_signal(signal.SIGCONT)
     record = json.loads(started.communicate(timeout=60)[0])
     assert record["status"] == status and started.returncode == 0
     assert ("in which the command ended: its time is not known" in record["status_reason"]) == (status == "failed")
+
+
+@pytest.mark.parametrize("ago_s, late_s", [(0.0, 0.0), (5.0, 4.8)])
+def test_an_end_before_the_first_look_is_as_late_as_that_look(ago_s, late_s):
+    """Whoever is stopped between the command's start and the first look knows only when it was started."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert command._wait_for_end(ended, time.monotonic() - ago_s) == pytest.approx(late_s, abs=0.1)
+
+
+def test_an_end_is_seen_at_once():
+    child = subprocess.Popen(["sleep", "0.5"])
+    begun = time.monotonic()
+    assert command._wait_for_end(child, begun) == 0.0 and time.monotonic() - begun < 0.9 and child.returncode == 0
