@@ -13,7 +13,7 @@ import stat
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -258,9 +258,21 @@ def read(run_dir: Path) -> dict | None:
 
 
 def read_all(runs_dir: Path) -> list[dict]:
-    """The records below a folder that can be read, ``told_apart``, but for those that somebody ignores."""
-    found = [(folder, read(folder)) for folder in run_dirs(Path(runs_dir)) if not why_ignored(folder)]
-    return [told_apart(record, folder) for folder, record in found if record]
+    """The records below a folder that can be read, ``told_apart``, but for those that do not count."""
+    found = counting(run_dirs(Path(runs_dir)))
+    return [told_apart(record, folder) for folder, record, why_not in found if record and not why_not]
+
+
+def counting(run_dirs: list[Path]) -> Iterator[tuple[Path, dict | None, str]]:
+    """Each folder, its record, None if it cannot be read, and why it does not count: ignored, or a copy of another."""
+    seen: dict[str, Path] = {}
+    for folder in run_dirs:
+        record, ignored = read(folder), why_ignored(folder)
+        why_not = f"ignored: {ignored}" if ignored else ""
+        if record and not ignored:
+            first = seen.setdefault(record["record_sha256"], folder)
+            why_not = f"is a copy of {first}; keep one of the two" if first != folder else ""
+        yield folder, record, why_not
 
 
 def told_apart(record: dict, run_dir: Path) -> dict:

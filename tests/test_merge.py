@@ -138,19 +138,38 @@ def test_an_ignored_run_is_left_out_and_named_with_the_reason(own, capsys):
     assert cli.main([*words, "--why", " "]) == 2
 
 
-def test_a_measured_command_is_ignored_too(own):
+def test_a_measured_command_is_ignored_and_counts_once_too(own):
     (folder,) = own.glob("local/*")
     record = json.loads((folder / "record.json").read_text())
     made = own / "measured" / "sleep-1"
     made.mkdir(parents=True)
     files.write_json(made / "run.json", {"workload": "command"})
-    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}}
+    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}, "record_sha256": "0" * 64}
     files.write_json(made / "record.json", record)
-    assert "sleep-1" in energynn.load(own).run
+    assert list(energynn.load(own).run).count("sleep-1") == 1
+    copy = own / "measured" / "z-copied"
+    shutil.copytree(made, copy)
+    runs = energynn.load(own)
+    assert list(runs.run).count("sleep-1") == 1
+    assert runs.attrs["excluded"] == [f"{copy}: is a copy of {made}; keep one of the two"]
+    shutil.rmtree(copy)
     (made / records.IGNORED).write_text("a test\n")
     shutil.rmtree(folder)
     runs = energynn.load(own)
     assert "sleep-1" not in runs.run and runs.attrs["excluded"] == [f"{made}: ignored: a test"]
+
+
+def test_a_copy_of_a_run_counts_once(own, capsys):
+    (folder,) = own.glob("local/*")
+    copy = own / "local" / "z-copied"
+    shutil.copytree(folder, copy)
+    assert len(records.read_all(own)) == 1
+    assert cli.main(["footprint", "--runs-dir", str(own), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["sums"][0]["runs"] == 1
+    assert said["left_out"] == [{"run": copy.name, "reason": f"is a copy of {folder}; keep one of the two"}]
+    (folder / records.IGNORED).write_text("a test\n")  # then the copy counts
+    assert len(records.read_all(own)) == 1
 
 
 def test_the_footprint_of_any_runs_by_a_factor_with_source_and_date(own, theirs, capsys):

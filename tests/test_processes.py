@@ -101,6 +101,18 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(tmp_pat
         assert not processes.lives(int(number.read_text())), "the reader is left behind"
 
 
+def is_busy_for_ever(path):
+    while True:
+        pass
+
+
+@pytest.mark.slow
+def test_a_file_whose_reader_is_busy_for_ever_is_one_line(tmp_path):
+    """However patient we are: its process has only so many seconds of a processor."""
+    with pytest.raises(ValueError, match=f"found no end in {processes.BUSY_S} s"):
+        processes.require_an_end(is_busy_for_ever, tmp_path / "file", 600)
+
+
 @pytest.mark.parametrize("read", [refuses, repr])
 def test_a_reader_that_ends_is_heard_later(tmp_path, read):
     processes.require_an_end(read, tmp_path / "file", 60)

@@ -157,7 +157,8 @@ def test_the_package_stays_small():
     # 43: the AFNO's two layers as one function (20), events read at once, changed files of perun stay unread.
     # 18: perun's files of others are read by a process of its own first.
     # 179, what a review found: counters (30), held powers (31), damaged files (30), forecasts (55), starts, GPUs (33).
-    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43 + 18 + 179
+    # 5: copies count once, wherever records are read.
+    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43 + 18 + 179 + 5
     assert sum(code.values()) <= bound, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]

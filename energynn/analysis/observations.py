@@ -182,13 +182,12 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
     ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in ``attrs["excluded"]``.
     """
     rows, excluded = [], []
-    for run_dir in records.run_dirs(Path(runs_dir)):
+    for run_dir, record, why_not in records.counting(records.run_dirs(Path(runs_dir))):
+        if record is None or record["workload"] not in records.NO_TRAINING:
+            continue
         with one_fault(run_dir, excluded):
-            record = records.read(run_dir)
-            if record is None or record["workload"] not in records.NO_TRAINING:
-                continue
-            if why := records.why_ignored(run_dir):
-                raise ValueError(f"ignored: {why}")
+            if why_not:
+                raise ValueError(why_not)
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
             rows.append(_row_without_training(records.told_apart(record, run_dir), run_dir))

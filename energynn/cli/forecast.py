@@ -71,7 +71,7 @@ def _add_fit(actions) -> None:
     source.add_argument("--runs-dir", type=Path, metavar="DIR", help="records of your own")
     _add_workload_and_system(parser)
     parser.add_argument(
-        "--max-devices", type=int, metavar="N", help="only runs on so many devices, and no other system's"
+        "--max-devices", type=count, metavar="N", help="only runs on so many devices, and no other system's"
     )
     text = "a fit of the same workload on another system gives the priors; published: the study's other system"
     parser.add_argument("--like", type=Path, metavar="FILE", help=text)

@@ -99,11 +99,9 @@ def footprint(options) -> int:
     require_folder(options.runs_dir)
     sums: dict[str, dict] = {}
     left_out = []
-    for folder in _chosen(options.chosen, options.runs_dir):
-        record, why = records.read(folder), records.why_ignored(folder)
-        if why or record is None or "energy_total_J" not in record:
-            reason = f"ignored: {why}" if why else "no energy is recorded"
-            left_out.append({"run": folder.name, "reason": reason})
+    for folder, record, why_not in records.counting(_chosen(options.chosen, options.runs_dir)):
+        if why_not or record is None or "energy_total_J" not in record:
+            left_out.append({"run": folder.name, "reason": why_not or "no energy is recorded"})
             continue
         provenance = record["energy_total_provenance"]
         of = sums.setdefault(provenance, {"provenance": provenance, "runs": 0, "energy_J": 0.0})

@@ -178,9 +178,9 @@ def own(
     chosen = [record for record in chosen if run_ids is None or record["run_id"] in run_ids]
     if not chosen:
         there = sorted({f"{record['workload']} on {record['system']}" for record in found})
-        raise ValueError(
-            f"{runs_dir}: no valid run of {workload} on {site.name}; there are {', '.join(there) or 'none'}"
-        )
+        few = f" on at most {max_devices} devices" if np.isfinite(max_devices) else ""
+        what = f"no valid run of {workload} on {site.name}{few}"
+        raise ValueError(f"{runs_dir}: {what}; there are {', '.join(there) or 'none'}")
     for name, of in (("devices", "device_name"), ("stages", "stage"), ("data sets", "dataset")):
         values = sorted({str(record.get(of) or record["config"].get(of, "")) for record in chosen})
         if len(values) > 1:
