@@ -833,7 +833,8 @@ def test_what_is_spent_are_all_hours_that_jobs_held_devices(tmp_path):
     assert account.spent == pytest.approx({"gpu_hours": 2 + 1 + 4, "kWh": 7 * 0.3}, rel=0.01)
     assert account.promised == pytest.approx({"gpu_hours": 2 + 4 + 4, "kWh": 10 * 0.3}, rel=0.01)
     assert budget.beyond(tmp_path / "third", None, 1.9) == ""
-    assert "spent, up to 3 more reserved" in budget.beyond(tmp_path / "third", None, 2.1)
+    said = budget.beyond(tmp_path / "third", None, 2.1)
+    assert float(re.search("spent, up to (.+?) more reserved", said)[1]) == pytest.approx(3, rel=0.01)
     assert budget.beyond(tmp_path / "another", None, 100.0) == ""
 
 
