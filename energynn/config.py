@@ -21,7 +21,7 @@ from energynn.names import suggestion
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
 RESNET50_OPERATIONS = 4.1e9  # multiply-adds of an image of 224 x 224 pixels
-SYNTHETIC_STATES = 64
+SYNTHETIC_STATES = 32
 ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten members
 STATES_OF_A_YEAR = 1460  # of ERA5, every six hours, as FourCastNet's public files have them
 ERA5_STATE = (20, 720, 1440)  # channels, latitudes, longitudes

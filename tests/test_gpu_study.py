@@ -105,6 +105,37 @@ def test_points_are_as_a_gpu_needs_them():
     assert compiled.preset == "fast" and replace(compiled, compile=False) in GRID, "the same run without"
 
 
+def test_a_loan_that_ends_early_leaves_out_sizes_between_others():
+    between = {"resnet50": {64, 128, 512}, "fourcastnet": {2, 8}}
+    for run in GRID[-7:]:
+        assert run.local_batch_size in between[run.workload] and run.stays_on_device and not run.step_period_s
+
+
+@pytest.mark.parametrize("overhead_s", [12, 15, 17.6])
+def test_all_anchors_are_made_in_half_an_hour_and_no_call_lasts_too_long(tmp_path, monkeypatch, overhead_s):
+    """The calls of docs/gpu.md, by what a run may take beside its training."""
+
+    def seconds(run, number):
+        rates = studies.STATES_PER_S if run.workload == "fourcastnet" else studies.IMAGES_PER_S[run.preset]
+        rate = rates[run.preset if run.workload == "fourcastnet" else run.local_batch_size]
+        epoch = run.epoch().training_samples
+        epoch_s = max(epoch / rate, epoch / run.global_batch_size * run.step_period_s)
+        return overhead_s + run.epochs * epoch_s + (60 if run.compile else 0)
+
+    def is_done(run, runs_dir):
+        return (local._folder(run, runs_dir) / "run.json").exists()
+
+    pretend(monkeypatch, seconds)
+    monkeypatch.setattr(local, "_is_done", is_done)
+    for minutes in (6.5, 9, 7):
+        begun = local.time.monotonic()
+        local.run_study(GRID, tmp_path, minutes=minutes, warm_up=True)
+        assert local.time.monotonic() - begun < 60 * minutes + 5
+    made = [run for run in GRID if is_done(run, tmp_path)]
+    assert [run.repeat for run in made if replace(run, repeat=0) == GRID[0]] == [0, 1, 2]
+    assert {run.accumulation_steps for run in made} == {1, 8} and len(made) >= 24
+
+
 def test_the_memory_that_is_needed_is_said():
     """The paper's recipe keeps 44 GB at a local batch size of 512."""
     places = [studies.gpu.__doc__, studies.gpu_grid.__doc__, (REPOSITORY / "docs/gpu.md").read_text()]

@@ -87,13 +87,15 @@ def run_study(
 
 
 def _expected_s(config: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
-    """How long a run will take: as the longest of those with its workload and recipe, else of all; 0 if there is none.
+    """How long a run will take: as the longest of those most like it; 0 if there is none.
 
-    The first of all may be cold, and counts only as long as nothing else is known.
+    Alike are those of its workload, recipe and number of epochs, else of its workload and recipe, else all. The first
+    of all may be cold, and counts only as long as nothing else is known.
     """
     known = made[1:] or made
-    like = [seconds for run, seconds in known if _recipe(run) == _recipe(config)]
-    return max(like or [seconds for _, seconds in known], default=0.0)
+    alike = [(run, seconds) for run, seconds in known if _recipe(run) == _recipe(config)] or known
+    as_long = [(run, seconds) for run, seconds in alike if run.epochs == config.epochs] or alike
+    return max((seconds for _, seconds in as_long), default=0.0)
 
 
 def _recipe(config: RunConfig) -> tuple:

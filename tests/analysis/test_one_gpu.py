@@ -195,5 +195,5 @@ def test_the_grids_pace_is_the_only_difference_within_a_recipe():
 def test_every_run_of_the_grid_is_long_enough_for_its_sensors():
     """By what an H100 is expected to do, whichever choice of ``fast`` makes its steps shorter."""
     for run in studies.gpu_grid():
-        per_epoch = (getattr(run, "training_samples", 0) or studies.STATES) // run.global_batch_size
-        assert 19 < run.epochs * per_epoch * step_s(run) < 80, run
+        per_epoch = (getattr(run, "training_samples", 0) or config.SYNTHETIC_STATES) // run.global_batch_size
+        assert 20 <= run.epochs * per_epoch * step_s(run) < 80, run
