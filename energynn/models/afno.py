@@ -222,8 +222,15 @@ class FourierFilter(nn.Module):
         return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 
+@torch.compiler.assume_constant_result  # a compiled network holds them; else it would make them in each step
+def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
+    with torch.inference_mode(False):
+        return _make_transforms(*of)
+
+
 @functools.lru_cache(maxsize=8)
-def _transforms(
+def _make_transforms(
     h: int, w: int, first: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional (2 rows, 2 h).

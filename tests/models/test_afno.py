@@ -233,3 +233,29 @@ def test_the_corrected_filter_lets_every_zonal_mode_pass():
     assert passed["published"] < 1e-6 < 1e-4 < passed["zonal"]
     with pytest.raises(ValueError, match="published or zonal"):
         FourierFilter(8, 2, 0.0, 1.0, "other")
+
+
+def small_afno():
+    return AFNO((12, 24), patch_size=4, in_chans=2, out_chans=2, embed_dim=16, depth=2, num_blocks=2)
+
+
+def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
+    """On a GPU every one of them would be a copy from the CPU."""
+    network, x, called = small_afno(), torch.randn(1, 2, 12, 24), []
+
+    def backend(graph, _inputs):
+        called.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    compiled = torch.compile(network, backend=backend)(x)
+    assert torch.bmm in called and not {torch.arange, torch.outer} & set(called)
+    torch.testing.assert_close(compiled, network(x))
+
+
+def test_a_network_that_forecast_first_can_be_trained_later():
+    network, x = small_afno(), torch.randn(1, 2, 12, 24)
+    afno._make_transforms.cache_clear()
+    with torch.inference_mode():
+        network(x)
+    network(x).sum().backward()
+    assert all(weight.grad is not None for weight in network.parameters())
