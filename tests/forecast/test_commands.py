@@ -9,7 +9,7 @@ import pytest
 from energynn import cli, config, records
 from energynn.cluster import systems
 from energynn.files import REPOSITORY
-from energynn.forecast import calibration, report
+from energynn.forecast import calibration, predict, report
 
 QUANTITIES = ("time_h", "gpu_hours", "energy_kWh", "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
 RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
@@ -116,6 +116,50 @@ def test_predict_parameters_and_remedies(capsys, fit_file):
     assert "precision bfloat16: calibrated float32; its effect is not known" in other["outside"]
 
 
+@pytest.mark.parametrize("is_earlier", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "mark"),
+    [
+        ("accumulation_steps", 8, "accumulation_steps 8: calibrated 1 to 1"),
+        ("gradient_compression", "bfloat16", "gradient_compression bfloat16: calibrated none; the all-reduce is "),
+        ("gradient_noise_steps", 1, "gradient_noise_steps 1: calibrated 0; what it takes is left out"),
+        ("checkpoint_period_s", 1.0, "checkpoint_period_s 1.0: calibrated 600.0; what checkpoints take is left out"),
+    ],
+)
+def test_what_no_calibrated_run_had_is_marked(capsys, fitted, tmp_path, is_earlier, name, value, mark):
+    """By predict and by plan, also with a fit that was written before it told of them."""
+    if is_earlier:
+        ranges = {of: ends for of, ends in fitted.ranges.items() if of != "accumulation_steps"}
+        fields = {of: values for of, values in fitted.fields.items() if of not in calibration.ASSUMED}
+        assert len(ranges) == len(fitted.ranges) - 1 and len(fields) == len(fitted.fields) - 3
+        fitted = dataclasses.replace(fitted, ranges=ranges, fields=fields)
+    calibration.write(tmp_path / "fit.json", fitted, {})
+    sizes = ("-p", "devices", 64, "-p", "local_batch_size", 16, "--fit", tmp_path / "fit.json")
+    (plain,) = answer(capsys, "predict", *sizes)["rows"]
+    (changed,) = answer(capsys, "predict", *sizes, "-p", name, value)["rows"]
+    assert plain["outside"] == [] and [words.startswith(mark) for words in changed["outside"]] == [True]
+    if name == "gradient_noise_steps":  # a plan begins with one local batch, which has none to compare with
+        return
+    changes = ("-p", name, value, "--fit", tmp_path / "fit.json", "--devices", "64")
+    for choice in answer(capsys, "plan", *RESNET50, *changes)["choices"].values():
+        assert any(words.startswith(mark) for words in choice["outside"])
+
+
+def test_what_calibrated_runs_had_is_not_marked(published, fitted):
+    """A fit to runs of several accumulation steps, with compression, tells of those, and of none else."""
+    had = {"accumulation_steps": 4, "gradient_compression": "bfloat16", "checkpoint_period_s": 30.0}
+    sizes = {"global_batch_size": 4 * published.configs[0].global_batch_size}
+    configs = [dataclasses.replace(published.configs[0], **had, **sizes), *published.configs[1:]]
+    seen = dataclasses.replace(published, configs=configs)
+    made = dataclasses.replace(calibration.make(seen), fits=fitted.fits)
+    plain = {"devices": 16, "local_batch_size": 64}
+    for given in ({}, had, {"accumulation_steps": 2}):
+        (row,) = predict.rows(made, predict.asked(made, None, plain | given))
+        assert row["outside"] == []
+    (row,) = predict.rows(made, predict.asked(made, None, plain | {"accumulation_steps": 8}))
+    assert row["outside"] == ["accumulation_steps 8: calibrated 1 to 4"]
+
+
 @pytest.fixture(scope="module")
 def simulated(fitted, tmp_path_factory):
     """Records of R5, and of R4 on up to four GPUs."""
@@ -141,8 +185,6 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
         assert record["energy_total_provenance"] == "simulated" and record["launcher"] == "simulated"
         assert "Nobody made this run" in record["method"] and "simulated" in record["device_name"]
         assert record["nodes"] == -(-record["devices"] // 4) and record["sockets"] == 2 * record["nodes"]
-    from energynn.forecast import predict
-
     rows = {
         row["run_id"]: row for row in predict.rows(fitted, [config.from_dict(record["config"]) for record in found])
     }
@@ -334,7 +376,8 @@ def test_advice_names_causes_and_marks_what_lies_outside(capsys, fit_file):
     rows = answer(capsys, *advise, "-p", "devices", 300)["remedies"]
     assert len(rows) == 7 and all("devices 300: calibrated 1 to 256" in row["outside"] for row in rows)
     rows = {row["remedy"]: row for row in answer(capsys, *advise, "-p", "devices", 16)["remedies"]}
-    assert rows["compressed gradients"]["outside"] == []
+    (mark,) = rows["compressed gradients"]["outside"]
+    assert mark.startswith("gradient_compression bfloat16: calibrated none; the all-reduce is taken as proportional")
     assert "precision bfloat16: calibrated float32; its effect is not known" in rows["bfloat16"]["outside"]
     largest = ("-p", "devices", 64, "-p", "local_batch_size", 15_000)  # a device has 20,018 samples
     assert "twice the local batch" not in {row["remedy"] for row in answer(capsys, *advise, *largest)["remedies"]}
