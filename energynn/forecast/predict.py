@@ -127,6 +127,7 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
         times = model.times_s(made.fit.values, work, READINGS[made.fit.reading])
         row = {"run_id": config.run_id(run), "workload": run.workload, "system": made.site.name}
         row |= {name: getattr(run, name) for name in ("devices", "local_batch_size", "global_batch_size", "epochs")}
+        row["dataset_samples"] = runs.epoch_of(run, made.samples).training_samples
         row |= {name: interval(values[name][0]) for name in QUANTITIES}
         row["time_causes_h"] = {name: float(of[0]) / SECOND_PER_HOUR for name, of in times.items()}
         if made.fit.has_power:

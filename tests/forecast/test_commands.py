@@ -61,12 +61,14 @@ def test_fit_then_predict(capsys, tmp_path):
 
 def test_tables_have_the_answer_first(capsys, fit_file):
     assert cli.main(["forecast", "predict", "R2", "--fit", str(fit_file)]) == 0
-    head, first, *_, last = capsys.readouterr().out.splitlines()
+    head, first, *rest, last = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["devices", "LBS", "GBS"] and first.split()[:3] == ["1", "256", "256"]
     assert last == "estimated by a model fitted to published runs, intervals at 90 %"
+    assert rest[-1] == "of 100 epochs of 1,281,167 samples"
     assert cli.main(["forecast", "plan", *RESNET50, "--fit", str(fit_file), "--deadline-h", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [lines[row].split(":")[0].strip() for row in (2, 4, 6)] == ["fastest", "most frugal", "balanced"]
+    assert "of 100 epochs of 1,281,167 samples" in lines
 
 
 @pytest.mark.parametrize(
@@ -158,6 +160,23 @@ def test_what_calibrated_runs_had_is_not_marked(published, fitted):
         assert row["outside"] == []
     (row,) = predict.rows(made, predict.asked(made, None, plain | {"accumulation_steps": 8}))
     assert row["outside"] == ["accumulation_steps 8: calibrated 1 to 4"]
+
+
+def test_forecasts_from_short_runs_say_of_which_training_they_are(capsys, fitted, tmp_path):
+    """The calibrated run has four epochs, and its data set says how many samples there are."""
+    short = dataclasses.replace(fitted.config, dataset="photographs", epochs=4, training_samples=0)
+    made = dataclasses.replace(fitted, config=short, samples=(640_000, 64_000))
+    calibration.write(tmp_path / "fit.json", made, {})
+    fit = ("--fit", tmp_path / "fit.json")
+    planned = answer(capsys, "plan", *RESNET50, *fit)
+    (row,) = answer(capsys, "predict", "-p", "devices", 64, *fit)["rows"]
+    for each in (row, *planned["pareto"], *planned["choices"].values()):
+        assert (each["epochs"], each["dataset_samples"]) == (4, 640_000)
+    for words in (("plan", *RESNET50), ("predict", "-p", "devices", 64)):
+        assert cli.main(["forecast", *map(str, (*words, *fit))]) == 0
+        assert "of 4 epochs of 640,000 samples\n" in capsys.readouterr().out
+    assert cli.main(["forecast", "predict", "R4", *map(str, fit), "-p", "epochs", "100"]) == 0
+    assert "of 100 epochs of 5,004 to 1,281,167 samples\n" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
