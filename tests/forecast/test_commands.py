@@ -347,8 +347,12 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "no valid run of fourcastnet on horeka-a100; there are resnet50 on horeka-a100" in words
     words = refusal(capsys, "fit", "--published", "--workload", "resnet50", "--system", "horeka-h100", *out)
     assert "nothing is published of it; fit runs of your own" in words
-    words = refusal(capsys, "fit", "--published", *RESNET50, "--max-devices", "0", *out)
-    assert "max-devices: nothing is published of resnet50 with so few; give at least 1" in words
+    too_few = ("--workload", "fourcastnet", "--system", "horeka-h100", "--max-devices", "1")
+    words = refusal(capsys, "fit", "--published", *too_few, *out)
+    assert "max-devices: nothing is published of fourcastnet with so few; give at least 4" in words
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["forecast", "fit", "--published", *RESNET50, "--max-devices", "0", *map(str, out)])
+    assert ended.value.code == 2 and "argument --max-devices: must be a whole number from 1" in capsys.readouterr().err
     assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
         capsys, "predict", "-p", "devices", 1000, "--fit", fit_file
     )
