@@ -196,7 +196,7 @@ def outside(made: Calibration, run: RunConfig, work: Work, most: int | None = No
         if plain.get(name) not in occurred and not is_any:
             effect = ASSUMED.get(name, "its effect is not known")
             lines.append(f"{name} {plain.get(name)}: calibrated {', '.join(map(str, occurred))}; {effect}")
-    if run.persistent_workers:
+    if run.persistent_workers or before["persistent_workers"]:
         lines.append("persistent workers: all of a start is taken as saved, which is the most that they can save")
     size = int(work.devices[0] * work.local_batch_size[0]) * run.accumulation_steps
     lines += accuracy.beyond(run, size, most)

@@ -162,6 +162,15 @@ def test_what_calibrated_runs_had_is_not_marked(published, fitted):
     assert row["outside"] == ["accumulation_steps 8: calibrated 1 to 4"]
 
 
+def test_persistent_workers_are_marked_in_both_directions(fitted):
+    """With them and without them, where the calibrated runs had the other."""
+    plain = {"devices": 16, "local_batch_size": 64}
+    for before, asked in ((False, True), (True, False)):
+        made = dataclasses.replace(fitted, config=dataclasses.replace(fitted.config, persistent_workers=before))
+        (row,) = predict.rows(made, predict.asked(made, None, plain | {"persistent_workers": asked}))
+        assert "persistent workers: all of a start is taken as saved" in " ".join(row["outside"])
+
+
 def test_forecasts_from_short_runs_say_of_which_training_they_are(capsys, fitted, tmp_path):
     """The calibrated run has four epochs, and its data set says how many samples there are."""
     short = dataclasses.replace(fitted.config, dataset="photographs", epochs=4, training_samples=0)
