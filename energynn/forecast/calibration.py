@@ -28,6 +28,12 @@ ACCOUNTED |= {"sampling_period_s", "idle_baseline_s", "idle_ready_s", "perun_sam
 ACCOUNTED |= {"collective_timeout_s", "gradient_compression", "gradient_noise_steps", "persistent_workers"}
 ACCOUNTED |= {"save_weights", "checkpoint_period_s", "warmup_epochs", "plateau_patience", "on_bad_image"}
 ACCOUNTED |= {"setup_timeout_s"}
+# Of these, those whose effect is assumed: how, where runs are asked for that differ from the calibrated ones in them.
+ASSUMED = {
+    "gradient_compression": "the all-reduce is taken as proportional to its bytes, the most that it can be",
+    "gradient_noise_steps": "what it takes is left out",
+    "checkpoint_period_s": "what checkpoints take is left out",
+}
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,8 @@ class Calibration:
 
     fits: by reading, the one to forecast with first. config: of the run with the most samples. samples: sizes of
     training and validation data. workers: of their loaders. ranges: least and greatest of what varied. fields: other
-    fields of the configuration with the values that occurred. watts: of a node's CPUs and memory, where runs have
-    measured them. provenance: of the runs.
+    fields of the configuration, and those of ASSUMED, with the values that occurred. watts: of a node's CPUs and
+    memory, where runs have measured them. provenance: of the runs.
     """
 
     workload: str
@@ -67,11 +73,12 @@ def make(seen: Runs, other=None) -> Calibration:
         "local_batch_size": work.local_batch_size,
         "samples of a device": work.trained,
         "evaluated per trained sample": work.evaluated / work.trained,
+        "accumulation_steps": np.array([run.accumulation_steps for run in seen.configs]),
     }
     plain = [vars(run) for run in seen.configs]
     fields = {}
     for name in plain[0]:
-        if name not in ACCOUNTED:
+        if name not in ACCOUNTED or name in ASSUMED:
             fields[name] = sorted({each[name] for each in plain}, key=str)
     return Calibration(
         workload=seen.workload,

@@ -215,5 +215,7 @@ def row(plan: Plan, index: int) -> dict:
     outside = predict.outside(plan.made, plan.base, work)
     changed = dict(devices=devices, local_batch_size=local_size, global_batch_size=size)
     run = dataclasses.replace(plan.base, **changed)
+    samples = runs.epoch_of(run, plan.made.samples).training_samples
+    training = {"epochs": run.epochs, "dataset_samples": samples}
     values = {name: predict.interval(plan.values[name][index]) for name in predict.QUANTITIES}
-    return {**changed, **values, "outside": outside, "run_id": config.run_id(run)}
+    return {**changed, **training, **values, "outside": outside, "run_id": config.run_id(run)}

@@ -13,7 +13,7 @@ from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.forecast import accuracy, calibrate, model, runs
 from energynn.forecast.calibrate import Fit
-from energynn.forecast.calibration import Calibration
+from energynn.forecast.calibration import ASSUMED, Calibration
 from energynn.forecast.model import READINGS, Work
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
@@ -127,6 +127,7 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
         times = model.times_s(made.fit.values, work, READINGS[made.fit.reading])
         row = {"run_id": config.run_id(run), "workload": run.workload, "system": made.site.name}
         row |= {name: getattr(run, name) for name in ("devices", "local_batch_size", "global_batch_size", "epochs")}
+        row["dataset_samples"] = runs.epoch_of(run, made.samples).training_samples
         row |= {name: interval(values[name][0]) for name in QUANTITIES}
         row["time_causes_h"] = {name: float(of[0]) / SECOND_PER_HOUR for name, of in times.items()}
         if made.fit.has_power:
@@ -178,23 +179,24 @@ def outside(made: Calibration, run: RunConfig, work: Work, most: int | None = No
     if work.devices[0] > MOST_DEVICES or work.nodes[0] > MOST_NODES:
         lines.append(f"more than {MOST_DEVICES} devices or {MOST_NODES} nodes: an extrapolation without an interval")
     values = {"devices": work.devices, "nodes": work.nodes, "local_batch_size": work.local_batch_size}
-    values["samples of a device"] = work.trained
+    values |= {"samples of a device": work.trained, "accumulation_steps": [run.accumulation_steps]}
+    # A fit of an earlier version has neither these steps nor ASSUMED: one run of it stands for all.
+    before, plain = vars(made.config), vars(run)
+    ranges = {"accumulation_steps": (before["accumulation_steps"],) * 2} | made.ranges
     for name, of in values.items():
-        low, high = made.ranges[name]
+        low, high = ranges[name]
         if not low * 0.99 <= of[0] <= high * 1.01:
             lines.append(f"{name} {of[0]:g}: calibrated {low:g} to {high:g}")
     if made.ranges["nodes"][1] == 1 and work.nodes[0] > 1:
         lines.append("no calibrated run had several nodes: storage that nodes share is taken as no limit")
     if _readings_matter(made, work)[0]:
         lines.append("other workers or passes than calibrated: the interval covers loader-bound and GPU-bound")
-    plain = vars(run)
-    for name, occurred in made.fields.items():
+    for name, occurred in ({name: [before[name]] for name in ASSUMED} | made.fields).items():
         is_any = name == "device" and "auto" in (run.device, *occurred)
         if plain.get(name) not in occurred and not is_any:
-            lines.append(
-                f"{name} {plain.get(name)}: calibrated {', '.join(map(str, occurred))}; its effect is not known"
-            )
-    if run.persistent_workers:
+            effect = ASSUMED.get(name, "its effect is not known")
+            lines.append(f"{name} {plain.get(name)}: calibrated {', '.join(map(str, occurred))}; {effect}")
+    if run.persistent_workers or before["persistent_workers"]:
         lines.append("persistent workers: all of a start is taken as saved, which is the most that they can save")
     size = int(work.devices[0] * work.local_batch_size[0]) * run.accumulation_steps
     lines += accuracy.beyond(run, size, most)

@@ -46,8 +46,17 @@ def predictions(rows: list[dict]) -> str:
         whole = sum(row["time_causes_h"].values())
         words = ", ".join(f"{TIME_CAUSES.get(name, name)} {hours / whole:.0%}" for name, hours in causes)
         lines += [_line(row), f"{'':18}  most of the time: {words}"]
-    lines += ["", *_outside(rows)]
+    lines += ["", *_outside(rows), _training(rows)]
     return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
+
+
+def _training(rows: list[dict]) -> str:
+    """Of which training the forecasts are."""
+    words = []
+    for name in ("epochs", "dataset_samples"):
+        of = [row[name] for row in rows]
+        words.append(f"{min(of):,} to {max(of):,}" if min(of) < max(of) else f"{min(of):,}")
+    return f"of {words[0]} epochs of {words[1]} samples"
 
 
 _HEAD = f"devices{'LBS':>5}{'GBS':>6}{'hours':>20}{'GPU hours':>20}{'kWh':>20}"
@@ -97,7 +106,7 @@ def plan(found: Plan, most: int = 12) -> str:
     lines += [_line(row) for row in shown]
     limits = ", ".join(f"{name} at most {value:g}" for name, value in found.limits.items()) or "none"
     distinct = {row["run_id"]: row for row in [*told["choices"].values(), *shown]}
-    lines += ["", *_outside(list(distinct.values()))]
+    lines += ["", *_outside(list(distinct.values())), _training(told["pareto"])]
     lines.append(f"limits: {limits}; {told['configurations']} configurations; {told['provenance']}, intervals at 90 %")
     return "\n".join([*lines, *told["flags"], f"beyond {predict.MOST_DEVICES} devices nothing is claimed"])
 

@@ -9,7 +9,7 @@ import pytest
 from energynn import cli, config, records
 from energynn.cluster import systems
 from energynn.files import REPOSITORY
-from energynn.forecast import calibration, report
+from energynn.forecast import calibration, predict, report
 
 QUANTITIES = ("time_h", "gpu_hours", "energy_kWh", "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
 RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
@@ -61,12 +61,14 @@ def test_fit_then_predict(capsys, tmp_path):
 
 def test_tables_have_the_answer_first(capsys, fit_file):
     assert cli.main(["forecast", "predict", "R2", "--fit", str(fit_file)]) == 0
-    head, first, *_, last = capsys.readouterr().out.splitlines()
+    head, first, *rest, last = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["devices", "LBS", "GBS"] and first.split()[:3] == ["1", "256", "256"]
     assert last == "estimated by a model fitted to published runs, intervals at 90 %"
+    assert rest[-1] == "of 100 epochs of 1,281,167 samples"
     assert cli.main(["forecast", "plan", *RESNET50, "--fit", str(fit_file), "--deadline-h", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [lines[row].split(":")[0].strip() for row in (2, 4, 6)] == ["fastest", "most frugal", "balanced"]
+    assert "of 100 epochs of 1,281,167 samples" in lines
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,76 @@ def test_predict_parameters_and_remedies(capsys, fit_file):
     assert "precision bfloat16: calibrated float32; its effect is not known" in other["outside"]
 
 
+@pytest.mark.parametrize("is_earlier", [False, True])
+@pytest.mark.parametrize(
+    ("name", "value", "mark"),
+    [
+        ("accumulation_steps", 8, "accumulation_steps 8: calibrated 1 to 1"),
+        ("gradient_compression", "bfloat16", "gradient_compression bfloat16: calibrated none; the all-reduce is "),
+        ("gradient_noise_steps", 1, "gradient_noise_steps 1: calibrated 0; what it takes is left out"),
+        ("checkpoint_period_s", 1.0, "checkpoint_period_s 1.0: calibrated 600.0; what checkpoints take is left out"),
+    ],
+)
+def test_what_no_calibrated_run_had_is_marked(capsys, fitted, tmp_path, is_earlier, name, value, mark):
+    """By predict and by plan, also with a fit that was written before it told of them."""
+    if is_earlier:
+        ranges = {of: ends for of, ends in fitted.ranges.items() if of != "accumulation_steps"}
+        fields = {of: values for of, values in fitted.fields.items() if of not in calibration.ASSUMED}
+        assert len(ranges) == len(fitted.ranges) - 1 and len(fields) == len(fitted.fields) - 3
+        fitted = dataclasses.replace(fitted, ranges=ranges, fields=fields)
+    calibration.write(tmp_path / "fit.json", fitted, {})
+    sizes = ("-p", "devices", 64, "-p", "local_batch_size", 16, "--fit", tmp_path / "fit.json")
+    (plain,) = answer(capsys, "predict", *sizes)["rows"]
+    (changed,) = answer(capsys, "predict", *sizes, "-p", name, value)["rows"]
+    assert plain["outside"] == [] and [words.startswith(mark) for words in changed["outside"]] == [True]
+    if name == "gradient_noise_steps":  # a plan begins with one local batch, which has none to compare with
+        return
+    changes = ("-p", name, value, "--fit", tmp_path / "fit.json", "--devices", "64")
+    for choice in answer(capsys, "plan", *RESNET50, *changes)["choices"].values():
+        assert any(words.startswith(mark) for words in choice["outside"])
+
+
+def test_what_calibrated_runs_had_is_not_marked(published, fitted):
+    """A fit to runs of several accumulation steps, with compression, tells of those, and of none else."""
+    had = {"accumulation_steps": 4, "gradient_compression": "bfloat16", "checkpoint_period_s": 30.0}
+    sizes = {"global_batch_size": 4 * published.configs[0].global_batch_size}
+    configs = [dataclasses.replace(published.configs[0], **had, **sizes), *published.configs[1:]]
+    seen = dataclasses.replace(published, configs=configs)
+    made = dataclasses.replace(calibration.make(seen), fits=fitted.fits)
+    plain = {"devices": 16, "local_batch_size": 64}
+    for given in ({}, had, {"accumulation_steps": 2}):
+        (row,) = predict.rows(made, predict.asked(made, None, plain | given))
+        assert row["outside"] == []
+    (row,) = predict.rows(made, predict.asked(made, None, plain | {"accumulation_steps": 8}))
+    assert row["outside"] == ["accumulation_steps 8: calibrated 1 to 4"]
+
+
+def test_persistent_workers_are_marked_in_both_directions(fitted):
+    """With them and without them, where the calibrated runs had the other."""
+    plain = {"devices": 16, "local_batch_size": 64}
+    for before, asked in ((False, True), (True, False)):
+        made = dataclasses.replace(fitted, config=dataclasses.replace(fitted.config, persistent_workers=before))
+        (row,) = predict.rows(made, predict.asked(made, None, plain | {"persistent_workers": asked}))
+        assert "persistent workers: all of a start is taken as saved" in " ".join(row["outside"])
+
+
+def test_forecasts_from_short_runs_say_of_which_training_they_are(capsys, fitted, tmp_path):
+    """The calibrated run has four epochs, and its data set says how many samples there are."""
+    short = dataclasses.replace(fitted.config, dataset="photographs", epochs=4, training_samples=0)
+    made = dataclasses.replace(fitted, config=short, samples=(640_000, 64_000))
+    calibration.write(tmp_path / "fit.json", made, {})
+    fit = ("--fit", tmp_path / "fit.json")
+    planned = answer(capsys, "plan", *RESNET50, *fit)
+    (row,) = answer(capsys, "predict", "-p", "devices", 64, *fit)["rows"]
+    for each in (row, *planned["pareto"], *planned["choices"].values()):
+        assert (each["epochs"], each["dataset_samples"]) == (4, 640_000)
+    for words in (("plan", *RESNET50), ("predict", "-p", "devices", 64)):
+        assert cli.main(["forecast", *map(str, (*words, *fit))]) == 0
+        assert "of 4 epochs of 640,000 samples\n" in capsys.readouterr().out
+    assert cli.main(["forecast", "predict", "R4", *map(str, fit), "-p", "epochs", "100"]) == 0
+    assert "of 100 epochs of 5,004 to 1,281,167 samples\n" in capsys.readouterr().out
+
+
 @pytest.fixture(scope="module")
 def simulated(fitted, tmp_path_factory):
     """Records of R5, and of R4 on up to four GPUs."""
@@ -141,8 +213,6 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
         assert record["energy_total_provenance"] == "simulated" and record["launcher"] == "simulated"
         assert "Nobody made this run" in record["method"] and "simulated" in record["device_name"]
         assert record["nodes"] == -(-record["devices"] // 4) and record["sockets"] == 2 * record["nodes"]
-    from energynn.forecast import predict
-
     rows = {
         row["run_id"]: row for row in predict.rows(fitted, [config.from_dict(record["config"]) for record in found])
     }
@@ -286,8 +356,12 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "no valid run of fourcastnet on horeka-a100; there are resnet50 on horeka-a100" in words
     words = refusal(capsys, "fit", "--published", "--workload", "resnet50", "--system", "horeka-h100", *out)
     assert "nothing is published of it; fit runs of your own" in words
-    words = refusal(capsys, "fit", "--published", *RESNET50, "--max-devices", "0", *out)
-    assert "max-devices: nothing is published of resnet50 with so few; give at least 1" in words
+    too_few = ("--workload", "fourcastnet", "--system", "horeka-h100", "--max-devices", "1")
+    words = refusal(capsys, "fit", "--published", *too_few, *out)
+    assert "max-devices: nothing is published of fourcastnet with so few; give at least 4" in words
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["forecast", "fit", "--published", *RESNET50, "--max-devices", "0", *map(str, out)])
+    assert ended.value.code == 2 and "argument --max-devices: must be a whole number from 1" in capsys.readouterr().err
     assert "devices: 1000 asked, horeka-a100 has 668" in refusal(
         capsys, "predict", "-p", "devices", 1000, "--fit", fit_file
     )
@@ -334,7 +408,8 @@ def test_advice_names_causes_and_marks_what_lies_outside(capsys, fit_file):
     rows = answer(capsys, *advise, "-p", "devices", 300)["remedies"]
     assert len(rows) == 7 and all("devices 300: calibrated 1 to 256" in row["outside"] for row in rows)
     rows = {row["remedy"]: row for row in answer(capsys, *advise, "-p", "devices", 16)["remedies"]}
-    assert rows["compressed gradients"]["outside"] == []
+    (mark,) = rows["compressed gradients"]["outside"]
+    assert mark.startswith("gradient_compression bfloat16: calibrated none; the all-reduce is taken as proportional")
     assert "precision bfloat16: calibrated float32; its effect is not known" in rows["bfloat16"]["outside"]
     largest = ("-p", "devices", 64, "-p", "local_batch_size", 15_000)  # a device has 20,018 samples
     assert "twice the local batch" not in {row["remedy"] for row in answer(capsys, *advise, *largest)["remedies"]}
