@@ -229,7 +229,9 @@ def names_of_gpu(pynvml, index: int) -> set[str]:
         uuid = text(pynvml.nvmlDeviceGetUUID(handle)).lower()
         names |= {uuid, f"mig-{uuid}"}
         for part in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            names.add(text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part))).lower())
+            with suppress(Exception):  # parts may have any of these numbers
+                part_of_it = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
+                names.add(text(pynvml.nvmlDeviceGetUUID(part_of_it)).lower())
     return names
 
 

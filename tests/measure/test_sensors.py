@@ -142,6 +142,16 @@ def test_a_counter_that_moves_seldom_is_watched_for_longer():
     assert sensors.watch_updates([still]) == {} and time.monotonic() - before < 1.0
 
 
+def test_all_parts_of_a_gpu_have_names_whatever_their_numbers():
+    class Nvml:
+        nvmlDeviceGetHandleByIndex = staticmethod(lambda index: "GPU-AA11")
+        nvmlDeviceGetUUID = staticmethod(lambda handle: handle)
+        nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda handle: 4)
+        nvmlDeviceGetMigDeviceHandleByIndex = staticmethod(lambda handle, part: {1: "MIG-1", 3: "MIG-3"}[part])
+
+    assert sensors.names_of_gpu(Nvml, 0) == {"gpu-aa11", "mig-gpu-aa11", "mig-1", "mig-3"}
+
+
 GPUS = [{"gpu-aa11", "mig-gpu-aa11"}, {"gpu-ab22", "mig-gpu-ab22", "mig-77"}, {"gpu-cc33", "mig-gpu-cc33"}]
 
 
