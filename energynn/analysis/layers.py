@@ -57,7 +57,7 @@ def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> li
     if rows.empty:
         return []
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
-    scale = alt.Scale(domain=[MODEL], range=[[11, 3, 2.4, 3]])
+    scale = alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]])
     dashes = alt.StrokeDash("curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=770, labelLimit=480))
     band = base.mark_area(opacity=0.16).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N"))
     return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]
