@@ -521,8 +521,8 @@ def _check_ranks(record: dict, events: list[dict]) -> list[str]:
     have_finished = set(ends.values()) == {"finished"} and ends.keys() == {event["rank"] for event in events}
     may_be_finished = have_finished and len(ends) == record["devices"]
     if record["workload"] == "command":  # its idling afterwards may have been cut off
-        statuses = {event.get("exit_status") for event in events_of_kind(events, "training_end")}
-        may_be_finished = statuses == {0}
+        ends = events_of_kind(events, "training_end")  # one that was seen late is of a time that nobody knows
+        may_be_finished = bool(ends) and all(end.get("exit_status") == 0 and not end.get("late_s") for end in ends)
     if status == "finished" and not may_be_finished:
         faults.append("status: is finished, but a rank told of no good end")
     if status != "finished" and have_finished and may_be_finished:
