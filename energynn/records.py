@@ -66,6 +66,12 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
+    ends = [events_of_kind(of_start, "training_end") for of_start in by_segment.values()]
+    late_s = sum(max((end.get("late_s", 0.0) for end in of_start), default=0.0) for of_start in ends)
+    if late_s and "training_time_s" in result:
+        result["flags"].append(f"for {late_s:.0f} s nobody saw whether the command had ended")
+        share = late_s / max(late_s, result["training_time_s"])
+        result["doubtful_share"] = max(share, result.get("doubtful_share", 0.0))
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))
     by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"), known)
     result |= by_perun

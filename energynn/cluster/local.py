@@ -88,16 +88,12 @@ def run_study(
 
 
 def _failed_before(missing: list[RunConfig], runs_dir: Path) -> set[Path]:
-    """Folders of the runs that have failed, and of those that start from their weights.
-
-    A run that was interrupted has not failed: it goes on.
-    """
+    """Folders of the runs that have failed, not of those that were interrupted, and of all that start from them."""
     failed: set[Path] = set()
     for config in missing:
         folder = _folder(config, runs_dir)
-        has_record = (folder / "record.json").exists()
-        was_interrupted = (records.read(folder) or {}).get("status") == "interrupted"
-        if has_record and not was_interrupted or folder.parent / getattr(config, "initial_run", "") in failed:
+        status = (records.read(folder) or {}).get("status", "interrupted")
+        if status != "interrupted" or folder.parent / getattr(config, "initial_run", "") in failed:
             failed.add(folder)
     return failed
 

@@ -609,6 +609,30 @@ def test_a_command_that_ends_while_we_are_stopped_has_no_known_time(tmp_path, st
     assert records.check(tmp_path) == []
 
 
+def test_a_start_whose_end_was_seen_late_makes_later_ones_no_evidence(run_dir):
+    """Their sum holds a time that nobody knows."""
+    folder, of_command = run_dir.parent / "again", dict(workload="command", config={"command": "true"}, devices=1)
+    shutil.copytree(run_dir, folder)
+    intent = {
+        name: value for name, value in json.loads((folder / "run.json").read_text()).items() if "digest" not in name
+    }
+    (folder / "run.json").write_text(json.dumps(intent | of_command | {"run_id": "again"}))
+    (folder / "events-rank1.jsonl").unlink()
+    (folder / "phases-rank1.jsonl").unlink()
+    shutil.rmtree(folder / "perun")
+    events = [json.loads(line) for line in (folder / "events-rank0.jsonl").read_text().splitlines()]
+    shutil.copytree(folder, folder / "segment-2")
+    (folder / "segment-2" / "run.json").unlink()
+    for late, part in (({}, folder / "segment-2"), ({}, folder), ({"late_s": 4.0}, folder)):
+        for event in events:
+            event |= {"exit_status": 0} | late if event["event"] == "training_end" else {}
+        (part / "events-rank0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        record = records.build(folder, "finished", "")
+        assert record["valid"] != bool(late), record["invalid_reasons"]
+    assert record["invalid_reasons"] == ["10% of the energy may be missing or false; the flags say why"]
+    assert "for 4 s nobody saw whether the command had ended" in record["flags"] and records.check(folder) == []
+
+
 @pytest.mark.parametrize("late_s, first", [((5.0, 5.0), 0), ((5.0, 0.0), 0), ((0.0, 5.0), 1)])
 def test_an_end_that_one_of_many_ranks_saw_late_makes_no_finished_record(tmp_path, monkeypatch, late_s, first):
     run_one, run_dir = command._run, tmp_path / "runs" / "run"
