@@ -66,8 +66,9 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
-    ends = [events_of_kind(of_start, "training_end") for of_start in by_segment.values()]
-    late_s = sum(max((end.get("late_s", 0.0) for end in of_start), default=0.0) for of_start in ends)
+    late_s = 0.0
+    for of_start in by_segment.values():
+        late_s += max((end.get("late_s", 0.0) for end in events_of_kind(of_start, "training_end")), default=0.0)
     if late_s and "training_time_s" in result:
         result["flags"].append(f"for {late_s:.0f} s nobody saw whether the command had ended")
         share = late_s / max(late_s, result["training_time_s"])
