@@ -66,6 +66,13 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
+    late_s = 0.0
+    for of_start in by_segment.values():
+        late_s += max((end.get("late_s", 0.0) for end in events_of_kind(of_start, "training_end")), default=0.0)
+    if late_s and "training_time_s" in result:
+        result["flags"].append(f"for {late_s:.0f} s nobody saw whether the command had ended")
+        share = late_s / max(late_s, result["training_time_s"])
+        result["doubtful_share"] = max(share, result.get("doubtful_share", 0.0))
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))
     by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"), known)
     result |= by_perun
@@ -521,8 +528,8 @@ def _check_ranks(record: dict, events: list[dict]) -> list[str]:
     have_finished = set(ends.values()) == {"finished"} and ends.keys() == {event["rank"] for event in events}
     may_be_finished = have_finished and len(ends) == record["devices"]
     if record["workload"] == "command":  # its idling afterwards may have been cut off
-        statuses = {event.get("exit_status") for event in events_of_kind(events, "training_end")}
-        may_be_finished = statuses == {0}
+        ends = events_of_kind(events, "training_end")  # one that was seen late is of a time that nobody knows
+        may_be_finished = bool(ends) and all(end.get("exit_status") == 0 and not end.get("late_s") for end in ends)
     if status == "finished" and not may_be_finished:
         faults.append("status: is finished, but a rank told of no good end")
     if status != "finished" and have_finished and may_be_finished:

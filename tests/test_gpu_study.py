@@ -12,12 +12,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from energynn import cli, config, studies
+from energynn import cli, config, files, studies
 from energynn.cluster import local
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
 from tests import gpu_probe
+from tests.conftest import minimal_record
 
 GRID = studies.gpu_grid()
 ANCHOR = config.to_dict(GRID[0])
@@ -213,6 +214,25 @@ def test_a_cold_first_run_and_a_slow_recipe_leave_out_no_others(tmp_path, monkey
     pretend(monkeypatch, lambda run, number: 90 if run.compile else 20)
     compiled = [*warm[:2], run("resnet50", compile=True), *warm[2:4]]
     assert local.run_study(compiled, tmp_path / "compiled", minutes=170 / 60) == []
+
+
+@pytest.mark.parametrize(
+    "status, order", [("interrupted", [0, 1, 2, 3]), ("failed", [3, 0, 1, 2]), (None, [0, 1, 2, 3])]
+)
+def test_what_failed_comes_last_with_all_that_starts_from_it_and_what_was_interrupted_does_not(
+    tmp_path, monkeypatch, status, order
+):
+    runs = [config.make("fourcastnet", save_weights=True)]
+    for _ in range(2):
+        tuning = dict(stage="finetune", initial_run=config.run_id(runs[-1]), save_weights=True)
+        runs.append(config.make("fourcastnet", **tuning))
+    runs.append(config.make("fourcastnet", seed=1))
+    folder = tmp_path / "local" / config.run_id(runs[0])
+    folder.mkdir(parents=True)
+    if status:
+        files.write_json(folder / "record.json", minimal_record(status=status))
+    made = pretend(monkeypatch, lambda run, number: 1)
+    assert local.run_study(runs, tmp_path) == [] and made == [runs[number] for number in order]
 
 
 def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):

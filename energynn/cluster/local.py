@@ -38,7 +38,7 @@ def run_study(
 ) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
-    Those that were tried before come last: what fails in each call must not take the time of the others.
+    Those that failed before come last: what fails in each call must not take the time of the others.
     A run that would not fit into ``minutes``, judged by those like it so far, is left out, and named in a line as well.
     So are all others where the first three fail alike. What is there is packed into ``archive`` after every run and
     whatever happens. With ``warm_up`` the first run is made once before, and forgotten, where there is no record yet. A
@@ -46,7 +46,8 @@ def run_study(
     machine cannot make them, before the first one starts.
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
-    missing.sort(key=lambda config: (_folder(config, runs_dir) / "record.json").exists())
+    failed_before = _failed_before(missing, runs_dir)
+    missing.sort(key=lambda config: _folder(config, runs_dir) in failed_before)
     print(f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make", flush=True)
     failed, begun, made, reasons = [], time.monotonic(), [], []
     try:
@@ -83,6 +84,17 @@ def run_study(
         if archive:
             pack(runs, runs_dir, archive)
             print(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
+    return failed
+
+
+def _failed_before(missing: list[RunConfig], runs_dir: Path) -> set[Path]:
+    """Folders of the runs that have failed, not of those that were interrupted, and of all that start from them."""
+    failed: set[Path] = set()
+    for config in missing:
+        folder = _folder(config, runs_dir)
+        status = (records.read(folder) or {}).get("status", "interrupted")
+        if status != "interrupted" or folder.parent / getattr(config, "initial_run", "") in failed:
+            failed.add(folder)
     return failed
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from energynn import records
 from energynn.files import default_runs_dir, force, is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
-from energynn.measure import energy, machine, perun_adapter
+from energynn.measure import clocks, energy, machine, perun_adapter
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, limit_s, read_events, segments
 from energynn.processes import end_with_parent
@@ -77,8 +77,8 @@ def measure(
         _require_folder(run_dir)
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
-            for begun in folder.glob("samples-*.jsonl"):  # of perun's sampler, before there was anything to measure
-                begun.unlink()
+            for begun in [folder / clocks.FILE, *folder.glob("samples-*.jsonl")]:
+                begun.unlink(missing_ok=True)  # of perun's sampler, before there was anything to measure
             with_perun = False
     if not with_perun:
         stop_sampler = start_sampler(folder, size, stopped)
@@ -144,7 +144,8 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
 
 def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     """A new folder for this start, locked from its first instant, so that the other ranks know it from older ones."""
-    first = not list(run_dir.glob("events-rank*.jsonl"))
+    begun = (clocks.FILE, "events-rank", "samples-")  # a start may have been killed before its first event
+    first = not any(path.name.startswith(begun) for path in run_dir.iterdir())
     folder = run_dir if first else run_dir / f"segment-{len(segments(run_dir)) + 1}"
     made = run_dir if first else run_dir / f".{folder.name}"
     made.mkdir(exist_ok=True)
@@ -220,13 +221,14 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     except OSError as error:
         print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         status, late_s = 126, 0.0
-    mark("training_end", exit_status=status, **({"late_s": late_s} if late_s > MOST_LATE_S else {}))
+    late = {"late_s": late_s} if late_s > MOST_LATE_S else {}
+    mark("training_end", exit_status=status, **late)
     if rank == 0:
         print(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record", file=sys.stderr, flush=True)
     mark("idle_start", when="after")
     time.sleep(IDLE_S)
     mark("idle_end", when="after")
-    mark("rank_end", status="finished" if status == 0 else "failed", exit_status=status)
+    mark("rank_end", status="failed" if status or late else "finished", exit_status=status, **late)
 
 
 def _wait_for_end(child: subprocess.Popen, alive_s: float) -> float:
@@ -302,16 +304,20 @@ def _outcome(folder: Path, rank: int, stopped: list[int]) -> tuple[str, str, int
         return "failed", "the sampler did not start, so the command was not", 2
     if not ends:
         return "killed", "the measurement was killed before the command ended", 128 + (stopped or [signal.SIGKILL])[0]
-    status, late_s = ends[0]["exit_status"], ends[0].get("late_s", 0.0)
-    if late_s:
-        reason = f"the measurement stood still for {late_s:.0f} s, in which the command ended: its time is not known"
-        return "failed", reason, records.shell_status(status)
-    if status == 0:
-        return "finished", "", 0
-    kind, reason = "failed", f"the command ended with status {status}"
+    status, reason = ends[0]["exit_status"], _against(ends[0])
+    if not reason or "late_s" in ends[0]:
+        return "failed" if reason else "finished", reason, records.shell_status(status)
+    kind = "failed"
     if status < 0:
         kind, reason = "killed", f"the command was ended by {_signal_name(-status)}"
     return "interrupted" if stopped else kind, reason, records.shell_status(status)
+
+
+def _against(end: dict) -> str:
+    """What is not good about the end of a rank's command, in words; "" of a good one."""
+    if late_s := end.get("late_s"):
+        return f"the measurement stood still for {late_s:.0f} s, in which the command ended: its time is not known"
+    return f"the command ended with status {end['exit_status']}" if end["exit_status"] else ""
 
 
 def _signal_name(number: int) -> str:
@@ -346,11 +352,11 @@ def _first_bad_end(folder: Path, size: int, patience_s: float) -> tuple[str, str
             missing = ", ".join(str(rank) for rank in range(size) if rank not in ended)
             return "killed", f"rank {missing} ended without a word"
         time.sleep(0.5)
-    bad = [event for event in ended.values() if event["exit_status"] != 0]
+    bad = [event for event in ended.values() if _against(event)]
     if not bad:
         return "finished", ""
     first = min(bad, key=lambda event: event["t_wall_ns"])
-    return "failed", f"rank {first['rank']}: the command ended with status {first['exit_status']}"
+    return "failed", f"rank {first['rank']}: {_against(first)}"
 
 
 # ----------------------------------------------------------------------------------------------------------- for people

@@ -17,7 +17,7 @@ import pytest
 
 from energynn import cli, launchers, records
 from energynn.launch import command, watch
-from energynn.measure import comparison, energy, sampler_process, samples
+from energynn.measure import comparison, energy, perun_adapter, sampler_process, samples
 from energynn.measure.samples import Events
 from tests.processes import processes_of, wait_until
 
@@ -421,6 +421,56 @@ def test_a_perun_that_does_not_start_costs_no_measurement(tmp_path):
     assert status == 0 and record["status"] == "finished" and record["energy_cpu_J"] > 0, errors
 
 
+def test_what_a_perun_that_failed_has_left_is_not_gone_on_with(tmp_path, monkeypatch):
+    """Who finds a clock.json takes its writer for the reference of all clocks, and that one has gone."""
+    left = []
+    names = ("clock.json", "samples-h.jsonl")
+    monkeypatch.setattr(
+        perun_adapter, "command", lambda script, folder, ini: ["touch", *(str(folder / name) for name in names)]
+    )
+    monkeypatch.setattr(command, "start_sampler", lambda folder, *_: left.extend(os.listdir(folder)) or (lambda: None))
+    monkeypatch.setattr(command, "_pass_signals_on", lambda *_: None)
+    monkeypatch.setattr(command, "IDLE_S", 0.1)
+    command.measure(["true"], tmp_path / "run", 0.04, quiet=True, perun=True)
+    assert "perun.ini" in left and not {*left} & {*names}
+
+
+@pytest.mark.parametrize(
+    "left, folder",
+    [
+        ("perun.ini", "run"),
+        ("clock.json", "segment-2"),
+        ("samples-h.jsonl", "segment-2"),
+        ("events-rank0.jsonl", "segment-2"),
+    ],
+)
+def test_a_start_that_was_killed_keeps_its_folder_to_itself(tmp_path, left, folder):
+    run_dir, _, held = command._prepare(["true"], tmp_path / "run", 0.04, 0, 1)
+    (run_dir / left).touch()
+    for file in held:
+        file.close()
+    _, second, held = command._prepare(["true"], run_dir, 0.04, 0, 1)
+    assert second.name == folder
+    for file in held:
+        file.close()
+
+
+@pytest.mark.slow
+def test_a_start_killed_before_its_first_event_costs_the_next_one_no_perun(tmp_path):
+    folder = tmp_path / "run"
+    first = start(folder, "sleep", "3")
+    wait_until(lambda: any('"header"' in path.read_text() for path in folder.glob("samples-*.jsonl")))
+    first.kill()
+    first.communicate(timeout=60)
+    wait_until(lambda: not processes_of(folder))
+    for events in folder.glob("events-rank*.jsonl"):  # it came a little late
+        events.unlink()
+    record, status, errors = measured(folder, "sleep", "3")
+    assert status == 0 and list(folder.glob("segment-2/perun/*.hdf5")), errors
+    assert {clock["method"] for clock in record["clocks"]} == {"reference"} and len(record["segments"]) == 1
+    assert list(folder.glob("samples-*.jsonl")) and records.check(tmp_path) == []
+
+
 @pytest.mark.slow
 def test_a_gpu_that_falls_silent_for_ever_stops_no_command(tmp_path):
     gpus = [
@@ -556,6 +606,53 @@ def test_a_command_that_ends_while_we_are_stopped_has_no_known_time(tmp_path, st
     record = json.loads(started.communicate(timeout=60)[0])
     assert record["status"] == status and started.returncode == 0
     assert ("in which the command ended: its time is not known" in record["status_reason"]) == (status == "failed")
+    assert records.check(tmp_path) == []
+
+
+def test_a_start_whose_end_was_seen_late_makes_later_ones_no_evidence(run_dir):
+    """Their sum holds a time that nobody knows."""
+    folder, of_command = run_dir.parent / "again", dict(workload="command", config={"command": "true"}, devices=1)
+    shutil.copytree(run_dir, folder)
+    intent = {
+        name: value for name, value in json.loads((folder / "run.json").read_text()).items() if "digest" not in name
+    }
+    (folder / "run.json").write_text(json.dumps(intent | of_command | {"run_id": "again"}))
+    (folder / "events-rank1.jsonl").unlink()
+    (folder / "phases-rank1.jsonl").unlink()
+    shutil.rmtree(folder / "perun")
+    events = [json.loads(line) for line in (folder / "events-rank0.jsonl").read_text().splitlines()]
+    shutil.copytree(folder, folder / "segment-2")
+    (folder / "segment-2" / "run.json").unlink()
+    for late, part in (({}, folder / "segment-2"), ({}, folder), ({"late_s": 4.0}, folder)):
+        for event in events:
+            event |= {"exit_status": 0} | late if event["event"] == "training_end" else {}
+        (part / "events-rank0.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        record = records.build(folder, "finished", "")
+        assert record["valid"] != bool(late), record["invalid_reasons"]
+    assert record["invalid_reasons"] == ["10% of the energy may be missing or false; the flags say why"]
+    assert "for 4 s nobody saw whether the command had ended" in record["flags"] and records.check(folder) == []
+
+
+@pytest.mark.parametrize("late_s, first", [((5.0, 5.0), 0), ((5.0, 0.0), 0), ((0.0, 5.0), 1)])
+def test_an_end_that_one_of_many_ranks_saw_late_makes_no_finished_record(tmp_path, monkeypatch, late_s, first):
+    run_one, run_dir = command._run, tmp_path / "runs" / "run"
+
+    def run(words, folder, _rank, _children, stopped, stdout):
+        for rank in range(2):
+            monkeypatch.setattr(command, "_wait_for_end", lambda child, _, rank=rank: child.wait() or late_s[rank])
+            run_one(words, folder, rank, [], stopped, stdout)
+
+    monkeypatch.setattr(command, "_run", run)
+    monkeypatch.setattr(command, "IDLE_S", 0.1)
+    monkeypatch.setattr(command, "start_sampler", lambda *_: lambda: None)
+    monkeypatch.setattr(command, "_pass_signals_on", lambda *_: None)
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    record, _ = command.measure(["true"], run_dir, 0.04, quiet=True)
+    said = f"rank {first}: the measurement stood still for 5 s, in which the command ended: its time is not known"
+    assert (record["status"], record["status_reason"]) == ("failed", said) and records.check(tmp_path) == []
+    records.build(run_dir, "finished", "")
+    assert records.check(tmp_path) == ["run: status: is finished, but a rank told of no good end"]
 
 
 @pytest.mark.parametrize("ago_s, late_s", [(0.0, 0.0), (5.0, 4.8)])
