@@ -225,6 +225,7 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
     assert len(read_samples(tmp_path / "samples.jsonl").t_ns) >= 1  # header and first sample, before all else
     time.sleep(0.5)
     sampler.note({"CPU_0": 5})
+    assert sampler.lines.flush(60)  # another thread writes
     written = read_samples(tmp_path / "samples.jsonl")
     periods = (time.monotonic() - begun) / 0.02
     assert 15 <= len(written.t_ns) <= periods + 2  # of 25 periods, on a machine that does other things too
