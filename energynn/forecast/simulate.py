@@ -16,6 +16,7 @@ from energynn.files import utc_now, write_json
 from energynn.forecast import model, predict, runs
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import READINGS, Work
+from energynn.reading import json_or_nothing
 
 METHOD = "Nobody made this run: time and powers are those of a model (energynn forecast simulate), with its scatter."
 READINGS_OF_A_RUN = 64  # power does not vary in the model; a record asks for 60 at least
@@ -38,18 +39,22 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     advance = progress.meter("simulated", len(asked), "runs", tell)
     for run, work in zip(asked, works, strict=True):
         folder = Path(out) / made.site.name / config.run_id(run)
+        folders.append(folder)
         _make_room(folder)
         _write_run(made, run, work, folder)
-        records.build(folder, "finished", "")
-        folders.append(folder)
+        record = records.build(folder, "finished", "")
+        if not record["valid"]:
+            for folder in folders:
+                shutil.rmtree(folder)
+            why = f"{run.devices} devices of {made.site.name} make no valid record: {record['status_reason']}"
+            raise ValueError(f"simulate: {why}; look at the powers and devices_per_node of its file")
         advance(1)
     return folders
 
 
 def _make_room(folder: Path) -> None:
     if folder.exists():
-        intent = folder / "run.json"
-        if not intent.exists() or json.loads(intent.read_text()).get("launcher") != "simulated":
+        if json_or_nothing(folder / "run.json").get("launcher") != "simulated":
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -67,9 +72,13 @@ def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> N
     on_node = Counter(host_of_rank.values())
     for number, (host, in_use) in enumerate(on_node.items()):
         header = {"header": "energynn-samples/1", "host": host, "pid": number, "period_s": time_s / READINGS_OF_A_RUN}
-        powers = json.dumps([round(W * in_use, 3) for W in watts.values()])
-        lines = [json.dumps(header | {"sensors": [_sensor(component) for component in watts], "problems": []})]
-        lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{powers}}}' for moment in moments_ns]
+        sensors, powers = [], []
+        for component, W in watts.items():
+            devices = [str(device) for device in range(in_use)] if component == "gpu" else ["all"]
+            sensors += [_sensor(component, device) for device in devices]
+            powers += [round(W * in_use / len(devices), 3)] * len(devices)
+        lines, read = [json.dumps(header | {"sensors": sensors, "problems": []})], json.dumps(powers)
+        lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{read}}}' for moment in moments_ns]
         lines.append(json.dumps({"status": AT_REST}))
         (folder / f"samples-{host}.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -131,6 +140,7 @@ def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[in
     return events
 
 
-def _sensor(component: str) -> dict:
-    known = dict(id=f"{component}_simulated", component=component, device="all", kind="power", provenance="simulated")
-    return known | dict(to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None, model=None, notes={})
+def _sensor(component: str, device: str) -> dict:
+    known = dict(id=f"{component}_{device}_simulated", component=component, device=device, kind="power")
+    known |= dict(provenance="simulated", to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None)
+    return known | dict(model=None, notes={})
