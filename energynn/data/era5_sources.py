@@ -57,10 +57,7 @@ RANGES = {
     "q": ("kg/kg", -0.01, 0.1),
 }
 # How else stores write these units, in lower case, without spaces and signs of powers.
-SPELLED = {
-    "m/s": ("ms-1",), "K": ("kelvin", "degk"), "Pa": ("pascal",), "kg/m2": ("kgm-2",), "m2/s2": ("m2s-2", "j/kg"),
-    "kg/kg": ("kgkg-1", "1"), "%": ("percent",),
-}  # fmt: skip
+SPELLED = {"m/s": "ms-1", "K": "kelvin", "Pa": "pascal", "kg/m2": "kgm-2", "m2/s2": "m2s-2", "kg/kg": "kgkg-1"}
 MOST_OF_A_FRACTION = 3  # relative humidity that is nowhere above it is no percentage
 
 
@@ -134,11 +131,11 @@ def _require_physical(values: np.ndarray, name: str, hour: int, file: str | Path
         raise ValueError(f"{file}: {name} is {low:g} everywhere at {utc(hour)}; get this file or time again")
 
 
-def _require_unit(variable, name: str, file: str | Path) -> None:
-    """Raise ValueError for a variable that says that it has another unit; it need not say one."""
+def _require_unit(variable, name: str, place: str) -> None:
+    """Raise ValueError for a variable that says that it has another unit; it need not say one, or says 1."""
     unit, said = RANGES[name][0], str(variable.attrs.get("units", ""))
-    if re.sub(r"[\s.*^_]", "", said).lower() not in ("", unit.lower(), *SPELLED[unit]):
-        raise ValueError(f"{file}: the units of {variable.name} are {said[:40]!r}; convert it to {unit}")
+    if re.sub(r"[\s.*^]", "", said).lower() not in ("", "1", unit.lower(), SPELLED.get(unit)):
+        raise ValueError(f"{place}: the units of {variable.name} are {said[:40]!r}; convert it to {unit}")
 
 
 def _require_north_first(surface_pressure: np.ndarray, hour: int, file: str | Path) -> None:
@@ -250,12 +247,11 @@ class _Stores:
         self.hours = [hour for hour, places in self.places.items() if places]
         latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))
         if not _spans_poles(latitude):
-            begin = f"they begin {latitude[:4].tolist()} and end at {latitude[-1]}"
-            raise ValueError(f"{place}: latitudes must go from pole to pole in even steps, {begin}")
+            raise ValueError(f"{place}: latitudes must go from pole to pole evenly, they begin {latitude[:4].tolist()}")
         step = _even_step(longitude)
         if longitude[0] != 0 or not abs(360 - len(longitude) * step) < step / 2:
-            ends = f"they go from {longitude[0]} to {longitude[-1]}"
-            raise ValueError(f"{place}: longitudes must rise from 0 in even steps, once around the Earth; {ends}")
+            ends = f"{longitude[0]} to {longitude[-1]}"
+            raise ValueError(f"{place}: longitudes must rise from 0 evenly, once around the Earth, are {ends}")
         self.stored_shape = (len(latitude), len(longitude))
         north_first = latitude[0] > latitude[-1]
         self.rows = slice(None) if north_first else slice(None, None, -1)
@@ -308,10 +304,9 @@ class _Stores:
                 values = self._planes(variable, at, levels_hPa)
                 if values is None:
                     continue
-                file = dataset.encoding.get("source", self.place)
-                _require_unit(variable, name, file)
+                _require_unit(variable, name, self.place)
                 for level, plane in zip(levels_hPa or [""], values, strict=True):
-                    _require_physical(plane, f"{name}{level}", hour, file)
+                    _require_physical(plane, f"{name}{level}", hour, dataset.encoding.get("source", self.place))
                 return values
         return None
 

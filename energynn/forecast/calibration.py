@@ -18,7 +18,7 @@ from energynn.forecast import fitting, runs
 from energynn.forecast.calibrate import Fit, Prior
 from energynn.forecast.model import BY_NAME
 from energynn.forecast.runs import Runs
-from energynn.reading import LARGEST_B, one_fault, require_file
+from energynn.reading import LARGEST_B, require_file
 
 SCHEMA = "energynn-forecast/1"
 # Fields that a forecast takes into account, or that change neither time nor power.
@@ -152,11 +152,6 @@ def write(path: Path, made: Calibration, examined: dict) -> None:
 
 def read(path: Path) -> Calibration:
     """Read a fit file; raises ValueError with one line for one that is missing, damaged or of another kind."""
-    with one_fault(path):
-        return _read(path)
-
-
-def _read(path: Path) -> Calibration:
     again = "`energynn forecast fit` writes one"
     try:
         require_file(path, LARGEST_B)

@@ -28,8 +28,8 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     """Write a run folder with a record for each run below ``out``; returns the folders.
 
     The scatter of a run follows from its name, so that a second call makes the same. A folder that is there is made
-    anew if it is simulated; raises ValueError where it is a real run's. Nothing is written where the fit has no powers,
-    or where one of the runs cannot be.
+    anew if it is simulated; raises ValueError where it is a real run's, or a record is not valid. Nothing is written
+    where the fit has no powers, or where one of the runs cannot be.
     """
     if not made.fit.has_power:
         raise ValueError("fit: of the time alone; records need energies, fit runs with measured ones")
@@ -39,15 +39,13 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     advance = progress.meter("simulated", len(asked), "runs", tell)
     for run, work in zip(asked, works, strict=True):
         folder = Path(out) / made.site.name / config.run_id(run)
-        folders.append(folder)
         _make_room(folder)
         _write_run(made, run, work, folder)
         record = records.build(folder, "finished", "")
         if not record["valid"]:
-            for folder in folders:
-                shutil.rmtree(folder)
-            why = f"{run.devices} devices of {made.site.name} make no valid record: {record['status_reason']}"
-            raise ValueError(f"simulate: {why}; look at the powers and devices_per_node of its file")
+            why = [*record["flags"], *record["invalid_reasons"]][0]
+            raise ValueError(f"{folder}: {why}; correct the powers in the system's file and fit again")
+        folders.append(folder)
         advance(1)
     return folders
 
@@ -72,13 +70,12 @@ def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> N
     on_node = Counter(host_of_rank.values())
     for number, (host, in_use) in enumerate(on_node.items()):
         header = {"header": "energynn-samples/1", "host": host, "pid": number, "period_s": time_s / READINGS_OF_A_RUN}
-        sensors, powers = [], []
-        for component, W in watts.items():
-            devices = [str(device) for device in range(in_use)] if component == "gpu" else ["all"]
-            sensors += [_sensor(component, device) for device in devices]
-            powers += [round(W * in_use / len(devices), 3)] * len(devices)
-        lines, read = [json.dumps(header | {"sensors": sensors, "problems": []})], json.dumps(powers)
-        lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{read}}}' for moment in moments_ns]
+        sensors = [_sensor("gpu", str(device)) for device in range(in_use)]
+        sensors += [_sensor(component, "all") for component in watts if component != "gpu"]
+        gpu_W, *host_W = watts.values()
+        powers = json.dumps([round(W, 3) for W in [gpu_W] * in_use + [W * in_use for W in host_W]])
+        lines = [json.dumps(header | {"sensors": sensors, "problems": []})]
+        lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{powers}}}' for moment in moments_ns]
         lines.append(json.dumps({"status": AT_REST}))
         (folder / f"samples-{host}.jsonl").write_text("\n".join(lines) + "\n")
 
