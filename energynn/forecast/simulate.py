@@ -73,7 +73,7 @@ def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> N
         sensors = [_sensor("gpu", str(device)) for device in range(in_use)]
         sensors += [_sensor(component, "all") for component in watts if component != "gpu"]
         gpu_W, *host_W = watts.values()
-        powers = json.dumps([round(W, 3) for W in [gpu_W] * in_use + [W * in_use for W in host_W]])
+        powers = json.dumps([round(gpu_W, 3)] * in_use + [round(W * in_use, 3) for W in host_W])
         lines = [json.dumps(header | {"sensors": sensors, "problems": []})]
         lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{powers}}}' for moment in moments_ns]
         lines.append(json.dumps({"status": AT_REST}))
