@@ -593,6 +593,18 @@ def with_inf(found: xr.Dataset) -> xr.Dataset:
     return found
 
 
+def with_units(name: str, units: str):
+    def change(found: xr.Dataset) -> xr.Dataset:
+        found[name].attrs["units"] = units
+        return found
+
+    return in_netcdf(change)
+
+
+def with_axis(**degrees):
+    return in_netcdf(lambda found: found.assign_coords(degrees))
+
+
 def two_grids(folder: Path) -> None:
     found = dataset(hours_of_year(2019)[:2], which=1)
     found[["t2m"]].to_netcdf(folder / "a.nc", engine="scipy")
@@ -625,6 +637,18 @@ ERA5 = {
     "latitudes must go": in_netcdf(lambda found: found.assign_coords(latitude=np.full(9, np.nan))),
     "they begin [180": in_netcdf(lambda found: found.assign_coords(latitude=2 * found["latitude"])),
     "longitudes must rise": in_netcdf(lambda found: found.assign_coords(longitude=found["longitude"] - 180)),
+    "they begin [45.0, 33.75, 22.5, 11.25]": with_axis(latitude=np.linspace(45, -45, 9)),
+    "[90.0, 67.5, 45.0, 22.5]": with_axis(latitude=[90, 67.5, 45, 22.5, 0, -11, -22.5, -33, -45]),
+    "pole to pole evenly, they begin [90.0, 89.0, 88.0, 87.0]": with_axis(
+        latitude=[90, 89, 88, 87, 0, -30, -60, -75, -90]
+    ),
+    "once around the Earth, are 0.0 to 168.75": with_axis(longitude=11.25 * np.arange(16)),
+    "once around the Earth, are 0.0 to 360.0": with_axis(longitude=np.linspace(0, 360, 16)),
+    "from 0 evenly, once around": with_axis(longitude=[*range(15), 337.5]),
+    "the units of u10 are 'knots'; convert it to m/s": with_units("u10", "knots"),
+    "the units of t2m are 'degF'; convert it to K": with_units("t2m", "degF"),
+    "the units of z are 'm'; convert it to m2/s2": with_units("z", "m"),
+    "u10 is 0 everywhere at 2019-01-01 06 UTC": in_hdf5("u10", np.zeros_like),
     "the latitudes of its files differ": two_grids,
     "has no dimension level": in_netcdf(lambda found: found.rename(level="height")),
     "no geopotential or z at": in_netcdf(lambda found: found.assign_coords(level=[51, 500, 850, 925, 1000])),

@@ -6,6 +6,7 @@ Each year becomes a ``Source``: FourCastNet's twenty channels in its order, ever
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,6 +56,8 @@ RANGES = {
     "r": ("%", -50, 300),
     "q": ("kg/kg", -0.01, 0.1),
 }
+# How else stores write these units, in lower case, without spaces and signs of powers.
+SPELLED = {"m/s": "ms-1", "K": "kelvin", "Pa": "pascal", "kg/m2": "kgm-2", "m2/s2": "m2s-2", "kg/kg": "kgkg-1"}
 MOST_OF_A_FRACTION = 3  # relative humidity that is nowhere above it is no percentage
 
 
@@ -124,6 +127,15 @@ def _require_physical(values: np.ndarray, name: str, hour: int, file: str | Path
         )
     if name[0] == "r" and high < MOST_OF_A_FRACTION:
         raise ValueError(f"{file}: {name} is {low:g} to {high:g} at {utc(hour)}, a fraction instead of %")
+    if low == high:
+        raise ValueError(f"{file}: {name} is {low:g} everywhere at {utc(hour)}; get this file or time again")
+
+
+def _require_unit(variable, name: str, place: str) -> None:
+    """Raise ValueError for a variable that says that it has another unit; it need not say one, or says 1."""
+    unit, said = RANGES[name][0], str(variable.attrs.get("units", ""))
+    if re.sub(r"[\s.*^]", "", said).lower() not in ("", "1", unit.lower(), SPELLED.get(unit)):
+        raise ValueError(f"{place}: the units of {variable.name} are {said[:40]!r}; convert it to {unit}")
 
 
 def _require_north_first(surface_pressure: np.ndarray, hour: int, file: str | Path) -> None:
@@ -205,10 +217,17 @@ def _open_xarray(place: str, year: int) -> Source:
     return Source(np.array(stores.hours, dtype=int), stores.latitude_deg, stores.longitude_deg, stores.read)
 
 
-def _in_order(degrees: np.ndarray, least: float, most: float) -> bool:
-    """Whether coordinates rise or fall throughout, within their limits; NaN does not."""
+def _even_step(degrees: np.ndarray) -> float:
+    """From each coordinate to the next; NaN where that differs by more than a hundredth."""
     steps = np.diff(degrees)
-    return bool(((steps > 0).all() or (steps < 0).all()) and (degrees >= least).all() and (degrees <= most).all())
+    return float(steps.mean()) if len(steps) and np.allclose(steps, steps.mean(), rtol=0.01, atol=0) else np.nan
+
+
+def _spans_poles(latitude: np.ndarray) -> bool:
+    """Whether even rows, or their middles, go from one pole to the other; the row of the south pole may be missing."""
+    step, ends = abs(_even_step(latitude)), (latitude[0], latitude[-1])
+    north, south = 90 - max(ends), 90 + min(ends)
+    return 0 <= north <= 0.51 * step and 0 <= south <= 1.01 * step
 
 
 class _Stores:
@@ -227,10 +246,12 @@ class _Stores:
                     raise ValueError(f"{place}: the {name}s of its files differ; all must have one grid")
         self.hours = [hour for hour, places in self.places.items() if places]
         latitude, longitude = (np.asarray(datasets[0][name].values, float) for name in ("latitude", "longitude"))
-        if not _in_order(latitude, -90, 90):
-            raise ValueError(f"{place}: latitudes must go from pole to pole, they begin {latitude[:4].tolist()}")
-        if not _in_order(longitude, 0, 360) or longitude[0] != 0:
-            raise ValueError(f"{place}: longitudes must rise from 0, they go from {longitude[0]} to {longitude[-1]}")
+        if not _spans_poles(latitude):
+            raise ValueError(f"{place}: latitudes must go from pole to pole evenly, they begin {latitude[:4].tolist()}")
+        step = _even_step(longitude)
+        if longitude[0] != 0 or not abs(360 - len(longitude) * step) < step / 2:
+            ends = f"{longitude[0]} to {longitude[-1]}"
+            raise ValueError(f"{place}: longitudes must rise from 0 evenly, once around the Earth, are {ends}")
         self.stored_shape = (len(latitude), len(longitude))
         north_first = latitude[0] > latitude[-1]
         self.rows = slice(None) if north_first else slice(None, None, -1)
@@ -283,6 +304,7 @@ class _Stores:
                 values = self._planes(variable, at, levels_hPa)
                 if values is None:
                     continue
+                _require_unit(variable, name, self.place)
                 for level, plane in zip(levels_hPa or [""], values, strict=True):
                     _require_physical(plane, f"{name}{level}", hour, dataset.encoding.get("source", self.place))
                 return values

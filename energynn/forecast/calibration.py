@@ -18,6 +18,7 @@ from energynn.forecast import fitting, runs
 from energynn.forecast.calibrate import Fit, Prior
 from energynn.forecast.model import BY_NAME
 from energynn.forecast.runs import Runs
+from energynn.reading import LARGEST_B, require_file
 
 SCHEMA = "energynn-forecast/1"
 # Fields that a forecast takes into account, or that change neither time nor power.
@@ -153,10 +154,11 @@ def read(path: Path) -> Calibration:
     """Read a fit file; raises ValueError with one line for one that is missing, damaged or of another kind."""
     again = "`energynn forecast fit` writes one"
     try:
+        require_file(path, LARGEST_B)
         content = json.loads(Path(path).read_text())
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such fit; {again}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as a fit ({error}); {again}") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path}: is no fit of this version ({SCHEMA}); {again}")

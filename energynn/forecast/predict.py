@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from energynn.forecast.calibrate import Fit
 from energynn.forecast.calibration import ASSUMED, Calibration
 from energynn.forecast.model import READINGS, Work
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
+from energynn.reading import json_table, one_fault
 
 QUANTITIES = ("time_h", "gpu_hours", "energy_kWh", "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
 # The published runs reach so far. Beyond, nothing tells of latency and of storage that many share: no interval then.
@@ -94,7 +94,8 @@ def asked(made: Calibration, what: str | None, parameters: dict) -> list[RunConf
     """
     folder = Path(what) if what else None
     if folder and (folder / "run.json").is_file():
-        plain = [config.to_dict(runs.as_made(json.loads((folder / "run.json").read_text())))]
+        with one_fault(f"{folder / 'run.json'}: tells of no training; give another folder, or parameters"):
+            plain = [config.to_dict(runs.as_made(json_table(folder / "run.json")))]
     elif folder and folder.is_dir():
         raise ValueError(f"{folder}: there is no run.json; give a run's folder, or a study")
     elif what:

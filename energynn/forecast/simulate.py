@@ -16,6 +16,7 @@ from energynn.files import utc_now, write_json
 from energynn.forecast import model, predict, runs
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import READINGS, Work
+from energynn.reading import json_or_nothing
 
 METHOD = "Nobody made this run: time and powers are those of a model (energynn forecast simulate), with its scatter."
 READINGS_OF_A_RUN = 64  # power does not vary in the model; a record asks for 60 at least
@@ -27,8 +28,8 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     """Write a run folder with a record for each run below ``out``; returns the folders.
 
     The scatter of a run follows from its name, so that a second call makes the same. A folder that is there is made
-    anew if it is simulated; raises ValueError where it is a real run's. Nothing is written where the fit has no powers,
-    or where one of the runs cannot be.
+    anew if it is simulated; raises ValueError where it is a real run's, or a record is not valid. Nothing is written
+    where the fit has no powers, or where one of the runs cannot be.
     """
     if not made.fit.has_power:
         raise ValueError("fit: of the time alone; records need energies, fit runs with measured ones")
@@ -40,7 +41,10 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
         folder = Path(out) / made.site.name / config.run_id(run)
         _make_room(folder)
         _write_run(made, run, work, folder)
-        records.build(folder, "finished", "")
+        record = records.build(folder, "finished", "")
+        if not record["valid"]:
+            why = [*record["flags"], *record["invalid_reasons"]][0]
+            raise ValueError(f"{folder}: {why}; correct the powers in the system's file and fit again")
         folders.append(folder)
         advance(1)
     return folders
@@ -48,8 +52,7 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
 
 def _make_room(folder: Path) -> None:
     if folder.exists():
-        intent = folder / "run.json"
-        if not intent.exists() or json.loads(intent.read_text()).get("launcher") != "simulated":
+        if json_or_nothing(folder / "run.json").get("launcher") != "simulated":
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -67,8 +70,11 @@ def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> N
     on_node = Counter(host_of_rank.values())
     for number, (host, in_use) in enumerate(on_node.items()):
         header = {"header": "energynn-samples/1", "host": host, "pid": number, "period_s": time_s / READINGS_OF_A_RUN}
-        powers = json.dumps([round(W * in_use, 3) for W in watts.values()])
-        lines = [json.dumps(header | {"sensors": [_sensor(component) for component in watts], "problems": []})]
+        sensors = [_sensor("gpu", str(device)) for device in range(in_use)]
+        sensors += [_sensor(component, "all") for component in watts if component != "gpu"]
+        gpu_W, *host_W = watts.values()
+        powers = json.dumps([round(gpu_W, 3)] * in_use + [round(W * in_use, 3) for W in host_W])
+        lines = [json.dumps(header | {"sensors": sensors, "problems": []})]
         lines += [f'{{"t":{moment},"w":{moment},"d":0,"v":{powers}}}' for moment in moments_ns]
         lines.append(json.dumps({"status": AT_REST}))
         (folder / f"samples-{host}.jsonl").write_text("\n".join(lines) + "\n")
@@ -131,6 +137,7 @@ def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[in
     return events
 
 
-def _sensor(component: str) -> dict:
-    known = dict(id=f"{component}_simulated", component=component, device="all", kind="power", provenance="simulated")
-    return known | dict(to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None, model=None, notes={})
+def _sensor(component: str, device: str) -> dict:
+    known = dict(id=f"{component}_{device}_simulated", component=component, device=device, kind="power")
+    known |= dict(provenance="simulated", to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None)
+    return known | dict(model=None, notes={})

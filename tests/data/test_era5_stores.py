@@ -32,6 +32,12 @@ POSSIBLE = {
     **{"sp": (60_000, 105_000), "sst": (270, 305), "mslp": (95_000, 105_000), "z": (-1_000, 5_000)},
     **{"z50": (190_000, 205_000), "z500": (48_000, 58_000), "z850": (10_000, 15_000), "z925": (5_000, 8_000)},
 }
+UNITS = {
+    **dict.fromkeys(("u10", "v10", "u", "v"), "m s**-1"),
+    **dict.fromkeys(("t2m", "t"), "K"),
+    **dict.fromkeys(("sp", "mslp"), "Pa"),
+    **{"tcwv": "kg m**-2", "z": "m**2 s**-2", "q": "kg kg**-1", "r": "%"},
+}
 SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
 
 
@@ -78,7 +84,8 @@ def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time=
     }
     found = xr.Dataset(variables, coordinates)
     for name, variable in found.items():
-        variable.attrs["units"] = "%" if name in NAMES["r"] and which else "1"
+        short = next(short for short, names in NAMES.items() if name in names)
+        variable.attrs["units"] = "1" if short == "r" and not which else UNITS[short]
     return found
 
 
@@ -143,6 +150,33 @@ def test_weatherbench_and_arco_with_humidity_computed(tmp_path, with_fraction, k
         t, q = (plane(f"{name}{level}", hours[6])[:-1].astype(np.float64) for name in "tq")
         expected[CHANNELS.index(f"r{level}")] = relative_humidity_percent(t, q, np.float64(100 * level))
     assert np.allclose(source.read(1), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("latitude_deg", [80 - 20.0 * np.arange(9), 20.0 * np.arange(9) - 80, 90 - 20.0 * np.arange(9)])
+def test_rows_may_be_cells_or_leave_the_south_pole_out(tmp_path, latitude_deg):
+    """As in WeatherBench2's conservative grids and in FourCastNet; coordinates may be of single precision."""
+    found = dataset(hours_of_year(2019)[:1], which=1, south_first=latitude_deg[0] < 0)
+    found.assign_coords(latitude=latitude_deg.astype(np.float32)).to_netcdf(tmp_path / "store.nc", engine="scipy")
+    source = era5_sources.open_year(str(tmp_path), 2019)
+    assert source.latitude_deg.tolist() == sorted(latitude_deg, reverse=True) and source.read(0).shape == (20, 9, 16)
+
+
+@pytest.mark.parametrize("degrees", [0.1, 0.25, 0.703125, 1 / 3, 1.5, 5.625])
+def test_grids_as_they_are_published_are_even(degrees):
+    rows = round(180 / degrees)
+    for latitude in (np.linspace(90, -90, rows + 1), np.linspace(-90 + degrees / 2, 90 - degrees / 2, rows)):
+        assert era5_sources._spans_poles(latitude.astype(np.float32).astype(float))
+
+
+@pytest.mark.parametrize("spelled", ["m s**-1", "m s-1", "m s^-1", "m/s", "m.s-1", ""])
+def test_units_may_be_spelled_in_any_usual_way(tmp_path, spelled):
+    found = dataset(hours_of_year(2019)[:1], which=1)
+    found["u10"].attrs["units"] = spelled
+    del found["t2m"].attrs["units"]
+    found["sp"].attrs["units"] = "pascal"
+    found["z"].attrs["units"] = "m^2/s^2"
+    found.to_netcdf(tmp_path / "store.nc", engine="scipy")
+    assert np.array_equal(era5_sources.open_year(str(tmp_path), 2019).read(0), state(hours_of_year(2019)[0]))
 
 
 def test_relative_humidity_against_tables():

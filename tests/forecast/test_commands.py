@@ -9,7 +9,8 @@ import pytest
 from energynn import cli, config, records
 from energynn.cluster import systems
 from energynn.files import REPOSITORY
-from energynn.forecast import calibration, predict, report
+from energynn.forecast import calibration, predict, report, simulate
+from tests.test_bad_input import ILL_TYPED, spoil
 
 QUANTITIES = ("time_h", "gpu_hours", "energy_kWh", "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
 RESNET50 = ("--workload", "resnet50", "--system", "horeka-a100")
@@ -192,7 +193,6 @@ def test_forecasts_from_short_runs_say_of_which_training_they_are(capsys, fitted
 def simulated(fitted, tmp_path_factory):
     """Records of R5, and of R4 on up to four GPUs."""
     from energynn import studies
-    from energynn.forecast import simulate
 
     out = tmp_path_factory.mktemp("simulated")
     runs = [run for name in ("R4", "R5") for run in studies.PAPER[name]("horeka-a100")]
@@ -287,6 +287,22 @@ def test_simulate_writes_all_runs_or_none(capsys, fitted, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
+def test_a_simulated_node_has_a_sensor_for_each_gpu(fitted, tmp_path, monkeypatch):
+    """Eight GPUs may draw more together than a sensor can show; what no record can have is not written."""
+    eight = dataclasses.replace(fitted, site=dataclasses.replace(fitted.site, devices_per_node=8))
+    runs = [config.make("resnet50", preset="paper", device="gpu", devices=devices) for devices in (1, 8, 12)]
+    monkeypatch.setattr(simulate, "_drawn", lambda *of: (3600.0, {"gpu": 500.0, "cpu": 100.0}))
+    for run, folder in zip(runs, simulate.write(eight, runs, tmp_path / "out", print), strict=True):
+        record = records.read(folder)
+        assert record["valid"] and record["energy_gpu_J"] == pytest.approx(run.devices * 500 * 3600)
+        assert record["energy_cpu_J"] == pytest.approx(run.devices * 100 * 3600)
+    assert records.check(tmp_path / "out") == []
+    few_W, many_W = (3600.0, {"gpu": 500.0, "cpu": 100.0}), (3600.0, {"gpu": 4000.0, "cpu": 100.0})
+    monkeypatch.setattr(simulate, "_drawn", lambda made, run, work: many_W if run.devices == 8 else few_W)
+    with pytest.raises(ValueError, match="none/horeka-a100/.*-n8-.*: gpu_0_.* more than 3000 W.*; correct the powers"):
+        simulate.write(eight, runs, tmp_path / "none", print)
+
+
 def test_a_fit_may_go_into_a_folder_that_is_not_there_yet(fitted, tmp_path):
     calibration.write(tmp_path / "build" / "fits" / "fit.json", fitted, {})
     assert calibration.read(tmp_path / "build" / "fits" / "fit.json").number_of_runs == fitted.number_of_runs
@@ -346,6 +362,34 @@ def test_damaged_and_foreign_fits_are_refused(capsys, fit_file, tmp_path):
     words = ("plan", "--workload", "resnet50", "--system", "slurm", "--fit", fit_file)
     assert "is a fit of resnet50 on horeka-a100, not on slurm" in refusal(capsys, *words)
     assert "the fit is of resnet50, the run of fourcastnet" in refusal(capsys, "predict", "F1", "--fit", fit_file)
+
+
+@pytest.mark.parametrize("what", ILL_TYPED)
+def test_an_ill_typed_file_is_one_line(capsys, fit_file, tmp_path, what):
+    """A fit, one of another system's, the file of a run to forecast, and of one to simulate anew."""
+    path, run = tmp_path / "fit.json", tmp_path / "run" / "run.json"
+    run.parent.mkdir()
+    for file in (path, run):
+        file.touch()
+        spoil(file, what, ILL_TYPED[what])
+    line = refusal(capsys, "predict", "R1", "--fit", path)
+    assert str(path) in line and len(line) < 500 and "`energynn forecast fit` writes one" in line
+    words = ("fit", "--published", *RESNET50, "--like", path, "--out", tmp_path / "out.json")
+    assert str(path) in refusal(capsys, *words)
+    line = refusal(capsys, "predict", run.parent, "--fit", fit_file)
+    assert str(run.parent) in line and len(line) < 500 and "give a" in line
+    assert str(run.parent) in refusal(capsys, "advise", *RESNET50, "--fit", fit_file, run.parent)
+    with pytest.raises(ValueError, match="was not simulated; choose another --out"):
+        simulate._make_room(run.parent)
+
+
+def test_a_run_that_is_no_training_is_refused(capsys, fit_file, tmp_path):
+    """`energynn measure` writes a run.json, too."""
+    for content in ({"config": {"command": "true"}}, {"config": []}, {"config": {"workload": "resnet50"}}):
+        (tmp_path / "run.json").write_text(json.dumps({"run_id": "run", "workload": "command"} | content))
+        for words in (("predict", tmp_path), ("advise", *RESNET50, tmp_path)):
+            line = refusal(capsys, *words, "--fit", fit_file)
+            assert f"{tmp_path}/run.json: tells of no training; give another folder, or parameters: " in line
 
 
 def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
