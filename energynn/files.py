@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,5 +166,6 @@ def _holds(owner: Path) -> bool:
     ours = name_of_this_process().split()
     if host == os.uname().nodename:
         return boot == ours[0] and (space != ours[1] or lives(int(number)))
-    print(f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file", flush=True)
+    told = f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file"
+    print(told, file=sys.stderr, flush=True)
     return True
