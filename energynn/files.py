@@ -9,7 +9,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,6 +116,22 @@ def is_locked(path: Path, by_one: bool = False) -> bool:
         return True
     except OSError as error:
         return error.errno in WITHOUT_LOCKS and any(map(_holds, _owners(path, by_one)))
+
+
+@contextlib.contextmanager
+def staged(parent: Path) -> Iterator[Path]:
+    """A hidden folder for what is not whole yet, removed at the end, as are now those of processes that have died."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for held in parent.glob(".staged-*/held"):
+        if not is_locked(held, by_one=True):
+            shutil.rmtree(held.parent, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=".staged-", dir=parent))
+    held = lock(folder / "held", wait=True)
+    try:
+        yield folder
+    finally:
+        held.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Owner:

@@ -240,7 +240,14 @@ def _is_raw(path: str) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
-    return _folders_with(OF_RUNS, os.walk(runs_dir))
+    return _folders_with(OF_RUNS, _walk(runs_dir))
+
+
+def _walk(runs_dir: Path) -> Iterator[tuple[str, list, list]]:
+    """``os.walk`` without hidden folders below: what lies in them is not whole, as while it is imported or merged."""
+    for found in os.walk(runs_dir):
+        found[1][:] = [name for name in found[1] if not name.startswith(".")]
+        yield found
 
 
 def _folders_with(names: set[str], walked: Iterable[tuple[str, list, list]]) -> list[Path]:
@@ -357,7 +364,7 @@ def check(runs_dir: Path) -> list[str]:
 
 def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
     """The faults, and how many records are "readable", "valid" as evidence, "simulated" or "ignored"."""
-    walked = list(os.walk(runs_dir))
+    walked = list(_walk(runs_dir))
     folders, check_one = _folders_with(OF_RUNS, walked), partial(_check_run, runs_dir)
     are_many = len(folders) > WORTH_A_PROCESS
     found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))

@@ -131,7 +131,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run that was submitted or has begun."""
-    if path.parent.name == "superseded" or not path.is_dir():
+    if path.parent.name == "superseded" or path.name.startswith(".") or not path.is_dir():
         return False
     return (path / "run.json").exists() or (path / "job").exists()
 
