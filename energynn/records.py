@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import stat
+import sys
 import time
 import tomllib
 from collections import Counter
@@ -321,7 +322,7 @@ def read_intent(run_dir: Path) -> dict:
 def require_kinds(file: str, values: dict) -> None:
     """Raise ValueError for the first known field whose value is of another kind than the data dictionary has it."""
     for name, value in values.items():
-        if name in FIELDS and not _is_of_kind(value, kind(name)):
+        if name in FIELDS and not is_of_kind(value, kind(name)):
             raise ValueError(f"{file}: {name} must be of the kind {kind(name)}, is {shorten(value)}")
 
 
@@ -331,13 +332,13 @@ def kind(name: str) -> str:
     return KINDS[name] or ("number" if has_unit else "text")
 
 
-def _is_of_kind(value, kind: str) -> bool:
+def is_of_kind(value, kind: str) -> bool:
     if kind == "number":
-        return _is_number(value) and math.isfinite(value)
+        return _is_number(value) and abs(value) <= sys.float_info.max  # math.isfinite fails for larger integers
     if kind in ("tables", "texts"):
         member = dict if kind == "tables" else str
         return isinstance(value, list) and all(isinstance(each, member) for each in value)
-    return isinstance(value, {"text": str, "flag": bool, "table": dict}[kind])
+    return isinstance(value, {"text": str, "flag": bool, "table": dict, "any": object}[kind])
 
 
 def hold(run_dir: Path):
