@@ -457,6 +457,12 @@ def test_a_copied_run_does_not_count_twice(here, two_runs):
     loaded = results.load(here / "runs")
     assert loaded.sizes["run"] == 2 and run.name in loaded["run_id"].values
     assert loaded.attrs["excluded"] == [f"{copy}: is a copy of {run}; keep one of the two"]
+    for folder in (copy, run):  # whichever of the two is ignored counts nowhere, and the other one once
+        (folder / records.IGNORED).write_text("the same run twice\n")
+        status, out, _ = call("check", here / "runs")
+        assert status == 0 and "1 ignored; 0 faults" in " ".join(out.split()), out
+        (folder / records.IGNORED).unlink()
+    assert call("check", here / "runs")[0] == 1
 
 
 HUGE_PHASE = '{"t":5000000000001,"phase":[99999999],"gap_us":[1],"length_us":[1]}'
