@@ -37,7 +37,12 @@ DATA_MANIFESTS = shipped("data_manifests")
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename)."""
+    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename).
+
+    Raises ValueError where something else has its name: a device that is replaced is gone for everybody.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is a directory, a device or a pipe, which no file may replace; give another name")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w+b") as file:
@@ -125,13 +130,9 @@ def staged(parent: Path) -> Iterator[Path]:
     for held in parent.glob(".staged-*/held"):
         if not is_locked(held, by_one=True):
             shutil.rmtree(held.parent, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=".staged-", dir=parent))
-    held = lock(folder / "held", wait=True)
-    try:
-        yield folder
-    finally:
-        held.close()
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".staged-", dir=parent, ignore_cleanup_errors=True) as folder:
+        with contextlib.closing(lock(Path(folder, "held"), wait=True)):
+            yield Path(folder)
 
 
 class Owner:
@@ -184,6 +185,5 @@ def _holds(owner: Path) -> bool:
     ours = name_of_this_process().split()
     if host == os.uname().nodename:
         return boot == ours[0] and (space != ours[1] or lives(int(number)))
-    told = f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file"
-    print(told, file=sys.stderr, flush=True)
+    sys.stderr.write(f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file\n")
     return True

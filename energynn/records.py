@@ -427,10 +427,10 @@ def _read_sums(sums: Path) -> dict[str, str]:
 
 def write_anchor(runs_dir: Path, anchor: Path) -> int:
     """Write the SHA-256 of every record and raw file below a folder, as sha256sum does; returns how many there are."""
-    digests = _anchored(runs_dir)
-    if broken := [name for name in digests if name.splitlines() != [name]]:
-        raise ValueError(f"{broken[0]!r}: has a line break in its name, which no list of checksums holds; rename it")
-    with whole(anchor) as file:
+    with whole(anchor) as file:  # to begin with: it refuses what cannot be replaced
+        digests = _anchored(runs_dir)
+        if broken := [name for name in digests if name.splitlines() != [name]]:
+            raise ValueError(f"{broken[0]!r}: has a line break in its name, which no checksum list holds; rename it")
         file.write("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode())
     return len(digests)
 

@@ -23,7 +23,7 @@ from energynn import cli, config, records
 from energynn.analysis import profiles, results
 from energynn.cluster import budget, submit
 from energynn.data import imagenet
-from energynn.files import REPOSITORY
+from energynn.files import REPOSITORY, write_json
 from energynn.launch import start
 from energynn.launch.watch import Watch
 from energynn.measure import machine
@@ -435,6 +435,22 @@ def test_an_anchor_finds_what_was_rewritten_removed_or_added(here, two_runs):
         assert f"FAULT {name}: differs from its SHA-256 in anchor.txt" in out
     assert f"FAULT other/{other.name}/record.json: missing" in out
     assert f"NEW new/{other.name}/record.json: not in" in out
+
+
+def test_what_is_no_file_is_not_replaced_by_one(here, two_runs, monkeypatch):
+    shutil.copytree(two_runs, here / "runs")
+    os.mkfifo(here / "pipe")  # a device would be replaced alike, and then be gone for everybody
+    (here / "link").symlink_to("pipe")
+    monkeypatch.setattr(records, "hash_files", None)  # refused before anything is read
+    for target in (here / "pipe", here / "link"):
+        refused(here, "check", here / "runs", "--write-anchor", target, says="is a directory, a device or a pipe")
+        with pytest.raises(ValueError, match="give another name"):
+            write_json(target, {})
+    assert (here / "pipe").is_fifo() and (here / "link").is_symlink() and not list(here.glob(".*"))
+    (here / "file").write_text("old")
+    (here / "good").symlink_to("file")
+    write_json(here / "good", {"a": 1})
+    assert json.loads((here / "good").read_text()) == {"a": 1}
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\u2028b"])
