@@ -9,6 +9,9 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +37,12 @@ DATA_MANIFESTS = shipped("data_manifests")
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename)."""
+    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename).
+
+    Raises ValueError where something else has its name: a device that is replaced is gone for everybody.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is a directory, a device or a pipe, which no file may replace; give another name")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w+b") as file:
@@ -115,6 +123,18 @@ def is_locked(path: Path, by_one: bool = False) -> bool:
         return error.errno in WITHOUT_LOCKS and any(map(_holds, _owners(path, by_one)))
 
 
+@contextlib.contextmanager
+def staged(parent: Path) -> Iterator[Path]:
+    """A hidden folder for what is not whole yet, removed at the end, as are now those of processes that have died."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for held in parent.glob(".staged-*/held"):
+        if not is_locked(held, by_one=True):
+            shutil.rmtree(held.parent, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".staged-", dir=parent, ignore_cleanup_errors=True) as folder:
+        with contextlib.closing(lock(Path(folder, "held"), wait=True)):
+            yield Path(folder)
+
+
 class Owner:
     """A file that names the process that holds another file, on a file system without locks."""
 
@@ -165,5 +185,5 @@ def _holds(owner: Path) -> bool:
     ours = name_of_this_process().split()
     if host == os.uname().nodename:
         return boot == ours[0] and (space != ours[1] or lives(int(number)))
-    print(f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file", flush=True)
+    sys.stderr.write(f"energynn: {owner} says that {host} holds it; if nothing of it runs there, delete this file\n")
     return True

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import stat
+import sys
 import time
 import tomllib
 from collections import Counter
@@ -247,7 +248,14 @@ def _is_raw(path: str) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Folders of all runs below a folder, or the folder itself if it is one; superseded runs included."""
-    return _folders_with(OF_RUNS, os.walk(runs_dir))
+    return _folders_with(OF_RUNS, _walk(runs_dir))
+
+
+def _walk(runs_dir: Path) -> Iterator[tuple[str, list, list]]:
+    """``os.walk`` without hidden folders below: what lies in them is not whole, as while it is imported or merged."""
+    for found in os.walk(runs_dir):
+        found[1][:] = [name for name in found[1] if not name.startswith(".")]
+        yield found
 
 
 def _folders_with(names: set[str], walked: Iterable[tuple[str, list, list]]) -> list[Path]:
@@ -321,7 +329,7 @@ def read_intent(run_dir: Path) -> dict:
 def require_kinds(file: str, values: dict) -> None:
     """Raise ValueError for the first known field whose value is of another kind than the data dictionary has it."""
     for name, value in values.items():
-        if name in FIELDS and not _is_of_kind(value, kind(name)):
+        if name in FIELDS and not is_of_kind(value, kind(name)):
             raise ValueError(f"{file}: {name} must be of the kind {kind(name)}, is {shorten(value)}")
 
 
@@ -331,13 +339,13 @@ def kind(name: str) -> str:
     return KINDS[name] or ("number" if has_unit else "text")
 
 
-def _is_of_kind(value, kind: str) -> bool:
+def is_of_kind(value, kind: str) -> bool:
     if kind == "number":
-        return _is_number(value) and math.isfinite(value)
+        return _is_number(value) and abs(value) <= sys.float_info.max  # math.isfinite fails for larger integers
     if kind in ("tables", "texts"):
         member = dict if kind == "tables" else str
         return isinstance(value, list) and all(isinstance(each, member) for each in value)
-    return isinstance(value, {"text": str, "flag": bool, "table": dict}[kind])
+    return isinstance(value, {"text": str, "flag": bool, "table": dict, "any": object}[kind])
 
 
 def hold(run_dir: Path):
@@ -364,7 +372,7 @@ def check(runs_dir: Path) -> list[str]:
 
 def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
     """The faults, and how many records are "readable", "valid" as evidence, "simulated" or "ignored"."""
-    walked = list(os.walk(runs_dir))
+    walked = list(_walk(runs_dir))
     folders, check_one = _folders_with(OF_RUNS, walked), partial(_check_run, runs_dir)
     are_many = len(folders) > WORTH_A_PROCESS
     found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))
@@ -387,7 +395,7 @@ def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str], str]
         faults = [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
         return faults, counts_as, digest
     if record := read(folder):
-        digest = record["record_sha256"]
+        digest = "" if counts_as else record["record_sha256"]  # what is ignored counts nowhere
         evidence = ["valid"] if record["valid"] else []
         is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
         counts_as += ["readable", *(["simulated"] if is_simulated else evidence)]
@@ -426,10 +434,10 @@ def _read_sums(sums: Path) -> dict[str, str]:
 
 def write_anchor(runs_dir: Path, anchor: Path) -> int:
     """Write the SHA-256 of every record and raw file below a folder, as sha256sum does; returns how many there are."""
-    digests = _anchored(runs_dir)
-    if broken := [name for name in digests if name.splitlines() != [name]]:
-        raise ValueError(f"{broken[0]!r}: has a line break in its name, which no list of checksums holds; rename it")
-    with whole(anchor) as file:
+    with whole(anchor) as file:  # to begin with: it refuses what cannot be replaced
+        digests = _anchored(runs_dir)
+        if broken := [name for name in digests if name.splitlines() != [name]]:
+            raise ValueError(f"{broken[0]!r}: has a line break in its name, which no checksum list holds; rename it")
         file.write("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode())
     return len(digests)
 

@@ -1,6 +1,7 @@
 """A corpus of bad input: whatever is given to a command is one clear line, executes nothing, and loses nothing."""
 
 import contextlib
+import getpass
 import io
 import json
 import os
@@ -20,8 +21,9 @@ from PIL import Image
 
 from energynn import cli, config, records
 from energynn.analysis import profiles, results
+from energynn.cluster import budget, submit
 from energynn.data import imagenet
-from energynn.files import REPOSITORY
+from energynn.files import REPOSITORY, write_json
 from energynn.launch import start
 from energynn.launch.watch import Watch
 from energynn.measure import machine
@@ -151,7 +153,7 @@ TYPED = {
     "config": [[], "resnet50", None, {"devices": "2"}],
     "machine": [[], "vm", {"sockets": "1"}, {}],
     "valid": ["yes", 1, None],
-    "training_time_s": ["20", [], True],
+    "training_time_s": ["20", [], True, 10**400],
     "sensors": [{}, "cpu", [1], [{}], [None]],
     "files": [[], {"a": 1}, {"run.json": {}}],
     "metrics": [[], {"top1_error": "low"}],
@@ -255,6 +257,71 @@ def test_a_field_of_another_type_is_a_fault_of_one_run(here, two_runs, name, val
     (run,) = (here / "runs" / "local").glob("resnet50*")
     rewritten(run / "record.json", lambda record: record.update({name: value}))
     only_one_run_is_concerned(here / "runs")
+
+
+# ------------------------------------------------------------------------------- what jobs and views leave beside runs
+
+SUBMITTED = {"studies": ["smoke"], "system_file": "local", "scheduler": "local", "submitted_at": "2026-01-01T00:00:00Z"}
+SUBMITTED |= {"after": "", "job_id": "1_0", "task": 0, "user": getpass.getuser(), "options": [], "minutes": 5}
+STARTED = {"started_at": "2026-01-01T00:00:00Z", "minutes": 5, "devices_held": 1, "submission": "2026-01-01T00:00:00Z"}
+LIMITED = {"mine": {"limits": {"gpu_hours": 9}, "runs": ["bad"]}}
+BESIDE = {  # file: what each value of it may be instead, and files that are something else as a whole
+    ".state.json": ("power_W samples_per_s time_left_s epoch epochs energy_J energy_before_J", [{"epoch": 1}]),
+    "job/submission.json": ("scheduler job_id studies system_file user task options submitted_at after comment", []),
+    "job/parameters.json": ("", [[], {}, {"workload": []}]),
+    "job/start-1.json": ("started_at ended_at minutes devices_held outcome submission", []),
+    "../budgets.json": ("", [{"a": {"limits": {"gpu_hours": "x"}, "runs": ["bad"]}}, {"a": 5}, []]),
+    "job/site_energy.json": ("energy_J plugin", []),
+}
+BESIDE["../budgets.json"][1].extend({"a": {"limits": {"gpu_hours": 1}, "runs": runs}} for runs in (5, [[]], "bad"))
+LIVE = dict(epoch=1, epochs=2, samples_per_s=1.5, power_W=3.0, time_left_s=7.0, energy_J=1.0, energy_before_J=2.0)
+SITE = {"energy_J": 1.0, "plugin": "acct_gather_energy/rapl", "read_every_s": 1, "time_s": 1}
+WHOLE = {"submission.json": SUBMITTED, "start-1.json": STARTED, ".state.json": LIVE, "site_energy.json": SITE}
+ILL_TYPED_BESIDE, OF_BUDGETS = [], [("../budgets.json", value) for value in BESIDE["../budgets.json"][1]]
+for path, (names, instead) in BESIDE.items():
+    ILL_TYPED_BESIDE += [(path, value) for value in instead]
+    for name in names.split():
+        texts = [] if name == "system_file" else ["x"]  # which may be one that is gone
+        cases = [(path, WHOLE[Path(path).name] | {name: value}) for value in (*texts, [1], {"a": []}, 10**400)]
+        ILL_TYPED_BESIDE += cases
+        OF_BUDGETS += cases if "start" in path and name not in ("outcome", "submission") else []
+
+
+@pytest.mark.parametrize("path, value", ILL_TYPED_BESIDE)
+def test_an_ill_typed_file_beside_a_run_concerns_no_other(here, two_runs, monkeypatch, path, value):
+    shutil.copytree(two_runs, here / "runs")
+    (finished,) = (here / "runs" / "local").glob("resnet50*")
+    for name in ("bad", "good"):
+        (here / "runs" / "local" / name / "job").mkdir(parents=True)
+        for file, content in (("submission", SUBMITTED), ("parameters", config.to_dict(config.make("resnet50")))):
+            (here / "runs" / "local" / name / "job" / f"{file}.json").write_text(json.dumps(content))
+    if path == "job/site_energy.json":  # is read of a run of Slurm that has its record
+        (here / "runs" / "local" / "bad" / "job").rename(finished / "job")
+        rewritten(finished / "run.json", lambda intent: intent.update(job={"scheduler": "slurm"}))
+        records.build(finished, "finished", "")
+    bad = finished if path == "job/site_energy.json" else finished.with_name("bad")
+    (here / "runs" / "local" / "budgets.json").write_text(json.dumps(LIMITED))
+    (bad / path).write_text(json.dumps(value))
+    monkeypatch.setattr(submit, "_hand_over", lambda runs, *_: handed.extend(runs))
+    handed = []
+    for words in (["status"], ["status", "--json"], ["cancel", "--all"], ["resubmit", "--failed"]):
+        status, out, errors = call(*words, "--runs-dir", here / "runs")
+        assert status == 0 or (words[0], status) == ("resubmit", 1), (words, status, errors)
+        assert errors.count("energynn: bad: its files cannot be read") == errors.count("\n") == status, errors
+        if words[0] == "status":
+            assert finished.name in out and "good" in out and ("bad" in out or bad == finished)
+    assert len(handed) >= 1, "the good one is made again"
+
+
+@pytest.mark.parametrize("path, value", OF_BUDGETS)
+def test_a_budget_that_cannot_be_told_is_refused(here, path, value):
+    bad = here / "local" / "bad"
+    (bad / "job").mkdir(parents=True)
+    (here / "local" / "budgets.json").write_text(json.dumps(LIMITED))
+    (bad / path).write_text(json.dumps(value))
+    with pytest.raises(ValueError, match="cannot be read; mend or delete") as error:
+        budget.beyond(bad, None, 0.0)
+    assert "\n" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------------ raw files
@@ -370,6 +437,22 @@ def test_an_anchor_finds_what_was_rewritten_removed_or_added(here, two_runs):
     assert f"NEW new/{other.name}/record.json: not in" in out
 
 
+def test_what_is_no_file_is_not_replaced_by_one(here, two_runs, monkeypatch):
+    shutil.copytree(two_runs, here / "runs")
+    os.mkfifo(here / "pipe")  # a device would be replaced alike, and then be gone for everybody
+    (here / "link").symlink_to("pipe")
+    monkeypatch.setattr(records, "hash_files", None)  # refused before anything is read
+    for target in (here / "pipe", here / "link"):
+        refused(here, "check", here / "runs", "--write-anchor", target, says="is a directory, a device or a pipe")
+        with pytest.raises(ValueError, match="give another name"):
+            write_json(target, {})
+    assert (here / "pipe").is_fifo() and (here / "link").is_symlink() and not list(here.glob(".*"))
+    (here / "file").write_text("old")
+    (here / "good").symlink_to("file")
+    write_json(here / "good", {"a": 1})
+    assert json.loads((here / "good").read_text()) == {"a": 1}
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\u2028b"])
 def test_an_anchor_has_no_name_that_cannot_be_read_again(here, two_runs, name):
     shutil.copytree(two_runs, here / "runs")
@@ -390,6 +473,12 @@ def test_a_copied_run_does_not_count_twice(here, two_runs):
     loaded = results.load(here / "runs")
     assert loaded.sizes["run"] == 2 and run.name in loaded["run_id"].values
     assert loaded.attrs["excluded"] == [f"{copy}: is a copy of {run}; keep one of the two"]
+    for folder in (copy, run):  # whichever of the two is ignored counts nowhere, and the other one once
+        (folder / records.IGNORED).write_text("the same run twice\n")
+        status, out, _ = call("check", here / "runs")
+        assert status == 0 and "1 ignored; 0 faults" in " ".join(out.split()), out
+        (folder / records.IGNORED).unlink()
+    assert call("check", here / "runs")[0] == 1
 
 
 HUGE_PHASE = '{"t":5000000000001,"phase":[99999999],"gap_us":[1],"length_us":[1]}'

@@ -2,13 +2,14 @@
 
 import errno
 import fcntl
+import json
 import os
 import subprocess
 import sys
 
 import pytest
 
-from energynn import files, records
+from energynn import cli, files, records
 
 WITHOUT_FLOCK = """
 import errno, fcntl, os
@@ -87,14 +88,16 @@ def test_an_owner_on_another_host_is_believed_and_named(tmp_path, monkeypatch, c
         raise OSError(errno.ENOSYS, "no locks here")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    path = tmp_path / "run.json"
-    (tmp_path / ".run.json.owner").write_text("cn7 a-boot pid:[1] 77")
+    path = tmp_path / "local" / "run" / "run.json"
+    path.parent.mkdir(parents=True)
+    path.with_name(".run.json.owner").write_text("cn7 a-boot pid:[1] 77")
     assert files.lock(path) is None
-    assert (
-        ".run.json.owner says that cn7 holds it; if nothing of it runs there, delete this file"
-        in capsys.readouterr().out
-    )
-    (tmp_path / ".run.json.owner").write_text(f"{os.uname().nodename} an-earlier-boot pid:[1] {os.getpid()}")
+    told = ".run.json.owner says that cn7 holds it; if nothing of it runs there, delete this file"
+    assert told in capsys.readouterr().err
+    assert cli.main(["status", "--json", "--runs-dir", str(tmp_path)]) == 0
+    out, errors = capsys.readouterr()
+    assert json.loads(out)["runs"][0]["state"] == "running" and told in errors
+    path.with_name(".run.json.owner").write_text(f"{os.uname().nodename} an-earlier-boot pid:[1] {os.getpid()}")
     assert files.lock(path) is not None, "this host has started anew since"
 
 

@@ -1,7 +1,11 @@
 """Records of other machines come in and are told apart; a run that is ignored is left out, and named."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import energynn
 from energynn import cli, files, processes, records
 from energynn.analysis import results
 from tests.conftest import POWER_W, TRAINING_S, write_run_dir
+from tests.measure.test_perun_import import layout_0_8, write_run
 
 
 @pytest.fixture
@@ -69,6 +74,34 @@ def test_nothing_comes_twice_and_nothing_is_overwritten(own, theirs, capsys):
     assert status == 1 and "is another record; --machine NAME" in " ".join(out.split())
     assert records.read_all(own) == before
     assert merge(capsys, theirs, own, "--machine", "berta")[0] == 0 and records.check(own) == []
+
+
+KILLED_AT_ITS_END = """
+import os, signal, sys
+from pathlib import Path
+from energynn import cli
+Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("command", ["merge", "import-perun"])
+def test_what_a_killed_process_left_counts_nowhere_and_goes_with_the_next_one(own, theirs, capsys, command):
+    source = write_run(own.parent / "perun.hdf5", sensors=layout_0_8()) if command == "import-perun" else theirs
+    words = [command, str(source), "--runs-dir", str(own)]
+    environment = os.environ | {"PYTHONPATH": str(files.REPOSITORY)}
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT_ITS_END, *words], env=environment)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = own.rglob(".staged-*")
+    assert list(left.rglob("record.json")) and len(records.run_dirs(own)) == 1
+    shutil.copytree(next(left.rglob("record.json")).parent, own / "local" / ".as-they-lay.123")  # by earlier versions
+    assert cli.main(["status", "--json", "--runs-dir", str(own)]) == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 1
+    with files.staged(left.parent) as other:
+        assert not left.exists() and other.exists(), "of one that has died"
+        assert cli.main(words) == 0 and other.exists(), "of one that lives"
+    assert len(records.run_dirs(own)) == 2 and not list(own.rglob(".staged-*"))
+    assert records.check(own) == [] and len(records.read_all(own)) == 2
 
 
 def test_what_check_finds_fault_with_stays_outside(own, theirs, capsys):

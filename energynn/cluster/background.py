@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import psutil
 from energynn.files import REPOSITORY, write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.processes import end_with_parent
+from energynn.reading import json_or_nothing
 
 MODULE = "energynn.cluster.background"
 
@@ -81,10 +81,7 @@ def cancel(jobs: list[str]) -> None:
 
 
 def _current(script: Path) -> dict:
-    try:
-        return json.loads((script.parent / "current.json").read_text())
-    except OSError:
-        return {"task": -1}
+    return {"task": -1} | json_or_nothing(script.parent / "current.json")
 
 
 def _workers() -> dict[int, tuple[Path, int]]:

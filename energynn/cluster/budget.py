@@ -18,7 +18,7 @@ from energynn.cluster import costs
 from energynn.config import RunConfig
 from energynn.files import write_json
 from energynn.measure.energy import SECOND_PER_HOUR
-from energynn.reading import ILL_TYPED, json_or_nothing, json_table
+from energynn.reading import json_or_nothing, json_table, one_fault
 
 FILE = "budgets.json"  # in the folder of a system
 UNITS = {"gpu_hours": "GPU hours", "kWh": "kWh"}
@@ -33,15 +33,18 @@ class Budget:
     limits: dict[str, float]
     runs: list[str]
 
+    def __post_init__(self):
+        are_numbers = all(records.is_of_kind(limit, "number") for limit in self.limits.values())
+        if not (are_numbers and self.limits.keys() <= UNITS.keys() and records.is_of_kind(self.runs, "texts")):
+            raise ValueError(f"budget of {self.name}: needs numbers of {' or '.join(UNITS)}, and names of runs")
+
 
 def read(system_dir: Path) -> list[Budget]:
     """All budgets of a system's runs. Raises ValueError where their file cannot be read."""
     path = system_dir / FILE
-    try:
+    with one_fault(f"{path}: cannot be read; mend or delete it"):
         budgets = json_table(path) if path.exists() else {}
         return [Budget(name, facts["limits"], facts["runs"]) for name, facts in budgets.items()]
-    except ILL_TYPED as error:
-        raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
 
 
 def with_another(
@@ -73,14 +76,14 @@ class Account:
         self.known_W = _known_powers(folders)  # of a device
         self.spent, self.promised = dict.fromkeys(UNITS, 0.0), dict.fromkeys(UNITS, 0.0)
         for folder in folders:
-            starts = _starts(folder)
-            self._add(folder, _hours(folder, starts, at_most=False), self.spent)
-            self._add(folder, _hours(folder, starts, at_most=True), self.promised)
-            goes_on = bool(starts) and "ended_at" not in starts[-1]
-            if folder.name in queued and not goes_on:
-                submission = json_or_nothing(folder / "job" / "submission.json")
-                held_h = submission.get("minutes", 0) / 60 * submission.get("devices_held", 0)
-                self._add(folder, held_h, self.promised)
+            with one_fault(f"{folder / 'job'}: its files cannot be read; mend or delete them"):
+                starts = _starts(folder)
+                spent_h, promised_h = _hours(folder, starts, at_most=False), _hours(folder, starts, at_most=True)
+                if folder.name in queued and (not starts or "ended_at" in starts[-1]):  # a start waits
+                    submission = json_or_nothing(folder / "job" / "submission.json")
+                    promised_h += submission.get("minutes", 0) / 60 * submission.get("devices_held", 0)
+            self._add(folder, spent_h, self.spent)
+            self._add(folder, promised_h, self.promised)
 
     def _add(self, folder: Path, device_hours: float, amounts: dict[str, float]) -> None:
         amounts["gpu_hours"] += device_hours
@@ -143,7 +146,8 @@ def _known_powers(folders: list[Path]) -> dict[str, float]:
 def _config(folder: Path) -> RunConfig | None:
     parameters = json_or_nothing(folder / "job" / "parameters.json")
     parameters = parameters or (records.read(folder) or {}).get("config")
-    return configuration.from_dict(parameters) if parameters else None
+    with one_fault(f"{folder}: its configuration cannot be read; mend or delete job/parameters.json"):
+        return configuration.from_dict(parameters) if parameters else None
 
 
 def _starts(folder: Path) -> list[dict]:

@@ -50,8 +50,8 @@ def _jobs(record: dict) -> set[str]:
     """The numbers of all jobs of Slurm that a finished run was made in."""
     if record.get("status") != "finished" or record.get("job", {}).get("scheduler") != "slurm":
         return set()
-    numbers = {record["job"].get("job_id", ""), *(host.get("job_id", "") for host in record.get("hosts", []))}
-    return {number for number in numbers if re.fullmatch(r"\d+", str(number))}
+    numbers = {str(each.get("job_id", "")) for each in (record["job"], *record.get("hosts", []))}
+    return {number for number in numbers if re.fullmatch(r"\d+", number)}
 
 
 def _facts(rows: list[list[str]], settings: dict[str, str]) -> dict:

@@ -25,6 +25,11 @@ EXECUTORS = {"slurm": slurm, "pbs": pbs, "local": background}
 SET_UP_FAILED = "energynn: failed: "
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
+# Of what kind the values are that others write beside a run: how it was submitted, and the live view.
+SUBMITTED = dict.fromkeys(("job_id", "scheduler", "system_file", "user", "after", "submitted_at", "comment"), "text")
+SUBMITTED |= {"studies": "texts", "options": "texts", "task": "number"}
+PROGRESS = ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s")
+LIVE = dict.fromkeys((*PROGRESS, "energy_J", "energy_before_J"), "number")
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
 
 
@@ -56,15 +61,16 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     in_jobs = {Path(row["folder"]): row for row in rows if row.get("scheduler") == "slurm"}
     site_energy.ask(list(in_jobs))
     for folder, row in in_jobs.items():
-        if told := site_energy.words(folder):
-            row["site_energy"] = told
+        with one_fault(f"{row['run_id']}: {site_energy.FILE} cannot be read", notes):
+            if told := site_energy.words(folder):
+                row["site_energy"] = told
     return rows, notes
 
 
 def confirm(submissions: dict[Path, dict]) -> None:
     """Find the jobs of those submissions by folder that were not answered; raises ValueError without an answer."""
     for folder, submitted in submissions.items():
-        is_open = "comment" in submitted and "job_id" not in submitted
+        is_open = {"comment", "task"} <= submitted.keys() and "job_id" not in submitted
         executor = EXECUTORS.get(submitted.get("scheduler"), background)
         if is_open and is_ours(submitted) and (number := executor.number_of(submitted["comment"])):
             submitted["job_id"] = f"{number}_{submitted['task']}"
@@ -91,10 +97,9 @@ def _budgets(rows: list[dict]) -> list[str]:
     lines = []
     for system_dir in sorted({Path(row["folder"]).parent for row in rows}):
         queued = [row["run_id"] for row in rows if goes_on(row) and Path(row["folder"]).parent == system_dir]
-        try:
-            lines += [budget.Account(system_dir, each, queued).words() for each in budget.read(system_dir)]
-        except ValueError as error:
-            lines.append(str(error))
+        with one_fault(system_dir, lines):
+            for each in budget.read(system_dir):
+                lines.append(budget.Account(system_dir, each, queued).words())
     return lines
 
 
@@ -131,7 +136,7 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is that of a run that was submitted or has begun."""
-    if path.parent.name == "superseded" or not path.is_dir():
+    if path.parent.name == "superseded" or path.name.startswith(".") or not path.is_dir():
         return False
     return (path / "run.json").exists() or (path / "job").exists()
 
@@ -169,9 +174,9 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row["provenance"] = record.get("energy_total_provenance", "")
         row |= {"scheduler": record["job"]["scheduler"]} if record.get("job") else {}
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
-    live = json_or_nothing(folder / ".state.json")
-    row |= {name: live[name] for name in ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s") if name in live}
-    if "energy_J" in live:
+    live = _of_kinds(folder / ".state.json", LIVE)
+    row |= {name: live[name] for name in PROGRESS if name in live}
+    if {"energy_J", "energy_before_J"} <= live.keys():
         row["energy_kWh"] = (live["energy_J"] + live["energy_before_J"]) / JOULE_PER_KWH
     paths = starts(folder)
     row["starts"] = len(paths)
@@ -242,9 +247,9 @@ def _log_line(folder: Path) -> str:
 def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
     """Let the queued runs of a system that wait for one of these runs wait for its new job."""
     for path in system_dir.glob("*/job/submission.json"):
-        waiting = json.loads(path.read_text())
+        waiting = submission(path.parent.parent)
         if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
-            with contextlib.suppress(ValueError):  # it has left the queue
+            with contextlib.suppress(ValueError, KeyError):  # it has left the queue, or does not say which one
                 EXECUTORS[waiting["scheduler"]].depend(waiting["job_id"], new_jobs[waiting["after"]])
 
 
@@ -254,8 +259,14 @@ def starts(folder: Path) -> list[Path]:
 
 
 def submission(folder: Path) -> dict:
-    """What `energynn submit` wrote beside a run; empty if it was not submitted."""
-    return json_or_nothing(folder / "job" / "submission.json")
+    """What `energynn submit` wrote beside a run, but for ill-typed values; empty if it was not submitted."""
+    return _of_kinds(folder / "job" / "submission.json", SUBMITTED)
+
+
+def _of_kinds(path: Path, kinds: dict[str, str]) -> dict:
+    """The values of a JSON file, without those of another kind than they should be."""
+    values = json_or_nothing(path)
+    return {name: value for name, value in values.items() if records.is_of_kind(value, kinds.get(name, "any"))}
 
 
 def is_ours(submission: dict) -> bool:
@@ -280,7 +291,7 @@ def _words(row: dict) -> str:
     parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
     parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
-    live = [f"epoch {row['epoch']}/{row['epochs']}"] if "epoch" in row else []
+    live = [f"epoch {row['epoch']}/{row['epochs']}"] if {"epoch", "epochs"} <= row.keys() else []
     live += [f"{row['samples_per_s']:.1f} samples/s"] if row.get("samples_per_s") is not None else []
     live += [f"{row['power_W']:.0f} W"] if row.get("power_W") is not None else []
     if row.get("energy_kWh") is not None:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import getpass
 import itertools
-import json
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.progress import tell
+from energynn.reading import json_table, one_fault
 
 MARGIN, SPARE_MINUTES = 1.3, 30  # of the wall time over what is expected; a run that needs more goes on in a next job
 WARNING_S = 300  # before the time limit; long enough for a step, a checkpoint and the record
@@ -360,11 +360,14 @@ def again(options) -> int:
     rows, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
     failed = [row for row in rows if row["state"] in ("failed", "stopped") and "job" in row and "user" not in row]
     names = sorted({name for row in failed for name in row["studies"]})
-    ways: dict[tuple, list[RunConfig]] = {}
+    ways, faults = {}, []
     for row in failed:
-        parameters = json.loads((Path(row["folder"]) / "job" / "parameters.json").read_text())
-        way = row["system_file"], *status.submission(Path(row["folder"])).get("options", [])
-        ways.setdefault(way, []).append(configuration.from_dict(parameters))
+        folder = Path(row["folder"])
+        with one_fault(f"{row['run_id']}: its files cannot be read; submit its study instead", faults):
+            run = configuration.from_dict(json_table(folder / "job" / "parameters.json"))
+            if (submitted := json_table(folder / "job" / "submission.json")) != status.submission(folder):
+                raise ValueError("a value in submission.json is of another type than it should be")
+            ways.setdefault((row["system_file"], *submitted.get("options", [])), []).append(run)
     for (system, *words), runs in sorted(ways.items()):
         again = argparse.Namespace(
             **vars(options)
@@ -372,8 +375,10 @@ def again(options) -> int:
             | {"budget_gpu_hours": None, "budget_kwh": None}
         )
         _hand_over(runs, names, systems.site(system), again)
-    print(f"{len(failed)} runs submitted again" if failed else "no run has failed")
-    return 0
+    print(f"{len(failed) - len(faults)} runs submitted again" if failed else "no run has failed")
+    for fault in faults:
+        print(f"energynn: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 def _hand_over(runs: list[RunConfig], names: list[str], site: Site, options) -> int:

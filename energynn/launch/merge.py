@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import processes, records
+from energynn.files import staged
 from energynn.measure.perun_adapter import READ_WITHIN_S, read_hdf5
 from energynn.reading import one_fault
 
@@ -59,9 +59,8 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
     if record.get("record_sha256") in known:
         return Arrival(folder.name, "here", f"as {known[record['record_sha256']]}")
     target = _place(record, runs_dir, machine)
-    staged = runs_dir / f".merge-{os.getpid()}"
-    copy = staged / record["system"] / target.name
-    try:
+    with staged(runs_dir) as unfinished:
+        copy = unfinished / record["system"] / target.name
         shutil.copytree(folder, copy, ignore=_not_copied)
         for path in folder.rglob("*.hdf5"):
             processes.require_an_end(read_hdf5, path, READ_WITHIN_S)
@@ -70,8 +69,6 @@ def _bring(folder: Path, runs_dir: Path, machine: str, known: dict[str, Path]) -
             raise ValueError(faults[0].removeprefix(f"{copy.name}: ") + more)
         target.parent.mkdir(parents=True, exist_ok=True)
         copy.rename(target)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     known[record["record_sha256"]] = target
     doubt = "" if record["valid"] else f"; not valid as evidence: {'; '.join(record['invalid_reasons'])}"
     return Arrival(folder.name, "came", f"to {target.parent}{doubt}")

@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 from collections import Counter
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from energynn import processes, records
-from energynn.files import sha256, write_json
+from energynn.files import sha256, staged, write_json
 from energynn.measure import energy, perun_adapter
 from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
@@ -51,8 +50,8 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         raw_files = list(_raw_files(path, run))
         intent = {"run_id": folder.name, **_intent(path, digest, run)}
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
+    with staged(folder.parent) as parent:
+        unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
         for name, lines in raw_files:
@@ -63,8 +62,6 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         with one_fault(path):
             records.build(unfinished, "finished", "", ended_at=intent["started_at"])
         unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
