@@ -43,7 +43,7 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
 def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     folder = two_runs[0]
     record = json.loads((folder / "record.json").read_text())
-    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}}
+    record |= {"workload": "command", "run_id": "sleep-1", "config": {"command": "sleep 1"}, "record_sha256": "0" * 64}
     made = tmp_path / "runs" / "measured" / "sleep-1"
     made.mkdir(parents=True)
     files.write_json(made / "run.json", {"workload": "command"})
