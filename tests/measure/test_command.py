@@ -303,10 +303,14 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(tmp_path, way, wh
     wait_until(tails)
     shell = tails()[0].parent().parent()
     above = {"command": shell, "keeper": shell.parent(), "perun": shell.parent().parent()}
-    os.kill(above[who].pid if who in above else started.pid, number)
-    wait_until(lambda: not tails(), 5)
-    assert started.wait(60) == {"measure": {9: -9, 15: 143}[number]}.get(who, 137)
-    wait_until(lambda: not processes_of(tmp_path), 5)
+    try:
+        os.kill(above[who].pid if who in above else started.pid, number)
+        wait_until(lambda: not tails(), 5)
+        assert started.wait(60) == {"measure": {9: -9, 15: 143}[number]}.get(who, 137)
+        wait_until(lambda: not processes_of(tmp_path), 5)
+    finally:
+        for each in processes_of(tmp_path):
+            each.kill()
     records.recover(tmp_path)
     assert records.read(folder)["status"] == ("killed" if number == signal.SIGKILL else "interrupted")
     assert records.check(tmp_path) == []
