@@ -210,7 +210,7 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         as_child = partial(_be_child, partial(keep, os.getpid()))
         started_s = time.monotonic()
-        # MPI's launchers hand open files to their ranks
+        # close_fds: MPI's launchers hand open files to their ranks
         child = subprocess.Popen(command, env=environment, stdout=stdout, preexec_fn=as_child, close_fds=False)
         children.append(child)
         for number in stopped:  # they came before there was a process to pass them on to
@@ -221,8 +221,8 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         status = child.wait()
         if status < 0:  # it may be the keeper that was killed
             end_below(below(others), others)
-    except OSError as error:
-        print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+    except (OSError, subprocess.SubprocessError) as error:  # the second where there can be no process more
+        print(f"energynn: {command[0]}: {getattr(error, 'strerror', error)}", file=sys.stderr, flush=True)
         status, late_s = 126, 0.0
     mark("training_end", exit_status=status, **({"late_s": late_s} if late_s > MOST_LATE_S else {}))
     if rank == 0:
