@@ -1,5 +1,6 @@
 """`energynn measure` as a person meets it: real commands, perun running, fake sensors whose energy is known."""
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from energynn import cli, launchers, records
@@ -298,7 +300,11 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(tmp_path, way, wh
     )
 
     def tails():
-        return [p for p in processes_of(tmp_path) if p.name() == "tail"]
+        found = []
+        for each in processes_of(tmp_path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [each] if each.name() == "tail" else []
+        return found
 
     wait_until(tails)
     shell = tails()[0].parent().parent()
@@ -310,7 +316,8 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(tmp_path, way, wh
         wait_until(lambda: not processes_of(tmp_path), 5)
     finally:
         for each in processes_of(tmp_path):
-            each.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
     records.recover(tmp_path)
     assert records.read(folder)["status"] == ("killed" if number == signal.SIGKILL else "interrupted")
     assert records.check(tmp_path) == []
