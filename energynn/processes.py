@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 from resource import RLIMIT_CPU, setrlimit
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
-SET_PDEATHSIG, SET_CHILD_SUBREAPER = 1, 36  # numbers of Linux's prctl
+SET_PDEATHSIG, SET_DUMPABLE, SET_CHILD_SUBREAPER = 1, 4, 36  # numbers of Linux's prctl
+GRACE_S = 2.0  # between asking processes to end and killing them
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt, which must be set together
 BUSY_S = 15  # of a processor: the largest file of others takes seconds
 RARELY = 100_000  # objects between two looks for garbage; the default of 700 costs a twentieth of a check
@@ -112,6 +114,80 @@ def try_to_read(read: Callable, path: str, parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of every process below this one whose parent ends, so that none can be left behind."""
     _libc.prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def below(spared: Collection[int] = ()) -> list[int]:
+    """Numbers of all processes that live below this one, but for some and what is below those."""
+    parent_of = {}
+    for process in {int(name) for name in os.listdir("/proc") if name.isdigit()}.difference(spared):
+        with contextlib.suppress(OSError), open(f"/proc/{process}/stat", errors="replace") as file:  # it may have ended
+            state, parent = file.read().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parent_of[process] = int(parent)
+    family = [os.getpid()]
+    for process in family:  # grows by its children
+        family += [child for child, parent in parent_of.items() if parent == process]
+    return family[1:]
+
+
+def end_below(asked: list[int], spared: Collection[int] = ()) -> None:
+    """End every process below this one, but for some: politely those that are asked to, after a while all."""
+    _send(signal.SIGTERM, asked)
+    deadline = time.monotonic() + GRACE_S
+    while (left := below(spared)) and time.monotonic() < deadline + 1:  # nobody can end those of another user
+        if time.monotonic() > deadline:
+            _send(signal.SIGKILL, left)
+        time.sleep(0.05)
+
+
+def _send(number: int, processes: list[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(OSError):  # ended while we looked, or another user's
+            os.kill(process, number)
+
+
+def keep(parent: int) -> None:
+    """Have the command that a ``preexec_fn`` begins run below this process, its keeper, which ends as the command does.
+
+    The keeper hands on what ``parent`` sends; what a terminal sends comes to the command by itself. It adopts what the
+    command leaves behind, and ends that, too, if ``parent`` is gone or the command was ended by a signal or asked to.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    on_end = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns of an end
+    adopt_orphans()
+    keeper = os.getpid()
+    if command := os.fork():
+        try:
+            _keep(command, parent)
+        finally:
+            os.kill(keeper, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, on_end)
+    end_with_parent(keeper, signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _keep(command: int, parent: int) -> None:
+    # Locks, and the pipe by which subprocess learns that the command runs.
+    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    end_with_parent(parent, signal.SIGTERM)
+    asked, (ended, status) = False, (0, 0)
+    while ended != command:
+        if not ended:
+            sent = signal.sigwaitinfo(signal.valid_signals())
+            if os.getppid() != parent:
+                return end_below(below())
+            if sent.si_pid == parent:
+                _send(sent.si_signo, [command])
+                asked = asked or sent.si_signo in (signal.SIGTERM, signal.SIGHUP)
+        ended, status = os.waitpid(-1, os.WNOHANG)
+    if asked or os.WIFSIGNALED(status):
+        end_below(below())
+    if os.WIFEXITED(status):
+        os._exit(os.WEXITSTATUS(status))
+    _libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)  # the command's core is enough
+    signal.signal(os.WTERMSIG(status), signal.SIG_DFL)  # raises OSError for SIGKILL, by which we end then
+    os.kill(os.getpid(), os.WTERMSIG(status))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def name_of_this_process() -> str:

@@ -1,9 +1,12 @@
 """Processes end with those that they work for, whenever these end; locks tell who lives, with flock and without."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from functools import partial
 
 import pytest
 
@@ -127,3 +130,45 @@ def test_a_script_that_reads_such_a_file_runs_once(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
+
+
+def kept(*words, **more):
+    return subprocess.Popen(words, preexec_fn=partial(processes.keep, os.getpid()), close_fds=False, **more)
+
+
+@pytest.mark.parametrize("script", ["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "kill -11 $$", "kill -40 $$"])
+def test_a_keeper_ends_as_its_command_does(script):
+    assert kept("sh", "-c", script).wait() == subprocess.call(["sh", "-c", script])
+
+
+def test_a_keeper_changes_nothing_for_its_command(tmp_path):
+    """Standard output, open files, signals, what it leaves in the background, and why it cannot be started."""
+    with pytest.raises(PermissionError):
+        kept(str(tmp_path))
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    shows = "for what in SigBlk SigIgn; do grep $what /proc/self/status; done"
+    script = f"{shows}; echo handed > /proc/self/fd/{writer}; tail -f /dev/null >&- & echo $!; exit 3"
+    plain = subprocess.run(["sh", "-c", shows], stdout=subprocess.PIPE, text=True).stdout
+    child = kept("sh", "-c", script, stdout=subprocess.PIPE, text=True)
+    os.close(writer)
+    *signals, left = child.stdout.read().split("\n")[:-1]
+    assert child.wait() == 3 and os.read(reader, 10) == b"handed\n" and signals == plain.split("\n")[:-1]
+    os.close(reader)
+    time.sleep(0.2)
+    os.kill(int(left), signal.SIGKILL)  # raises an error where it is gone
+
+
+def test_a_keeper_hands_on_once_what_it_is_sent_and_nothing_of_a_terminal():
+    count = "import signal, time; got = []\n"
+    count += "for each in (2, 10, 15, 20): signal.signal(each, lambda number, _: got.append(number))\n"
+    count += "print(flush=True)\nwhile 15 not in got: time.sleep(0.01)\nprint(got)"
+    child = kept(sys.executable, "-S", "-c", count, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child.stdout.readline()
+    other = f"import os; os.killpg({child.pid}, 2); os.killpg({child.pid}, 20); os.killpg({child.pid}, 10)"
+    subprocess.run([sys.executable, "-S", "-c", other], check=True)  # as a terminal does
+    time.sleep(0.3)
+    child.send_signal(signal.SIGUSR1)
+    time.sleep(0.3)
+    child.terminate()
+    assert sorted(json.loads(child.stdout.read())) == [2, 10, 10, 15, 20] and child.wait() == 0

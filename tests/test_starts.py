@@ -47,7 +47,7 @@ HANG_S = 150  # no start takes as long, not even on a busy machine
 def measure(folder, launched=False):
     command = [sys.executable, "-m", "energynn.cli", "measure", "--perun", "--out", str(folder / "runs" / "run")]
     command += ["--"]
-    return [*command, "sleep", "3"], {"PMI_RANK": "0", "PMI_SIZE": "1"} if launched else {}
+    return [*command, "sh", "-c", "sleep 15; true"], {"PMI_RANK": "0", "PMI_SIZE": "1"} if launched else {}
 
 
 def run(folder, workload, devices, perun=True):

@@ -18,6 +18,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from energynn.launchers import rank_and_size
 from energynn.measure import clocks, energy, machine, perun_adapter
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, limit_s, read_events, segments
-from energynn.processes import end_with_parent
+from energynn.processes import adopt_orphans, below, end_below, end_with_parent, keep
 from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
@@ -67,9 +68,8 @@ def measure(
         # Hold a Ctrl-C back: in this process until perun runs, in perun until ``run_under_perun`` handles it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         variables = perun_adapter.environment(folder, dict(os.environ))
-        children.append(
-            subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=partial(_be_child, os.getpid()))
-        )
+        as_child = partial(_be_child, partial(end_with_parent, os.getpid(), signal.SIGTERM))
+        children.append(subprocess.Popen(perun, env=variables, stdout=stdout, preexec_fn=as_child))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for number in stopped:  # they came before there was a process to pass them on to
             children[0].send_signal(number)
@@ -203,14 +203,16 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     if stopped:
         mark("rank_end", status="failed", exit_status=-stopped[0])
         return
+    adopt_orphans()
+    others = below()
     mark("training_start")
     try:
         hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        as_child = partial(_be_child, partial(keep, os.getpid()))
         started_s = time.monotonic()
-        child = subprocess.Popen(
-            command, env=environment, stdout=stdout, preexec_fn=partial(_be_child, os.getpid()), close_fds=False
-        )  # MPI's launchers hand open files to their ranks
+        # close_fds: MPI's launchers hand open files to their ranks
+        child = subprocess.Popen(command, env=environment, stdout=stdout, preexec_fn=as_child, close_fds=False)
         children.append(child)
         for number in stopped:  # they came before there was a process to pass them on to
             child.send_signal(number)
@@ -218,8 +220,10 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
         threading.Thread(target=force, args=(folder / f"events-rank{rank}.jsonl",), daemon=True).start()
         late_s = _wait_for_end(child, started_s)
         status = child.wait()
-    except OSError as error:
-        print(f"energynn: {command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        if status < 0:  # it may be the keeper that was killed
+            end_below(below(others), others)
+    except (OSError, subprocess.SubprocessError) as error:  # the second where there can be no process more
+        print(f"energynn: {command[0]}: {getattr(error, 'strerror', error)}", file=sys.stderr, flush=True)
         status, late_s = 126, 0.0
     late = {"late_s": late_s} if late_s > MOST_LATE_S else {}
     mark("training_end", exit_status=status, **late)
@@ -269,12 +273,12 @@ def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> No
             signal.signal(number, take)
 
 
-def _be_child(parent: int) -> None:
-    """What a child does first: it must not outlive the measurement, and has the signals that it would have without."""
+def _be_child(tie: Callable) -> None:
+    """What a child does first: it has the signals that it would have without us, and must not outlive us."""
     for number in (signal.SIGINT, *PASSED_ON):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    end_with_parent(parent, signal.SIGTERM)
+    tie()
 
 
 def _wait(perun: subprocess.Popen, folder: Path) -> None:

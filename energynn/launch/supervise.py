@@ -45,7 +45,6 @@ DELETED = "its folder was deleted while it ran"
 DELETED_LOOK_S = 5.0
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 END_TOGETHER_S = 1.0  # between the end of a sampler and that of the ranks, if a lost rank ended both
-GRACE_S = 2.0  # between asking the ranks to stop and killing them
 # How a process is started whose lines are read. A Ctrl-C for a notebook reaches it only through who has started it.
 APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 APART |= {"text": True, "errors": "replace", "start_new_session": True}
@@ -118,7 +117,8 @@ def _run_ranks(
     # In a batch job Slurm's signal reaches papermill, too: the parent may be gone, and the ranks still have time.
     if stop_reasons and DELETED not in stop_reasons and (os.getppid() == parent or SRUN_VARIABLE in os.environ):
         _wait_for_checkpoint(ranks, folder)
-    _end_everything(ranks)
+    processes.end_below([ranks.pid] if ranks.poll() is None else [])
+    ranks.wait()
     relay.join(timeout=1.0)
     return ranks.returncode
 
@@ -263,34 +263,6 @@ def _last_words(line: str) -> str:
         return line.removeprefix("energynn: ").strip()
     of_nccl = NCCL_LOST.search(line)
     return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}" if of_nccl else ""
-
-
-def _end_everything(ranks: subprocess.Popen) -> None:
-    """End every process below this one: politely, then not."""
-    if ranks.poll() is None:
-        ranks.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_S
-    while _descendants() and time.monotonic() < deadline:
-        time.sleep(0.05)
-        ranks.poll()
-    for process in _descendants():
-        with contextlib.suppress(ProcessLookupError):  # ended while we looked
-            os.kill(process, signal.SIGKILL)
-    ranks.wait()
-
-
-def _descendants() -> list[int]:
-    """Process numbers of all that live below this process."""
-    parent_of = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # ended while we looked
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
-                parent_of[int(path.parent.name)] = int(parent)
-    family = [os.getpid()]
-    for process in family:  # grows by its children
-        family += [child for child, parent in parent_of.items() if parent == process]
-    return family[1:]
 
 
 def alone_on_host(system_dir: Path) -> socket.socket | TextIO | None:

@@ -1,5 +1,6 @@
 """`energynn measure` as a person meets it: real commands, perun running, fake sensors whose energy is known."""
 
+import contextlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import psutil
 import pytest
 
 from energynn import cli, launchers, records
@@ -272,6 +274,53 @@ def test_whoever_is_killed_nothing_is_left_and_the_samples_are_whole(tmp_path, w
     else:
         expected = {"measure": "killed", "command": "killed"} | ({"measure": "interrupted"} if number == 15 else {})
         assert record["status"] == expected[who], record["status_reason"]
+
+
+@pytest.mark.parametrize(
+    "way, who, number",
+    [
+        ("plain", "measure", signal.SIGKILL),
+        ("plain", "measure", signal.SIGTERM),
+        ("plain", "keeper", signal.SIGKILL),
+        ("plain", "command", signal.SIGKILL),
+        pytest.param("perun", "measure", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("perun", "measure", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("perun", "keeper", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("perun", "perun", signal.SIGKILL, marks=pytest.mark.slow),
+    ],
+)
+def test_a_kill_leaves_nothing_of_what_the_command_has_started(tmp_path, way, who, number):
+    """A shell and what it waits for, both deaf to SIGTERM, unless that is to end the shell."""
+    folder, deaf = tmp_path / "run", "" if number == signal.SIGTERM else "trap '' TERM; "
+    words = ["sh", "-c", f"{deaf}(trap '' TERM; tail -f {tmp_path}/own & wait); true"]
+    (tmp_path / "own").touch()
+    measure = [sys.executable, "-m", "energynn.cli", "measure", *(["--perun"] if way == "perun" else [])]
+    started = subprocess.Popen(
+        [*measure, "--out", str(folder), "--", *words], env=environment(), stderr=subprocess.DEVNULL
+    )
+
+    def tails():
+        found = []
+        for each in processes_of(tmp_path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [each] if each.name() == "tail" else []
+        return found
+
+    wait_until(tails)
+    shell = tails()[0].parent().parent()
+    above = {"command": shell, "keeper": shell.parent(), "perun": shell.parent().parent()}
+    try:
+        os.kill(above[who].pid if who in above else started.pid, number)
+        wait_until(lambda: not tails(), 5)
+        assert started.wait(60) == {"measure": {9: -9, 15: 143}[number]}.get(who, 137)
+        wait_until(lambda: not processes_of(tmp_path), 5)
+    finally:
+        for each in processes_of(tmp_path):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    records.recover(tmp_path)
+    assert records.read(folder)["status"] == ("killed" if number == signal.SIGKILL else "interrupted")
+    assert records.check(tmp_path) == []
 
 
 @pytest.mark.slow
