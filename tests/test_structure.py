@@ -158,7 +158,9 @@ def test_the_package_stays_small():
     # 18: perun's files of others are read by a process of its own first.
     # 179, what a review found: counters (30), held powers (31), damaged files (30), forecasts (55), starts, GPUs (33).
     # 5: copies count once, wherever records are read.
-    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43 + 18 + 179 + 5
+    # 132, what a second review found: a keeper of measured commands (39), files of jobs and staging (25), foreign input
+    # of forecasts and ERA5 (25), late ends and interrupted studies (19), marks of forecasts (15), GPU grid, AFNO (9).
+    bound = 9950 + 1562 + 53 + 130 + 400 + 1070 + 740 + 620 + 670 + 420 + 38 + 43 + 18 + 179 + 5 + 132
     assert sum(code.values()) <= bound, f"{sum(code.values())} lines of code"
     assert max(len(path.read_text().splitlines()) for path in MODULES if part(path) == "train") <= 400
     assert not [path for path in MODULES if path.stem in ("utils", "helpers", "common", "misc")]
