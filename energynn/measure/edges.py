@@ -16,7 +16,8 @@ LEFT_SHARE = 0.6
 # bounded there, too, and has one sign: straight lines are a (1 - a) off for counters, (1 - a)^2 / 2 for powers.
 STEP_OF_COUNTER, STEP_OF_POWER = 0.175, 0.15
 SMOOTH_SHARE = 0.8  # of a slope on both sides of an edge, which is no step at it
-NOISE_OF_STEP, LONGER = 3.0, 4.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
+LITTLE_NOISE, MOST_KNOTS = 0.1, 8  # the share of a power below which its noise hides no step, and the most knots for it
+NOISE_OF_STEP, LONGER = 3.0, 2.0  # sd of a knot's time: what makes no step, and what may be missing between two knots
 BLURRED = 1.8  # what the variance of a power's mean has to be multiplied with, since its errors are rare and large
 
 
@@ -39,16 +40,24 @@ class CounterEdges:
         A load that begins at a share a of the time between two knots is a (1 - a) x step x time off the straight line.
         Knots that are off by ``edge_s`` show steps that there are not, and may be further apart than they seem.
         """
-        near = np.stack([knots - 3, knots - 1, knots, knots + 1, knots + 3])
-        last = len(self.t_ns) - 2
-        exists, near = (near >= 0) & (near <= last), np.clip(near, 0, last)
-        seconds = (self.t_ns[near + 1] - self.t_ns[near]) / 1e9
-        # Before its first knot, and after its last, the power may have been next to nothing.
-        slopes_W = np.where(exists, (self.energy_J[near + 1] - self.energy_J[near]) / seconds, 0.0)
-        far_before, before, _, after, far_after = slopes_W
-        step_W = _jump(far_before, before, after, far_after)
-        noise_W = NOISE_OF_STEP * self.edge_s / seconds[2] * np.maximum(before, after)
-        return STEP_OF_COUNTER * np.where(step_W > noise_W, step_W, 0.0) * (seconds[2] + LONGER * self.edge_s)
+        apart_s = (self.t_ns[knots + 1] - self.t_ns[knots]) / 1e9
+        noise_share = NOISE_OF_STEP * self.edge_s / apart_s
+        step_W, knots_for_it = np.zeros(knots.shape), int(noise_share.max() / LITTLE_NOISE) + 1
+        # A step that noise hides between neighbours is seen over some knots.
+        for over in {1, min(knots_for_it, MOST_KNOTS)}:
+            # Before its first knot, and after its last, the power may have been next to nothing.
+            far_before, before = self._slope_W(knots - 3 * over, over), self._slope_W(knots - over, over)
+            after, far_after = self._slope_W(knots + 1, over), self._slope_W(knots + 1 + 2 * over, over)
+            over_W = _jump(far_before, before, after, far_after)
+            is_step = over_W > noise_share / over * np.maximum(before, after)
+            step_W = np.maximum(step_W, np.where(is_step, over_W, 0.0))
+        return STEP_OF_COUNTER * step_W * (apart_s + LONGER * self.edge_s)
+
+    def _slope_W(self, knots: np.ndarray, over: int) -> np.ndarray:
+        """The power from some knots to those ``over`` further on, 0 where there are none."""
+        first, last = (np.clip(ends, 0, len(self.t_ns) - 1) for ends in (knots, knots + over))
+        more_J, seconds = self.energy_J[last] - self.energy_J[first], (self.t_ns[last] - self.t_ns[first]) / 1e9
+        return np.divide(more_J, seconds, out=np.zeros(knots.shape), where=seconds > 0)
 
 
 @dataclass(frozen=True)

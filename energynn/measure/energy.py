@@ -43,6 +43,8 @@ BOUNDED = 0.94
 # A power is renewed less often than it is read where of its readings so few are new, in s so often, and so evenly: the
 # least time between two new ones as a share of the mean, or the variance of three such times by that of mere chance.
 MOST_NEW, RENEWED_S, EVENLY, BY_CHANCE = 0.82, 1.5, 0.55, 0.5
+# A power is fresh if it is renewed in less of the time between two readings; how sure the time of another one is.
+FRESH, LATE = 0.3, 0.2
 UNSHARED = 10_000  # values that BLAS does not share out to threads
 FINER = 5.0  # readings of a counter further apart than so many of its own steps need no power to shape them
 
@@ -57,6 +59,7 @@ class Power:
     read: Instants
     watts: np.ndarray
     shown: Instants | None = None
+    late_s: float = 0.0
 
     @cached_property
     def off_the_line_W(self) -> np.ndarray:
@@ -83,21 +86,19 @@ class Power:
         are_gaps[np.searchsorted(self.read.ns[1:-1], last_ns, side="right")] = True
         return are_gaps
 
-    def renewed(self) -> Power:
-        """The same, or without repetitions where the device renews its power less often than it is read."""
+    def renewed(self) -> Power | None:
+        """The same without repetitions, where the device renews its power less often than it is read; else None."""
         ns, new = self.read.ns, np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1
         if len(new) < 4 or len(new) - 1 > MOST_NEW * (new[-1] - new[0]) or self.read.apart_ns.min() < 0:
-            return self
+            return None
         apart, apart_ns, period_ns = np.diff(new), np.diff(ns[new]), np.median(self.read.apart_ns)
         every_ns = apart_ns[apart_ns <= 1.5 * np.median(apart_ns) + period_ns].mean()
         if every_ns > 3 * period_ns:
             is_held = np.percentile(apart_ns, 5) > EVENLY * every_ns and every_ns < RENEWED_S * 1e9
         else:
             is_held = np.var(new[3:] - new[:-3]) < BY_CHANCE * 3 * apart.mean() * (apart.mean() - 1)
-        # What its unit hides changes by one unit, mostly; a load without noise by the same few steps.
-        steps_W = np.abs(self.watts[new] - self.watts[new - 1]).round(6)
-        if not is_held or np.median(steps_W) == steps_W.min() or len(np.unique(steps_W)) < 4:
-            return self
+        if not is_held or self._is_coarse(new):
+            return None
         # Each value at the middle of when it may have been renewed. What was renewed several times, the same each time,
         # was so until the renewal before the next value.
         begins_ns = ns[new] - np.minimum(self.read.apart_ns[new - 1], every_ns) / 2
@@ -108,6 +109,21 @@ class Power:
         watts = np.repeat(self.watts[np.append(0, new)], np.where(stays, 2, 1))
         knots_ns[0], watts[0] = ns[0], np.interp(ns[0], knots_ns, watts)
         return Power(Instants(knots_ns), watts, shown=self.read)
+
+    def not_fresh(self, update_s: float | None, period_s: float) -> Power | None:
+        """The same at the middle of when a device that renews it every ``update_s`` may have; None where that is soon.
+
+        Hardly a reading repeats here, so that it is not renewed less often than it is read, whatever was seen before.
+        """
+        late_s = min(update_s or 0.0, period_s)
+        if late_s < FRESH * period_s or self._is_coarse(np.flatnonzero(self.watts[1:] != self.watts[:-1]) + 1):
+            return None
+        return Power(Instants(self.read.ns - int(late_s * 5e8)), self.watts, shown=self.read, late_s=late_s)
+
+    def _is_coarse(self, new: np.ndarray) -> bool:
+        """Whether readings that are new, by their numbers, are so by the unit, mostly, or a load without noise."""
+        steps_W = np.abs(self.watts[new] - self.watts[new - 1]).round(6)
+        return len(np.unique(steps_W)) < 4 or np.median(steps_W) == steps_W.min()
 
     def at(self, read: Instants) -> Power | None:
         """The same at the instants of another sensor; None where there is no reading at one of them."""
@@ -202,7 +218,8 @@ def curves(samples: Samples, judged: list[Judgement] | None = None) -> list[Curv
         sensor = judgement.sensor
         if sensor["kind"] == "power" and not judgement.is_dead:
             watts = judgement.of(samples.readings[:, column]) * sensor["to_SI"]
-            powers[column] = Power(judgement.instants(samples), watts).renewed()
+            power = Power(judgement.instants(samples), watts)
+            powers[column] = power.renewed() or power.not_fresh(sensor.get("update_s"), samples.period_s) or power
             # What is a mean, or stays while the counter moves, does not tell what was between the counter's steps.
             if sensor.get("checks") and not (_is_averaged(sensor) or powers[column].shown or samples.thinned_s):
                 shapes[sensor["checks"]] = powers[column]
@@ -296,7 +313,8 @@ def _power_curve(reads: dict, power: Power) -> Curve:
         variance_J2 = power.variance_J2()
         variance_J2[1:][gaps] = (read.apart_s[gaps] * max(watts.std(), reads["range_W"])) ** 2
         variance_J2 = np.cumsum(variance_J2)
-    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, variance_J2=variance_J2, power=power)
+    more = {"variance_J2": variance_J2, "edge_s": LATE * power.late_s, "power": power}
+    return Curve(**reads, t_ns=read.ns, energy_J=energy_J, **more)
 
 
 def _averaged_power_curve(reads: dict, power: Power) -> Curve:
@@ -308,7 +326,7 @@ def _averaged_power_curve(reads: dict, power: Power) -> Curve:
     gaps = power.gaps(reads["longest_ns"])
     if gaps.any():
         variance_J2[1:][gaps] = (np.diff(read.seconds)[gaps] * max(watts.std(), reads["range_W"])) ** 2
-    more = {"variance_J2": np.cumsum(variance_J2), "power": power}
+    more = {"variance_J2": np.cumsum(variance_J2), "edge_s": LATE * power.late_s, "power": power}
     return Curve(**reads, t_ns=read.ns, energy_J=energy_J, edges=MeanPowerEdges(read.ns, energy_J, power=mean), **more)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from energynn.measure.samples import ENDED, Heartbeat, Lines
@@ -27,9 +28,9 @@ class Sensor:
 
     ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or average, ``busy`` the
     cumulative busy time of all cores in core-seconds. ``to_SI`` turns a reading into J, W or core-seconds.
-    ``wraps_at`` is the reading at which a counter starts again; ``update_s`` how often a counter changes, None if that
-    was not seen. Of several sensors of one device one is primary; the others never enter a sum, and ``checks`` names
-    the primary one that measures the same.
+    ``wraps_at`` is the reading at which a counter starts again; ``update_s`` how often a counter or power changes, None
+    if that was not seen. Of several sensors of one device one is primary; the others never enter a sum, and ``checks``
+    names the primary one that measures the same.
     """
 
     id: str
@@ -289,18 +290,21 @@ LONGEST_WATCH, ENOUGH_UPDATES = 6, 12
 
 
 def watch_updates(sensors: list[Sensor], seconds: float = 0.25, about_to_read=lambda sensor: None) -> dict[str, float]:
-    """How often each counter changes, in s, noted as its ``update_s`` too; none if it changed less than twice.
+    """How often each counter and power changes, in s, noted as its ``update_s``, too; none if it changed only once.
 
-    A counter that moves, but seldom, as those of GPUs do, is watched for up to ``LONGEST_WATCH`` times as long.
+    A counter that moves, but seldom, as those of GPUs do, is watched for up to ``LONGEST_WATCH`` times as long. A power
+    may stay the same by chance, so that its shorter times count; one that changes as often as we look tells no time.
     """
-    counters = [sensor for sensor in sensors if sensor.kind == "energy"]
-    changed: dict[str, list[float]] = {sensor.id: [] for sensor in counters}
+    watched = [sensor for sensor in sensors if sensor.kind in ("energy", "power")]
+    changed: dict[str, list[float]] = {sensor.id: [] for sensor in watched}
+    counters = [changed[sensor.id] for sensor in watched if sensor.kind == "energy"]
     last: dict[str, float] = {}
-    begun = time.monotonic()
-    while counters and (watched_s := time.monotonic() - begun) < LONGEST_WATCH * seconds:
-        if watched_s >= seconds and not any(0 < len(times) < ENOUGH_UPDATES for times in changed.values()):
+    begun, looks = time.monotonic(), 0
+    while watched and (watched_s := time.monotonic() - begun) < LONGEST_WATCH * seconds:
+        if watched_s >= seconds and not any(0 < len(times) < ENOUGH_UPDATES for times in counters):
             break
-        for sensor in counters:
+        looks += 1
+        for sensor in watched:
             about_to_read(sensor)
             try:
                 value = sensor.read()
@@ -310,11 +314,13 @@ def watch_updates(sensors: list[Sensor], seconds: float = 0.25, about_to_read=la
                 changed[sensor.id].append(time.monotonic())
                 last[sensor.id] = value
         time.sleep(0.001)  # RAPL's own period; asking more often costs and tells nothing
-    for sensor in counters:
-        instants = changed[sensor.id]
-        if len(instants) > 1:
-            sensor.update_s = (instants[-1] - instants[0]) / (len(instants) - 1)
-    return {sensor.id: sensor.update_s for sensor in counters if sensor.update_s}
+    for sensor in watched:
+        apart_s = sorted(later - earlier for earlier, later in pairwise(changed[sensor.id]))
+        if apart_s and sensor.kind == "energy":
+            sensor.update_s = sum(apart_s) / len(apart_s)
+        elif apart_s and len(apart_s) < looks / 2:
+            sensor.update_s = apart_s[len(apart_s) // 4]
+    return {sensor.id: sensor.update_s for sensor in watched if sensor.update_s}
 
 
 class Sampler:

@@ -194,8 +194,8 @@ def test_a_sensor_that_never_answers_is_named_and_nobody_waits_for_it(tmp_path, 
             never.wait()
         return 1.0
 
-    good = sensors.Sensor("good", "cpu", "0", "power", "simulated", lambda: 5.0)
-    mute = sensors.Sensor("mute", "gpu", "0", "power", "simulated", read)
+    good = sensors.Sensor("good", "cpu", "0", "busy", "simulated", lambda: 5.0)
+    mute = sensors.Sensor("mute", "gpu", "0", "busy", "simulated", read)
     sampler = sensors.Sampler(tmp_path / "s", [good, mute], 0.02)
     sampler.start()
     answers.clear()
@@ -218,7 +218,7 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
             raise OSError("a driver hiccup")
         return value
 
-    sensor = sensors.Sensor("s", "cpu", "0", "power", "simulated", read)
+    sensor = sensors.Sensor("s", "cpu", "0", "busy", "simulated", read)
     sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.02)
     begun = time.monotonic()
     sampler.start()
@@ -243,7 +243,7 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
 def test_a_late_sampler_leaves_out_what_it_has_missed(tmp_path):
     """It goes on in time: readings that follow each other at once would tell nothing."""
     waits = iter([0.0] * 5 + [0.5] + [0.0] * 10**6)
-    sensor = sensors.Sensor("s", "cpu", "0", "power", "simulated", lambda: time.sleep(next(waits)) or 1.0)
+    sensor = sensors.Sensor("s", "cpu", "0", "busy", "simulated", lambda: time.sleep(next(waits)) or 1.0)
     sampler = sensors.Sampler(tmp_path / "samples.jsonl", [sensor], 0.01)
     sampler.start()
     time.sleep(0.9)
@@ -324,6 +324,21 @@ def test_how_often_a_counter_changes_is_seen():
     still = sensors.Sensor("0", "gpu", "1", "energy", "simulated", lambda: 7)
     sensors.watch_updates([fast, slow, still])
     assert fast.update_s < 0.01 and slow.update_s == pytest.approx(0.05, abs=0.02) and still.update_s is None
+
+
+def test_how_often_a_power_is_renewed_is_seen_where_that_is_not_whenever_it_is_read():
+    """By what it shows: one that mostly stays the same is renewed more often than it seems."""
+
+    def power(read):
+        return sensors.Sensor("p", "gpu", "0", "power", "simulated", read)
+
+    held, coarse = power(lambda: int(time.monotonic() / 0.03)), power(lambda: int(time.monotonic() / 0.03) % 6 < 2)
+    fresh, still = power(lambda: time.monotonic_ns()), power(lambda: 300.0)
+    slow_to_read = power(lambda: time.sleep(0.02) or int(time.monotonic() / 0.01))
+    for sensor in (held, coarse, fresh, still, slow_to_read):
+        sensors.watch_updates([sensor])
+    assert held.update_s == pytest.approx(0.03, abs=0.01) and coarse.update_s < 0.1
+    assert fresh.update_s is None and still.update_s is None and slow_to_read.update_s is None
 
 
 def test_rapl_counts_microjoules(tmp_path):

@@ -151,6 +151,12 @@ HELD = [
     f"{kind}{EVERY}{every_s}"
     for kind, every_s in product(("counter and power", "power", "mean power"), (0.1, 0.5, 1.0))
 ]
+# Or counter and power are renewed about as often as they are read, and the sampler has seen how often.
+PERIODS = " periods"
+AS_OFTEN = [
+    f"{kind}{EVERY}{share}{PERIODS}"
+    for kind, share in product(("counter", "counter and power", "power", "mean power"), (0.6, 0.8, 1.0, 1.05))
+]
 
 
 def world(kind: str, period_s: float, window: str, random):
@@ -172,10 +178,15 @@ def world(kind: str, period_s: float, window: str, random):
 
 
 def _read(kind, load, t, period_s, random):
-    kind, _, every_s = kind.partition(EVERY)
-    update_s = random.uniform(0.02, 0.1)
+    kind, _, every = kind.partition(EVERY)
+    update_s, every_s, seen = random.uniform(0.02, 0.1), 0.0, {}
+    if every.endswith(PERIODS):
+        update_s = every_s = float(every.removesuffix(PERIODS)) * period_s
+        seen = {"update_s": update_s}
+    elif every:
+        every_s = float(every)
     mean = {"power": "an average over 1 s"}
-    shown = partial(renewed, random, load, t, float(every_s or 0))
+    shown = partial(renewed, random, load, t, every_s)
     counter = sensor("e", "energy", to_SI=1e-3, update_s=update_s)
     if kind == "rapl":
         rapl = sensor("cpu_0", "energy", "cpu", to_SI=1e-6, update_s=0.001)
@@ -184,14 +195,14 @@ def _read(kind, load, t, period_s, random):
         busy = sensor("cpu_estimate", "busy", "cpu", "all", model=MODEL)
         return (samples_of(t, [busy], [busy_core_s(random, load, t)], period_s),)
     if kind == "power":
-        return (samples_of(t, [sensor("p", "power")], [shown(instantaneous_W)], period_s),)
+        return (samples_of(t, [sensor("p", "power", **seen)], [shown(instantaneous_W)], period_s),)
     if kind == "mean power":
-        return (samples_of(t, [sensor("p", "power", notes=mean)], [shown(averaged_W)], period_s),)
+        return (samples_of(t, [sensor("p", "power", notes=mean, **seen)], [shown(averaged_W)], period_s),)
     joules = counter_J(random, load, t, update_s, 1e-3)
     if kind == "counter":
         return (samples_of(t, [counter], [joules], period_s),)
     if kind == "counter and power":
-        power, watts = sensor("p", "power", primary=False, checks="e"), shown(instantaneous_W)
+        power, watts = sensor("p", "power", primary=False, checks="e", **seen), shown(instantaneous_W)
     else:
         power, watts = sensor("p", "power", primary=False, checks="e", notes=mean), shown(averaged_W)
     return (samples_of(t, [counter, power], [joules, watts], period_s),)
