@@ -138,10 +138,13 @@ def gpus() -> list[dict]:
         return []
     described = []
     names = [sensors.names_of_gpu(pynvml, index) for index in range(count)]
-    for index in sensors.visible_devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    for index in sensors.visible_devices(names, visible)[0]:
         with contextlib.suppress(Exception):  # one that is lost
             notes = sensors.notes_of_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
-            facts = {"name": notes.get("name", "unknown GPU"), "driver": notes.get("driver", "")}
+            # A part of a GPU is another device than the whole, and has a system of its own.
+            name = f"{notes.get('name', 'unknown GPU')} {sensors.name_of_part(names[index], visible)}".strip()
+            facts = {"name": name, "driver": notes.get("driver", "")}
             described.append({"index": index, **facts, "power_limit_W": notes.get("limit_W")})
     return described
 

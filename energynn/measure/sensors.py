@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -222,21 +222,35 @@ def _instant_power_mW(pynvml, handle) -> int:
     return answer.value.uiVal
 
 
-def names_of_gpu(pynvml, index: int) -> set[str]:
-    """By which UUIDs CUDA_VISIBLE_DEVICES may name a GPU, in small letters: its own, and those of its MIG parts."""
-    names = set()
+def names_of_gpu(pynvml, index: int) -> dict[str, str]:
+    """By which UUIDs CUDA_VISIBLE_DEVICES may name a GPU, in small letters, and what each means.
+
+    "" for all of it; "MIG 1g.10gb" for such a part of it, or "MIG" where nobody says of which size.
+    """
+    names = {}
     with suppress(Exception):  # a GPU that is lost has no name any more, and most have no parts
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = text(pynvml.nvmlDeviceGetUUID(handle)).lower()
-        names |= {uuid, f"mig-{uuid}"}
-        for part in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        names |= {uuid: "", f"mig-{uuid}": "MIG"}
+        for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
             with suppress(Exception):  # parts may have any of these numbers
-                part_of_it = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
-                names.add(text(pynvml.nvmlDeviceGetUUID(part_of_it)).lower())
+                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                of_part = text(pynvml.nvmlDeviceGetUUID(part)).lower()
+                names[of_part] = "MIG"
+                names[of_part] += text(pynvml.nvmlDeviceGetName(part)).partition("MIG")[2]
     return names
 
 
-def visible_devices(names: list[set[str]], value: str | None) -> tuple[list[int], str | None]:
+def name_of_part(names: dict[str, str], value: str | None) -> str:
+    """Which part of a GPU a variable as CUDA_VISIBLE_DEVICES names, as "MIG 1g.10gb"; "" for all of it."""
+    for entry in filter(None, (value or "").lower().replace(" ", "").split(",")):
+        for name, part in names.items():
+            if part and _is_named({name}, entry):
+                return part
+    return ""
+
+
+def visible_devices(names: list[Collection[str]], value: str | None) -> tuple[list[int], str | None]:
     """Numbers of the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and its entry that names none, if any.
 
     An entry is a number, a name or the beginning of one; what follows an entry that names no device does not count, as
@@ -258,7 +272,7 @@ def visible_devices(names: list[set[str]], value: str | None) -> tuple[list[int]
     return chosen, None
 
 
-def _is_named(names: set[str], entry: str) -> bool:
+def _is_named(names: Collection[str], entry: str) -> bool:
     """Whether an entry is one of a GPU's names, the beginning of one, or a part of it as older drivers write it."""
     return any(name.startswith(entry) or entry.startswith(name + "/") for name in names)
 

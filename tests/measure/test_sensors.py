@@ -148,8 +148,33 @@ def test_all_parts_of_a_gpu_have_names_whatever_their_numbers():
         nvmlDeviceGetUUID = staticmethod(lambda handle: handle)
         nvmlDeviceGetMaxMigDeviceCount = staticmethod(lambda handle: 4)
         nvmlDeviceGetMigDeviceHandleByIndex = staticmethod(lambda handle, part: {1: "MIG-1", 3: "MIG-3"}[part])
+        nvmlDeviceGetName = staticmethod(lambda part: {"MIG-3": "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}[part])
 
-    assert sensors.names_of_gpu(Nvml, 0) == {"gpu-aa11", "mig-gpu-aa11", "mig-1", "mig-3"}
+    names = {"gpu-aa11": "", "mig-gpu-aa11": "MIG", "mig-1": "MIG", "mig-3": "MIG 1g.10gb"}
+    assert sensors.names_of_gpu(Nvml, 0) == names
+    for value, part in {
+        None: "",
+        "0": "",
+        "GPU-aa11": "",
+        "MIG-1": "MIG",
+        " MIG-3": "MIG 1g.10gb",
+        "MIG-GPU-AA11/1/0": "MIG",
+    }.items():
+        assert sensors.name_of_part(names, value) == part
+
+
+def test_a_part_of_a_gpu_is_another_device_than_the_whole(monkeypatch):
+    nvml = fake_nvml()
+    nvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 1
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda handle, part: f"part {part}"
+    nvml.nvmlDeviceGetUUID = lambda handle: "MIG-7" if handle == "part 0" else f"GPU-{handle}"
+    nvml.nvmlDeviceGetName = lambda handle: "a GPU MIG 1g.10gb" if handle == "part 0" else b"a GPU"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    named = {}
+    for visible in ("GPU-0", "MIG-7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        named[visible] = machine.gpus()[0]["name"]
+    assert named == {"GPU-0": "a GPU", "MIG-7": "a GPU MIG 1g.10gb"}
 
 
 GPUS = [{"gpu-aa11", "mig-gpu-aa11"}, {"gpu-ab22", "mig-gpu-ab22", "mig-77"}, {"gpu-cc33", "mig-gpu-cc33"}]
