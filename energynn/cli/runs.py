@@ -131,8 +131,8 @@ def _run_study(options) -> int:
         system_dir = options.runs_dir.absolute() / system
         budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
-    made = len(runs) - len(failed)
-    tell("\n".join([f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))
+    valid, not_valid = local.count_valid(runs, options.runs_dir.absolute())
+    tell("\n".join([f"\n{valid} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, *not_valid]))
     return 1 if failed else 0
 
 
