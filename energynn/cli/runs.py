@@ -119,7 +119,10 @@ def study(options) -> int:
 def _run_study(options) -> int:
     from energynn import config, studies
     from energynn.cluster import budget, local
+    from energynn.files import require_place
 
+    if options.archive:
+        require_place(options.archive)
     runs = [run for runs in studies.find([options.name]).values() for run in runs]
     if options.dry_run and options.name not in ("gpu", "gpu-grid"):
         raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
