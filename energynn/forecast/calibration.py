@@ -175,7 +175,8 @@ KINDS |= {"ranges": "table", "fields": "table", "watts": "table", "provenance": 
 KINDS |= {"notes": "texts"}
 OF_PARAMETER = {"prior": "number", "prior_spread": "number", "source": "text"}
 RANGES = {"devices", "nodes", "local_batch_size", "samples of a device", "evaluated per trained sample"}
-OF_POWER, AT_TIMES = {"host", "fed", "idle", "image_J"}, {"fill", "kappa_storage"}  # parameters that not every fit has
+LARGEST_ERROR, LARGEST_LOGARITHM, MOST_WORKERS = 10, 100, 1024  # what is beyond them is nobody's fit
+OF_POWER, OPTIONAL = {"host", "fed", "idle", "image_J"}, {"fill", "kappa_storage"}  # parameters that not every fit has
 
 
 def _calibration(content: dict) -> Calibration:
@@ -185,6 +186,8 @@ def _calibration(content: dict) -> Calibration:
     _require(content["watts"], dict.fromkeys(content["watts"], "number"))
     if missing := RANGES - content["ranges"].keys():
         raise ValueError(f"ranges: {', '.join(sorted(missing))} missing")
+    if not 0 <= content["workers"] <= MOST_WORKERS:
+        raise ValueError(f"workers must be 0 to {MOST_WORKERS}")
     run = config.from_dict(content["config"])
     if run.workload != content["workload"]:
         raise ValueError(f"workload: the fit is of {content['workload']}, its run of {run.workload}")
@@ -197,14 +200,17 @@ def _calibration(content: dict) -> Calibration:
         "ranges": {name: tuple(_numbers(name, ends, 2).tolist()) for name, ends in content["ranges"].items()},
         "fields": {name: list(values) for name, values in content["fields"].items()},
     }
+    for name, (low, high) in facts["ranges"].items():
+        if not 0 <= low <= high:
+            raise ValueError(f"ranges: {name} must be from 0 on and rise")
     return Calibration(**facts)
 
 
 def _fit(reading: str, facts: dict) -> Fit:
     _require(facts, {"parameters": "table", "evidence": "number"})
     given = facts["parameters"]
-    times, powers = given.keys() - OF_POWER - AT_TIMES, given.keys() & OF_POWER
-    if times != set(NAMES) - OF_POWER - AT_TIMES or powers not in (set(), OF_POWER):
+    times, powers = given.keys() - OF_POWER - OPTIONAL, given.keys() & OF_POWER
+    if times != set(NAMES) - OF_POWER - OPTIONAL or powers not in (set(), OF_POWER):
         raise ValueError(f"parameters: {', '.join(given)} are not those of a fit")
     for one in given.values():
         _require(one, OF_PARAMETER)
@@ -214,8 +220,11 @@ def _fit(reading: str, facts: dict) -> Fit:
     arrays = {name: _numbers(name, facts.get(name), *shape) for name, shape in shapes.items()}
     for name in ("prior_covariance", "covariance"):
         np.linalg.cholesky((arrays[name] + arrays[name].T) / 2)  # a ValueError where it is no covariance
-    if min(arrays["errors"].min(), arrays["freedom"].min()) <= 0:
-        raise ValueError("errors and freedom must be more than 0")
+    if min(arrays["errors"].min(), arrays["freedom"].min()) <= 0 or arrays["errors"].max() > LARGEST_ERROR:
+        raise ValueError(f"errors and freedom must be more than 0, and errors at most {LARGEST_ERROR}")
+    logarithms = [at for name, at in zip(given, arrays["point"].tolist(), strict=True) if BY_NAME[name].is_log]
+    if max(map(abs, logarithms)) > LARGEST_LOGARITHM:
+        raise ValueError(f"point: logarithms of parameters must be {-LARGEST_LOGARITHM} to {LARGEST_LOGARITHM}")
     return Fit(reading, priors, **arrays, evidence=facts["evidence"])
 
 

@@ -439,6 +439,10 @@ def test_every_part_of_a_fit_is_there_and_of_its_type(fit_file, tmp_path):
         (("fits", "loader-bound", "covariance"), [[0.0] * 10] * 10, "Matrix is not positive definite"),
         (("fits", "loader-bound", "errors"), [0.1, float("inf")], "errors must be 2 numbers"),
         (("fits", "loader-bound", "freedom"), [0, 1], "errors and freedom must be more than 0"),
+        (("fits", "loader-bound", "errors"), [0.1, 1e3], "errors at most 10"),
+        (("fits", "loader-bound", "point"), [1e308] * 10, "point: logarithms of parameters must be -100 to 100"),
+        (("ranges", "local_batch_size"), [256.0, -1e308], "ranges: local_batch_size must be from 0 on and rise"),
+        (("workers",), 1e308, "workers must be 0 to 1024"),
         (
             ("ranges",),
             {},
@@ -496,6 +500,12 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "devices: '4 to 8' is no range" in refusal(capsys, "plan", *RESNET50, "--devices", "4 to 8")
     words = refusal(capsys, "plan", *RESNET50, "--fit", fit_file, "--deadline-h", "0.5", "--energy-kwh", "28")
     assert "contradicts" in words and "the most frugal needs" in words
+
+
+def test_an_interval_without_an_end_is_none():
+    """So wide that its end is no number; the forecast itself is told."""
+    endless = {"value": 1.0, "low": 0.0, "high": None}
+    assert (report._short_span(endless), report._span(endless)) == ("1.00", "1 (no interval)")
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "many"])
