@@ -311,3 +311,28 @@ def test_where_the_first_runs_fail_alike_no_time_is_lost_with_the_others(tmp_pat
     failed = local.run_study([config.make(seed=seed) for seed in range(5)], tmp_path)
     assert len(reasons) - len(list(told)) == tried
     assert (failed[-1] == "the other runs: left out, because the first 3 failed alike") == (tried == 3)
+
+
+def test_a_run_that_finished_but_is_not_valid_counts_as_none(tmp_path, monkeypatch, capsys):
+    """A failed run and one that was left out count as none, either; the exit status tells of these two alone."""
+    for name in ("intend", "preflight"):
+        monkeypatch.setattr(start, name, lambda *more: None)
+    runs, doubt = studies.kick_the_tires(), "12 power samples in the training, 60 needed"
+    outcomes = [{"status": "finished", "valid": True}, {"status": "finished", "invalid_reasons": [doubt]}]
+
+    def execute(run, runs_dir, run_dir):
+        record = outcomes.pop(0)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        files.write_json(run_dir / "record.json", minimal_record(**record))
+        return int(record["status"] != "finished"), ""
+
+    monkeypatch.setattr(local, "execute", execute)
+    words = ["study", "run", "kick-the-tires", "--runs-dir", str(tmp_path / "runs")]
+    assert cli.main(words) == 0 and not outcomes
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("1 of 2 runs have a valid record in ")
+    assert last[1] == f"{config.run_id(runs[1])}: not valid: {doubt}"
+    outcomes = [{"status": "failed", "status_reason": "no network"}]
+    assert cli.main(words) == 1
+    last = capsys.readouterr().out.splitlines()[-2:]
+    assert last[0].startswith("1 of 2 ") and last[1] == f"{config.run_id(runs[1])}: failed: no network"
