@@ -735,7 +735,7 @@ def test_what_a_command_leaves_to_its_keeper_is_no_part_of_its_time(tmp_path):
     assert end["t_wall_ns"] / 1e9 - float((tmp_path / "ended").read_text()) < 1.0
 
 
-@pytest.mark.parametrize("take", range(6))
+@pytest.mark.parametrize("take", range(2, 6))
 def test_what_a_command_starts_as_its_last_act_is_ended_too(tmp_path, take):
     """A process that is begun while we list all, by one that is gone when we come to it."""
     os.mkfifo(tmp_path / "never")
