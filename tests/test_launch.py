@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -202,6 +203,11 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
     assert record["energy_cpu_J"] > 0 and record["history"][-1]["epoch"] == 40 and records.check(runs_dir) == []
     samples = read_samples(next(only_run(runs_dir).glob("samples-*.jsonl")))
     assert samples.wall_ns[-1] > ended_at - 6e9
+    lines = (only_run(runs_dir) / "log.txt").read_text().splitlines()
+    assert all(line.startswith(("0: ", "1: ", "Abort(1) on node 0 (rank 0")) for line in lines if line), lines
+    of_steps = [line for line in lines if " in step " in line]
+    assert all(re.fullmatch(r"(\d): rank \1 in step \d+ of epoch \d+", line) for line in of_steps)
+    assert {line[0] for line in of_steps} == {"0", "1"} and "\n0: energynn: rank 0: " in "\n".join(lines)
 
 
 @pytest.mark.slow
@@ -416,6 +422,8 @@ def test_without_perun_ranks_are_started_by_torchrun_and_measured_by_our_own_sam
         assert record["valid"] and record["launcher"] == launcher, done.stdout + done.stderr
         assert len(record["phases"]) == ranks and len({entry["id"] for entry in record["sensors"]}) == 1
         assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / launcher) == []
+        lines = (only_run(tmp_path / launcher) / "log.txt").read_text().splitlines()
+        assert len(lines) > 2 and {line.startswith("0: ") for line in lines} == {ranks > 1}, lines
     assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
 
 

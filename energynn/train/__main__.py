@@ -2,10 +2,11 @@
 import gc
 import sys
 
-from energynn import processes
+from energynn import launchers, processes
 
 gc.disable()  # until the training: the collector would look again and again through torch's million objects
 
+launchers.label_lines()
 processes.end_with_parent()
 processes.end_forks_with_this()
 
