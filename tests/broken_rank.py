@@ -1,4 +1,4 @@
-"""What mpirun starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
+"""What starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
 
 import os
 import sys
@@ -6,8 +6,11 @@ import sys
 import torch
 
 from energynn import launchers
-from energynn.train import rank
-from energynn.train.phases import Progress
+
+launchers.label_lines()
+
+from energynn.train import rank  # noqa: E402
+from energynn.train.phases import Progress  # noqa: E402
 
 original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 

@@ -2,13 +2,16 @@
 import gc
 import sys
 
-from energynn import launchers, processes
+from energynn import processes
 
 gc.disable()  # until the training: the collector would look again and again through torch's million objects
 
-launchers.label_lines()
 processes.end_with_parent()
 processes.end_forks_with_this()
+
+from energynn import launchers  # noqa: E402
+
+launchers.label_lines()
 
 from energynn.train import rank  # noqa: E402 - takes seconds: torch
 
