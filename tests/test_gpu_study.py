@@ -106,10 +106,11 @@ def test_points_are_as_a_gpu_needs_them():
     assert compiled.preset == "fast" and replace(compiled, compile=False) in GRID, "the same run without"
 
 
-def test_a_loan_that_ends_early_leaves_out_sizes_between_others():
-    between = {"resnet50": {64, 128, 512}, "fourcastnet": {2, 8}}
-    for run in GRID[-7:]:
-        assert run.local_batch_size in between[run.workload] and run.stays_on_device and not run.step_period_s
+def test_a_loan_that_ends_early_leaves_out_what_no_statement_and_no_plane_needs():
+    last, points = studies.LAST_GPU_POINTS, studies.GPU_POINTS + studies.MORE_GPU_POINTS
+    assert len(last) == 12 and all(points.count(point) == 1 for point in last)
+    for run in GRID[-len(last) :]:
+        assert sum(point.items() <= config.to_dict(run).items() for point in last) == 1, run
 
 
 @pytest.mark.parametrize("overhead_s", [12, 15, 17.6])
