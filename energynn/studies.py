@@ -177,7 +177,7 @@ LAST_GPU_POINTS = [
     *(_images("fast", size) for size in (32, 64, 128, 512)),
     *(_images("paper", 96, share) for share in (0.3, 0.6)),
     *(_states("fast", size) for size in (1, 2, 8)),
-    _states("paper", 1),
+    _states("paper", 1),  # the first point is as large
 ]
 
 
@@ -205,10 +205,7 @@ def gpu_grid(dry_run: bool = False) -> list[RunConfig]:
 
 
 def _on_this_gpu(first: list[dict], others: list[dict], anchors: int, dry_run: bool) -> list[RunConfig]:
-    """Points in a seeded random order between repeats of the anchor, those in LAST_GPU_POINTS after the others.
-
-    Their system has the name of this GPU.
-    """
+    """Points in a seeded random order between repeats of the anchor; their system has the name of this GPU."""
     shuffled = random.Random(GPU_SEED).sample(others, len(others))
     order = first + sorted(shuffled, key=LAST_GPU_POINTS.__contains__)
     repeats = [GPU_ANCHOR | dict(repeat=repeat) for repeat in range(anchors)]

@@ -10,7 +10,7 @@ import pytest
 
 from energynn import studies
 from energynn.analysis import claims
-from energynn.config import RunConfig, to_dict
+from energynn.config import SYNTHETIC_STATES, RunConfig, to_dict
 from tests.analysis.conftest import write_run
 
 PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}  # shares of the time
@@ -77,7 +77,7 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
     for number, run in enumerate(runs):
         place = number / len(runs)
         watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
-        per_epoch = (getattr(run, "training_samples", 0) or 64) // run.global_batch_size
+        per_epoch = (getattr(run, "training_samples", 0) or SYNTHETIC_STATES) // run.global_batch_size
         steps = max(1, run.epochs * per_epoch)
         time_s = steps * step_s(run)
         phases = []
