@@ -60,6 +60,7 @@ def fits(runs, random, b_J=0.1, c_J=2.0, a_W=120.0, noise=0.01):
 
 def assert_runs_tell_samples_from_updates(runs, widest_W):
     runs = [run for run in runs if run.accumulation_steps == 1]  # whose updates are passes, too, as in notebook 45
+    assert len(runs) >= 6, "as notebook 45 asks for"
     random, (samples, updates) = np.random.default_rng(0), rates_per_s(runs)
     for truth in ((0.1, 2.0), (0.1, 0.0), (0.0, 2.0), (0.0, 0.0)):
         hits = np.zeros(2)
