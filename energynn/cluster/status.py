@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -28,6 +29,8 @@ GONE = "its job is gone; nothing was recorded"
 # Of what kind the values are that others write beside a run: how it was submitted, and the live view.
 SUBMITTED = dict.fromkeys(("job_id", "scheduler", "system_file", "user", "after", "submitted_at", "comment"), "text")
 SUBMITTED |= {"studies": "texts", "options": "texts", "task": "number"}
+JOBS = {"pbs": r"[1-9]\d{0,11}(\[\])?_\d+"}  # what a scheduler calls a run's job; one bad name fails the whole question
+NUMBERED = r"[1-9]\d{0,9}_\d+"  # that of Slurm, and of a process in the background
 PROGRESS = ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s")
 LIVE = dict.fromkeys((*PROGRESS, "energy_J", "energy_before_J"), "number")
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -260,7 +263,11 @@ def starts(folder: Path) -> list[Path]:
 
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run, but for ill-typed values; empty if it was not submitted."""
-    return _of_kinds(folder / "job" / "submission.json", SUBMITTED)
+    submitted = _of_kinds(folder / "job" / "submission.json", SUBMITTED)
+    form = JOBS.get(submitted.get("scheduler"), NUMBERED)
+    if not re.fullmatch(form, submitted.get("job_id", ""), re.ASCII):
+        submitted.pop("job_id", None)
+    return submitted
 
 
 def _of_kinds(path: Path, kinds: dict[str, str]) -> dict:

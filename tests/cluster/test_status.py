@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from energynn import cli, records
-from energynn.cluster import background, slurm, status
+from energynn.cluster import background, pbs, slurm, status, submit
 from energynn.files import REPOSITORY, write_json
 from tests.conftest import minimal_record
 
@@ -88,6 +89,35 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     assert "nobody remembers it" in state_of(anew)["reason"], "an earlier submission's outcome is not this one's"
     (submitted(tmp_path, "g", "6_3") / "job" / "cancelled").touch()
     assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("scheduler, whole", [("slurm", "77"), ("pbs", "77[]")])
+@pytest.mark.parametrize("job", ["x_0", "0_0", "77", "77_0,x_0", "-1_0", "²_0", "77_0\n", "9" * 20 + "_0"])
+def test_a_job_that_is_none_costs_only_its_own_run(tmp_path, monkeypatch, scheduler, whole, job):
+    """And a question that the scheduler refuses is no answer: the runs in its queue would be made again."""
+    folders = [submitted(tmp_path, name, each) for name, each in (("a", f"{whole}_0"), ("b", f"{whole}_1"), ("c", job))]
+    for folder in folders:
+        rewritten = json.loads((folder / "job" / "submission.json").read_text()) | {"scheduler": scheduler}
+        write_json(folder / "job" / "submission.json", rewritten)
+
+    def answer(*command):
+        if command[0] == "squeue" and command[1] == "--jobs=77":
+            return "77_0|RUNNING|None\n77_1|PENDING|Resources\n"
+        if command[0] == "qstat" and command[-1] == "77[]":
+            return json.dumps({"Jobs": {f"77[{task}].host": {"job_state": "QR"[task]} for task in (0, 1)}})
+        if command[0] in ("squeue", "qstat"):
+            raise ValueError(f"{command[0]}: error: Invalid job id: x")
+        raise ValueError(f"{command[0]}: no")
+
+    for module in (slurm, pbs):
+        monkeypatch.setattr(module, "call", answer)
+    rows, notes = status.rows(folders)
+    assert sorted(row["state"] for row in rows[:2]) == ["queued", "running"] and not notes
+    assert rows[2]["state"] == "failed" and rows[2]["job"] == ""
+    site = SimpleNamespace(name="slurm", scheduler=scheduler)
+    assert submit.queued_runs(tmp_path, site) == {"a", "b"}
+    with pytest.raises(ValueError, match="Invalid job id: x"):
+        status.EXECUTORS[scheduler].queue([f"{whole}_0", "x_0"])
 
 
 def test_own_runs_stand_first_on_80_columns_and_say_what_they_are():
