@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -358,11 +359,53 @@ def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
     write_json(tmp_path / "current.json", {"task": 0, "pid": 99})
     monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
     killed = []
+    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
+    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
     monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
     background.cancel(["7_1"])
     assert killed == [] and (tmp_path / "cancelled-1").exists()
     background.cancel(["7_0"])
     assert killed == [99]
+
+
+ILL_CURRENT = [{"task": task, "pid": 99} for task in ("x", None, [0], 0.0, False, 10**400)]
+ILL_CURRENT += [{"task": 0, "pid": pid} for pid in (-1, 0, 1, -99, "x", None, 99.0, True)]
+ILL_CURRENT += [{"task": 0}, {"pid": 99}, [], "x"]
+
+
+@pytest.mark.parametrize("told", ILL_CURRENT)
+def test_an_ill_typed_file_of_the_run_that_goes_on_ends_nothing(tmp_path, monkeypatch, capsys, told):
+    """To signal -1 would end every process of the user."""
+    folder = submitted(tmp_path / "runs", "a", "7_0")
+    write_json(folder / "job" / "submission.json", FACTS | {"scheduler": "local", "job_id": "7_0"})
+    write_json(tmp_path / "current.json", told)
+    monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
+    killed = []
+    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
+    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
+    monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
+    assert cli.main(["status", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert "1 runs: 1 queued" in capsys.readouterr().out
+    assert cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert killed == [] and (tmp_path / "cancelled-0").exists()
+
+
+def test_only_a_job_of_its_own_process_is_cancelled(tmp_path, monkeypatch):
+    """Whatever number stands in the file, and however soon the job has ended."""
+    monkeypatch.setattr(background, "_workers", lambda: {os.getpid(): (tmp_path / "job.sh", 2)})
+    sent = []
+    monkeypatch.setattr(background.os, "kill", lambda pid, number: sent.append((pid, number)))
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        for pid, expected in ((child.pid, [(child.pid, signal.SIGTERM)]), (os.getppid(), []), (10**400, [])):
+            sent.clear()
+            write_json(tmp_path / "current.json", {"task": 0, "pid": pid})
+            background.cancel([f"{os.getpid()}_0"])
+            assert sent == expected
+    finally:
+        monkeypatch.undo()
+        child.kill()
+        child.wait()
 
 
 # ------------------------------------------------------------------------------------------ Slurm's own energy
