@@ -52,6 +52,11 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
             queue = None
             break
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
+    firsts: dict[str, dict] = {}
+    for row in rows:
+        digest = row.get("record_sha256")
+        if digest and (first := firsts.setdefault(digest, row)) is not row:
+            row["copy_of"] = f"{first['system']}/{first['run_id']}"
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
     last_words = {}
     for scheduler in schedulers & EXECUTORS.keys() if lost else ():  # each is asked once for all of its jobs
@@ -164,6 +169,7 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {name: submission[name] for name in ("studies", "system_file")}
         row |= {} if is_ours(submission) else {"user": submission["user"]}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    row["record_sha256"] = record.get("record_sha256", "")
     began = record or json_or_nothing(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
     if record.get("workload") in records.NO_TRAINING:
@@ -288,7 +294,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
     for system, of_system in groupby(rows, key=lambda row: row["system"]):
         lines += [f"{system}:", *(entry(row["state"], row["run_id"], _words(row)) for row in of_system)]
     counts = Counter(row["state"] for row in rows)
-    total = energy_words(1000 * sum(row.get("energy_kWh") or 0.0 for row in rows))
+    total = energy_words(1000 * sum(row.get("energy_kWh") or 0.0 for row in rows if "copy_of" not in row))
     states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
     lines.append(f"{len(rows)} runs: {states}; {total}")
     return "\n".join(lines + [textwrap.fill(f"energynn: {note}", 79) for note in notes])
@@ -296,6 +302,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
 
 def _words(row: dict) -> str:
     parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
+    parts += [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
     parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
     live = [f"epoch {row['epoch']}/{row['epochs']}"] if {"epoch", "epochs"} <= row.keys() else []
