@@ -545,13 +545,17 @@ def _class(workload: str) -> type[RunConfig]:
 
 
 def from_dict(values: dict) -> RunConfig:
-    """Read a configuration back from a record; every field must be there but the later ones, and none more."""
+    """Read a configuration back from a record; every field must be there but the later ones, and none more.
+
+    Raises ValueError for another type, and for what is beyond its limits.
+    """
     config_class = _class(values["workload"])
     known = facts(config_class)
     needed = {name for name in known if not known[name].is_later}
     if not needed <= set(values) <= set(known):
         differ = sorted((needed - set(values)) | (set(values) - set(known)))
         raise ValueError(f"config: fields differ from {config_class.__name__}: {differ}")
+    _check_limits(config_class, _with_types(values["workload"], config_class, values))
     return config_class(**values)
 
 

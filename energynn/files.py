@@ -35,14 +35,26 @@ def shipped(name: str) -> Path:
 DATA_MANIFESTS = shipped("data_manifests")
 
 
+def require_place(path: Path) -> None:
+    """Raise ValueError where a file cannot be written, or its folders made: to be asked before anything expensive."""
+    _require_name(path)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{path}: {folder} is no folder that you may write to; give another name")
+
+
+def _require_name(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: is a directory, a device or a pipe, which no file may replace; give another name")
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """A binary file to write, of which others see the old or the new one, never a part (fsync, rename).
 
     Raises ValueError where something else has its name: a device that is replaced is gone for everybody.
     """
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: is a directory, a device or a pipe, which no file may replace; give another name")
+    _require_name(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w+b") as file:

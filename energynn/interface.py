@@ -10,6 +10,7 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
+from energynn.files import require_place
 from energynn.measure import energy
 from energynn.measure.window import Window, window
 
@@ -50,8 +51,10 @@ def export(runs_dir: Path, csv: Path | None, netcdf: Path | None, parquet: Path 
 
     Raises ValueError where a package for the format is missing.
     """
-    runs = load(runs_dir)
     path = csv or netcdf or parquet
+    if path.is_dir() or not path.exists():  # a pipe may take it
+        require_place(path)
+    runs = load(runs_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         if csv:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from energynn.files import INSTALL
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
 PYTHON_VARIABLE = "ENERGYNN_PYTHON"  # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
+LABELS_VARIABLE = "ENERGYNN_LABELS"  # set where ranks label their lines by themselves
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
 LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
@@ -84,6 +88,46 @@ def stay_on_this_host(size: int) -> None:
     """Let gloo speak over the loopback where all ranks are here: without a network a host's name may lead nowhere."""
     if size == ranks_of_this_host() and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+# --------------------------------------------------------------------------------------------- what a rank prints
+
+
+class LabelledLines(io.TextIOWrapper):
+    """Text to a stream of this process, each line in one write and with a label, as ``srun --label`` has them.
+
+    A flush ends the line that has begun. Each thread, and each process that is forked, begins lines of its own.
+    """
+
+    def __init__(self, stream: TextIO, label: str):
+        self.label, self.begun = label, {}
+        super().__init__(open(stream.fileno(), "wb", buffering=0, closefd=False), stream.encoding, stream.errors)
+
+    def write(self, text: str) -> int:
+        writer = os.getpid(), threading.get_ident()
+        *lines, begun = (self.begun.pop(writer, "") + text).split("\n")
+        if begun:
+            self.begun[writer] = begun
+        for line in lines:
+            self._put(line)
+        return len(text)
+
+    def flush(self) -> None:
+        if begun := self.begun.pop((os.getpid(), threading.get_ident()), ""):
+            self._put(begun)
+
+    def _put(self, line: str) -> None:
+        """Write a line; who reads it takes a carriage return, as those of a progress bar, for the end of one, too."""
+        for part in list(filter(None, line.split("\r"))) or [""]:
+            left = f"{self.label}{part}\n".encode(self.encoding, self.errors)
+            while left:  # only what is longer than PIPE_BUF, and a signal, make more than one write of it
+                left = left[os.write(self.fileno(), left) :]
+
+
+def label_lines() -> None:
+    """From now on each line that this rank prints begins with its number, where its supervisor asks for that."""
+    if os.environ.get(LABELS_VARIABLE) and not isinstance(sys.stdout, LabelledLines):
+        sys.stdout, sys.stderr = (LabelledLines(stream, f"{rank()}: ") for stream in (sys.stdout, sys.stderr))
 
 
 # ------------------------------------------------------------------------------------------- how ranks are started

@@ -134,7 +134,8 @@ def end_below(asked: list[int], spared: Collection[int] = ()) -> None:
     """End every process below this one, but for some: politely those that are asked to, after a while all."""
     _send(signal.SIGTERM, asked)
     deadline = time.monotonic() + GRACE_S
-    while (left := below(spared)) and time.monotonic() < deadline + 1:  # nobody can end those of another user
+    # One that is begun while we list them, by one that ends before we come to it, is seen by the second look.
+    while (left := below(spared) or below(spared)) and time.monotonic() < deadline + 1:  # some are another user's
         if time.monotonic() > deadline:
             _send(signal.SIGKILL, left)
         time.sleep(0.05)
@@ -146,11 +147,12 @@ def _send(number: int, processes: list[int]) -> None:
             os.kill(process, number)
 
 
-def keep(parent: int) -> None:
+def keep(parent: int, tell: int) -> None:
     """Have the command that a ``preexec_fn`` begins run below this process, its keeper, which ends as the command does.
 
     The keeper hands on what ``parent`` sends; what a terminal sends comes to the command by itself. It adopts what the
     command leaves behind, and ends that, too, if ``parent`` is gone or the command was ended by a signal or asked to.
+    Into the pipe ``tell`` it writes the command's number, and the monotonic time of its end in ns, 8 bytes each.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     on_end = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored, nobody learns of an end
@@ -158,7 +160,7 @@ def keep(parent: int) -> None:
     keeper = os.getpid()
     if command := os.fork():
         try:
-            _keep(command, parent)
+            _keep(command, parent, tell)
         finally:
             os.kill(keeper, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, on_end)
@@ -166,9 +168,11 @@ def keep(parent: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _keep(command: int, parent: int) -> None:
+def _keep(command: int, parent: int, tell: int) -> None:
+    os.write(tell, command.to_bytes(8, "little"))
     # Locks, and the pipe by which subprocess learns that the command runs.
-    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    os.closerange(3, tell)
+    os.closerange(tell + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     end_with_parent(parent, signal.SIGTERM)
     asked, (ended, status) = False, (0, 0)
     while ended != command:
@@ -180,6 +184,7 @@ def _keep(command: int, parent: int) -> None:
                 _send(sent.si_signo, [command])
                 asked = asked or sent.si_signo in (signal.SIGTERM, signal.SIGHUP)
         ended, status = os.waitpid(-1, os.WNOHANG)
+    os.write(tell, time.monotonic_ns().to_bytes(8, "little"))
     if asked or os.WIFSIGNALED(status):
         end_below(below())
     if os.WIFEXITED(status):

@@ -69,9 +69,10 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
         result["phase_spread"] = _phase_spread(result["phases"])
     late_s = 0.0
     for of_start in by_segment.values():
-        late_s += max((end.get("late_s", 0.0) for end in events_of_kind(of_start, "training_end")), default=0.0)
+        ends = events_of_kind(of_start, "training_end")
+        late_s += max((end.get("late_s", end.get("unsure_s", 0.0)) for end in ends), default=0.0)
     if late_s and "training_time_s" in result:
-        result["flags"].append(f"for {late_s:.0f} s nobody saw whether the command had ended")
+        result["flags"].append(f"for {late_s:.{1 if late_s < 1 else 0}f} s nobody saw whether the command had ended")
         share = late_s / max(late_s, result["training_time_s"])
         result["doubtful_share"] = max(share, result.get("doubtful_share", 0.0))
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))

@@ -1,18 +1,23 @@
-"""What mpirun starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
+"""What starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
 
 import os
 import sys
 
 import torch
 
-from energynn.train import rank
-from energynn.train.phases import Progress
+from energynn import launchers
+
+launchers.label_lines()
+
+from energynn.train import rank  # noqa: E402
+from energynn.train.phases import Progress  # noqa: E402
 
 original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 
 
-def step(self, epoch, index, loss, original=original, how=how, sys=sys, os=os, torch=torch):
-    if os.environ.get("PMI_RANK") == "0" and epoch == 40:
+def step(self, epoch, index, loss, original=original, how=how, sys=sys, torch=torch, launchers=launchers):
+    print("rank", launchers.rank(), "in step", index, "of epoch", epoch)
+    if launchers.rank() == 0 and epoch == 40:
         if how == "exit":
             sys.exit(0)
         if how == "memory":

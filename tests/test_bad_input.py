@@ -22,7 +22,7 @@ from PIL import Image
 from energynn import cli, config, records
 from energynn.analysis import profiles, results
 from energynn.cluster import budget, submit
-from energynn.data import imagenet
+from energynn.data import describe, imagenet, manifests
 from energynn.files import REPOSITORY, write_json
 from energynn.launch import start
 from energynn.launch.watch import Watch
@@ -453,6 +453,37 @@ def test_what_is_no_file_is_not_replaced_by_one(here, two_runs, monkeypatch):
     assert json.loads((here / "good").read_text()) == {"a": 1}
 
 
+FIT = "forecast fit --published --workload resnet50 --system horeka-a100 --out"
+BEFORE_IT_WRITES = [
+    (FIT, "forecast.calibration.make"),
+    ("study run kick-the-tires --archive", "cluster.local.run_study"),
+]
+BEFORE_IT_WRITES += [(f"export --{name}", "interface.load") for name in ("csv", "netcdf", "parquet")]
+
+
+@pytest.mark.parametrize("words, expensive", BEFORE_IT_WRITES)
+def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch, words, expensive):
+    monkeypatch.setattr(f"energynn.{expensive}", None)
+    (here / "runs").mkdir()
+    (here / "file").touch()
+    os.mkfifo(here / "pipe")
+    is_export = words.startswith("export")  # of which a pipe may be the reader
+    for target in (here, "/dev/full", here / "pipe"):
+        if not is_export or target == here:
+            refused(here, *words.split(), target, says="is a directory, a device or a pipe, which no file may replace")
+    refused(here, *words.split(), here / "file" / "more" / "out", says="no folder that you may write to; give another")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here)  # for root every folder is its own
+    refused(here, *words.split(), here / "out", says=f"{here} is no folder that you may write to; give another name")
+    assert (here / "pipe").is_fifo()
+
+
+def test_what_describes_data_must_be_writable_before_the_data_are_read(here, monkeypatch):
+    monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
+    monkeypatch.setitem(describe.BUILDERS, "imagenet", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != here)
+    refused(here, "manifest", "build", "imagenet", "--root", here, says="is no folder that you may write to")
+
+
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\u2028b"])
 def test_an_anchor_has_no_name_that_cannot_be_read_again(here, two_runs, name):
     shutil.copytree(two_runs, here / "runs")
@@ -859,8 +890,6 @@ def test_image_stores(here, says):
 
 @pytest.mark.parametrize("what", ["empty", "a list", "binary", "nested", "cut off", PIPE, FOLDER, SPARSE, "no fields"])
 def test_manifests(here, what, monkeypatch):
-    from energynn.data import manifests
-
     shutil.copytree(manifests.DATA_MANIFESTS / "photographs", here / "data_manifests" / "photographs")
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
     monkeypatch.setattr(manifests, "GENERATED", here / "build")

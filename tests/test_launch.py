@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -163,20 +164,26 @@ def test_a_dead_or_silent_sampler_ends_the_run_with_a_checkpoint_and_a_reason(tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how, words",
+    "how, launcher, words",
     [
-        ("exit", "rank 0: 0"),
-        ("raise", "rank 0: a fault of its own"),
-        ("memory", "is too much here, choose a smaller one: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0"),
+        ("exit", "mpirun", "rank 0: 0"),
+        ("raise", "mpirun", "rank 0: a fault of its own"),
+        (
+            "memory",
+            "torchrun",
+            "is too much here, choose a smaller one: CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0",
+        ),
     ],
 )
-def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_path, how, words):
+def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_path, how, launcher, words):
     """sys.exit(0) makes perun hang for a minute and lose its data; an exception leaves the other ranks waiting."""
     runs_dir = tmp_path / "runs"
     program = textwrap.dedent(f"""
         import os, pathlib
-        from energynn import config
+        from energynn import config, launchers
         from energynn.launch import start, supervise
+        if {launcher!r} == "torchrun":
+            start.find_launcher = lambda devices: launchers.Launcher("torchrun")
         supervise.TRAIN_SCRIPT = pathlib.Path({str(REPOSITORY / "tests" / "broken_rank.py")!r})
         made = config.make(**{ENDLESS!r})
         run_dir = pathlib.Path({str(runs_dir)!r}) / "local" / config.run_id(made)
@@ -202,6 +209,12 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
     assert record["energy_cpu_J"] > 0 and record["history"][-1]["epoch"] == 40 and records.check(runs_dir) == []
     samples = read_samples(next(only_run(runs_dir).glob("samples-*.jsonl")))
     assert samples.wall_ns[-1] > ended_at - 6e9
+    lines = (only_run(runs_dir) / "log.txt").read_text().splitlines()
+    of_launcher = next(number for number, line in enumerate(lines) if re.match(r"Abort\(1\)|[EW]\d{4} ", line))
+    assert [line for line in lines[:of_launcher] if not line.startswith(("0: ", "1: "))] == []
+    of_steps = [line for line in lines if " in step " in line]
+    assert all(re.fullmatch(r"(\d): rank \1 in step \d+ of epoch \d+", line) for line in of_steps)
+    assert {line[0] for line in of_steps} == {"0", "1"} and "\n0: energynn: rank 0: " in "\n".join(lines)
 
 
 @pytest.mark.slow
@@ -416,6 +429,8 @@ def test_without_perun_ranks_are_started_by_torchrun_and_measured_by_our_own_sam
         assert record["valid"] and record["launcher"] == launcher, done.stdout + done.stderr
         assert len(record["phases"]) == ranks and len({entry["id"] for entry in record["sensors"]}) == 1
         assert record["idle_power_cpu_after_W"] > 0 and records.check(tmp_path / launcher) == []
+        lines = (only_run(tmp_path / launcher) / "log.txt").read_text().splitlines()
+        assert len(lines) > 2 and {line.startswith("0: ") for line in lines} == {ranks > 1}, lines
     assert "warning: perun or MPI is missing" in done.stdout and "refused: no perun found" in done.stdout
 
 

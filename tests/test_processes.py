@@ -133,7 +133,9 @@ def test_a_script_that_reads_such_a_file_runs_once(tmp_path):
 
 
 def kept(*words, **more):
-    return subprocess.Popen(words, preexec_fn=partial(processes.keep, os.getpid()), close_fds=False, **more)
+    with open(os.devnull, "wb") as told:
+        as_child = partial(processes.keep, os.getpid(), told.fileno())
+        return subprocess.Popen(words, preexec_fn=as_child, close_fds=False, **more)
 
 
 @pytest.mark.parametrize("script", ["exit 0", "exit 7", "kill -9 $$", "kill -15 $$", "kill -11 $$", "kill -40 $$"])

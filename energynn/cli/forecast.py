@@ -83,8 +83,10 @@ def fit(options) -> int:
     import math
 
     from energynn.cluster import systems
+    from energynn.files import require_place
     from energynn.forecast import calibration, fitting, report, runs
 
+    require_place(options.out)
     site, other = systems.site(options.system), None
     most = math.inf if options.max_devices is None else options.max_devices
     if options.published:

@@ -119,7 +119,10 @@ def study(options) -> int:
 def _run_study(options) -> int:
     from energynn import config, studies
     from energynn.cluster import budget, local
+    from energynn.files import require_place
 
+    if options.archive:
+        require_place(options.archive)
     runs = [run for runs in studies.find([options.name]).values() for run in runs]
     if options.dry_run and options.name not in ("gpu", "gpu-grid"):
         raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
@@ -131,8 +134,8 @@ def _run_study(options) -> int:
         system_dir = options.runs_dir.absolute() / system
         budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
     failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
-    made = len(runs) - len(failed)
-    tell("\n".join([f"\n{made} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed]))
+    valid, not_valid = local.count_valid(runs, options.runs_dir.absolute())
+    tell("\n".join([f"\n{valid} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, *not_valid]))
     return 1 if failed else 0
 
 

@@ -87,6 +87,16 @@ def run_study(
     return failed
 
 
+def count_valid(runs: list[RunConfig], runs_dir: Path) -> tuple[int, list[str]]:
+    """How many runs have a valid record, and a line with the reason for each that finished without one."""
+    lines = []
+    for folder in [_folder(config, runs_dir) for config in runs]:
+        record = records.read(folder)
+        if record and record["status"] == "finished" and not record["valid"]:
+            lines.append(f"{folder.name}: not valid: {_reason(folder)}")
+    return sum(_is_done(config, runs_dir) for config in runs), lines
+
+
 def _failed_before(missing: list[RunConfig], runs_dir: Path) -> set[Path]:
     """Folders of the runs that have failed, not of those that were interrupted, and of all that start from them."""
     failed: set[Path] = set()

@@ -90,6 +90,18 @@ def site(name: str) -> Site:
         raise ValueError(f"{path}: {error}; mend it") from error
 
 
+def from_dict(values: dict) -> Site:
+    """A site from what ``dataclasses.asdict`` made of it; raises ValueError for ill-typed values.
+
+    Fields of another version are left out, and what says nothing need not have its form.
+    """
+    plain = vars(Site(name="", file="", scheduler="", devices_per_node=0, gpu=""))
+    known = {name: value for name, value in values.items() if name in plain}
+    needed = {"name", "scheduler", "devices_per_node"}
+    _check({name: value for name, value in known.items() if name in needed or value != plain[name]})
+    return Site(**known)
+
+
 def _check(values: dict) -> None:
     """Raise ValueError for a value of a system's file that is unknown, of another type or not of its form."""
     known = {each.name: each for each in fields(Site) if each.name != "file"}
@@ -125,9 +137,9 @@ def _check_type(key: str, value, annotation: str) -> None:
         members = value
     has_kind = isinstance(value, kind) and not isinstance(value, bool)
     if not has_kind or any(type(member) is not str for member in members):
-        raise ValueError(f"{key}: must be of type {annotation}, got {value!r}")
+        raise ValueError(f"{key}: must be of type {annotation}, got {value!r:.60}")
     if isinstance(value, int | float) and not 0 < value < 1e6:
-        raise ValueError(f"{key}: must be more than 0, got {value}")
+        raise ValueError(f"{key}: must be more than 0, got {value!r:.60}")
 
 
 def known() -> str:

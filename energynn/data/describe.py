@@ -14,7 +14,7 @@ from pathlib import Path
 from energynn.config import FOLDER_NAME, IMAGENET_IMAGES
 from energynn.data import era5, era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
-from energynn.files import sha256, shipped
+from energynn.files import require_place, sha256, shipped
 from energynn.names import suggestion
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what ``build`` says of each in words
@@ -35,9 +35,10 @@ def build(dataset: str, source: Path | None = None, progress: Callable[[str], No
     it is. Any other name is that of data of one's own, all files of build/data/<dataset>. Raises ValueError where
     these are missing, or ``source`` is where it is needed.
     """
+    folder = manifests.DATA_MANIFESTS / dataset
+    require_place(folder / "SHA256SUMS")
     describe = BUILDERS.get(dataset, partial(_own, dataset))
     sums, details, distribution = describe(source, progress)
-    folder = manifests.DATA_MANIFESTS / dataset
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "SHA256SUMS").write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
     texts = json.loads(DESCRIPTIONS.read_text())

@@ -74,7 +74,7 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
 
 
 def synthetic(steps: int) -> tuple[Split, Split]:
-    """Random states of the paper's size, one sequence 64 times over: what a training costs, not what it learns."""
+    """Random states of the paper's size, one sequence again and again: what a training costs, not what it learns."""
     shape = (steps + 1, 20, 720, 1440)
     sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn import config
+from energynn import config, records
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.files import write_json
 from energynn.forecast import fitting, runs
 from energynn.forecast.calibrate import Fit, Prior
-from energynn.forecast.model import BY_NAME
+from energynn.forecast.model import BY_NAME, NAMES, READINGS
 from energynn.forecast.runs import Runs
-from energynn.reading import LARGEST_B, require_file
+from energynn.reading import LARGEST_B, one_fault, require_file
 
 SCHEMA = "energynn-forecast/1"
 # Fields that a forecast takes into account, or that change neither time nor power.
@@ -165,24 +165,81 @@ def read(path: Path) -> Calibration:
     digest = content.pop("sha256", "")
     if digest != config.digest(content):
         raise ValueError(f"{path}: was damaged or changed after it was written; {again}")
-    fits = {reading: _fit(reading, facts) for reading, facts in content["fits"].items()}
-    known = {field.name for field in dataclasses.fields(Site)}
+    with one_fault(f"{path}: is not as a fit must be; {again}"):
+        return _calibration(content)
+
+
+# Kinds as of a record's fields, see records.is_of_kind; what is not here is made of numbers, and checked as such.
+KINDS = {"workload": "text", "site": "table", "fits": "table", "config": "table", "workers": "number"}
+KINDS |= {"ranges": "table", "fields": "table", "watts": "table", "provenance": "text", "number_of_runs": "number"}
+KINDS |= {"notes": "texts"}
+OF_PARAMETER = {"prior": "number", "prior_spread": "number", "source": "text"}
+RANGES = {"devices", "nodes", "local_batch_size", "samples of a device", "evaluated per trained sample"}
+LARGEST_ERROR, LARGEST_LOGARITHM, MOST_WORKERS = 10, 100, 1024  # what is beyond them is nobody's fit
+OF_POWER, OPTIONAL = {"host", "fed", "idle", "image_J"}, {"fill", "kappa_storage"}  # parameters that not every fit has
+
+
+def _calibration(content: dict) -> Calibration:
+    """A calibration from what ``to_dict`` made of it; raises one of ILL_TYPED where a part is missing or ill-typed."""
+    _require(content, KINDS)
+    _require(content["fits"], dict.fromkeys(READINGS, "table"))
+    _require(content["watts"], dict.fromkeys(content["watts"], "number"))
+    if missing := RANGES - content["ranges"].keys():
+        raise ValueError(f"ranges: {', '.join(sorted(missing))} missing")
+    if not 0 <= content["workers"] <= MOST_WORKERS:
+        raise ValueError(f"workers must be 0 to {MOST_WORKERS}")
+    run = config.from_dict(content["config"])
+    if run.workload != content["workload"]:
+        raise ValueError(f"workload: the fit is of {content['workload']}, its run of {run.workload}")
     facts = {field.name: content[field.name] for field in dataclasses.fields(Calibration)}
     facts |= {
-        "fits": fits,
-        "site": Site(**{name: value for name, value in content["site"].items() if name in known}),
-        "config": config.from_dict(content["config"]),
-        "samples": tuple(content["samples"]),
-        "ranges": {name: tuple(ends) for name, ends in content["ranges"].items()},
+        "fits": {reading: _fit(reading, facts) for reading, facts in content["fits"].items()},
+        "site": systems.from_dict(content["site"]),
+        "config": run,
+        "samples": tuple(_numbers("samples", content["samples"], 2).tolist()),
+        "ranges": {name: tuple(_numbers(name, ends, 2).tolist()) for name, ends in content["ranges"].items()},
+        "fields": {name: list(values) for name, values in content["fields"].items()},
     }
+    for name, (low, high) in facts["ranges"].items():
+        if not 0 <= low <= high:
+            raise ValueError(f"ranges: {name} must be from 0 on and rise")
     return Calibration(**facts)
 
 
 def _fit(reading: str, facts: dict) -> Fit:
+    _require(facts, {"parameters": "table", "evidence": "number"})
     given = facts["parameters"]
+    times, powers = given.keys() - OF_POWER - OPTIONAL, given.keys() & OF_POWER
+    if times != set(NAMES) - OF_POWER - OPTIONAL or powers not in (set(), OF_POWER):
+        raise ValueError(f"parameters: {', '.join(given)} are not those of a fit")
+    for one in given.values():
+        _require(one, OF_PARAMETER)
     priors = {name: Prior(one["prior"], one["prior_spread"], one["source"]) for name, one in given.items()}
-    names = ("prior_covariance", "point", "covariance", "errors", "freedom")
-    return Fit(reading, priors, **{name: np.array(facts[name]) for name in names}, evidence=facts["evidence"])
+    shapes = dict.fromkeys(("prior_covariance", "covariance"), 2 * (len(given),))
+    shapes |= {"point": (len(given),), "errors": (2,), "freedom": (2,)}
+    arrays = {name: _numbers(name, facts.get(name), *shape) for name, shape in shapes.items()}
+    for name in ("prior_covariance", "covariance"):
+        np.linalg.cholesky((arrays[name] + arrays[name].T) / 2)  # a ValueError where it is no covariance
+    if min(arrays["errors"].min(), arrays["freedom"].min()) <= 0 or arrays["errors"].max() > LARGEST_ERROR:
+        raise ValueError(f"errors and freedom must be more than 0, and errors at most {LARGEST_ERROR}")
+    logarithms = [at for name, at in zip(given, arrays["point"].tolist(), strict=True) if BY_NAME[name].is_log]
+    if max(map(abs, logarithms)) > LARGEST_LOGARITHM:
+        raise ValueError(f"point: logarithms of parameters must be {-LARGEST_LOGARITHM} to {LARGEST_LOGARITHM}")
+    return Fit(reading, priors, **arrays, evidence=facts["evidence"])
+
+
+def _require(values: dict, kinds: dict[str, str]) -> None:
+    for name, kind in kinds.items():
+        if not records.is_of_kind(values.get(name), kind):
+            raise ValueError(f"{name} must be of the kind {kind}, is {records.shorten(values.get(name))}")
+
+
+def _numbers(name: str, values, *shape: int) -> np.ndarray:
+    """Finite numbers as an array; raises ValueError for anything else or another shape."""
+    array = np.array(values)
+    if array.dtype.kind not in "if" or array.shape != shape or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be {' x '.join(map(str, shape))} numbers, is {records.shorten(values)}")
+    return array
 
 
 def of_workload(path: Path, workload: str) -> Calibration:

@@ -71,7 +71,7 @@ def _line(row: dict) -> str:
 def _short_span(of: dict[str, float | None]) -> str:
     if of["value"] is None:
         return "not known"
-    if of["low"] is None:
+    if None in (of["low"], of["high"]):
         return _digits(of["value"])
     return f"{_digits(of['value'])} ({_digits(of['low'])}-{_digits(of['high'])})"
 
@@ -84,7 +84,7 @@ def _digits(value: float) -> str:
 def _span(of: dict[str, float | None]) -> str:
     if of["value"] is None:
         return "not known"
-    ends = "no interval" if of["low"] is None else f"{of['low']:.4g} to {of['high']:.4g}"
+    ends = "no interval" if None in (of["low"], of["high"]) else f"{of['low']:.4g} to {of['high']:.4g}"
     return f"{of['value']:.4g} ({ends})"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -34,7 +35,7 @@ from energynn.reading import json_table
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
 LOOK_S = 0.2  # the longest that the end of the command is waited for at a time
-MOST_LATE_S = 1.0  # by which that end may be known too late
+SURE_S, MOST_LATE_S = 0.2, 1.0  # by which that end may be known too late without a word, and at all
 PERUN_PERIOD_S = 1.0  # as in the paper
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -208,27 +209,20 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     adopt_orphans()
     others = below()
     mark("training_start")
+    # a power cut costs no energy of what was begun, and a slow disk does not hide the end from us
+    forcing = threading.Thread(target=force, args=(folder / f"events-rank{rank}.jsonl",), daemon=True)
     try:
-        hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        as_child = partial(_be_child, partial(keep, os.getpid()))
-        started_s = time.monotonic()
-        # close_fds: MPI's launchers hand open files to their ranks
-        child = subprocess.Popen(command, env=environment, stdout=stdout, preexec_fn=as_child, close_fds=False)
-        children.append(child)
-        for number in stopped:  # they came before there was a process to pass them on to
-            child.send_signal(number)
-        # a power cut costs no energy of what was begun, and a slow disk does not hide the end from us
-        threading.Thread(target=force, args=(folder / f"events-rank{rank}.jsonl",), daemon=True).start()
-        late_s = _wait_for_end(child, started_s)
-        status = child.wait()
+        status, ended_ns, late_s = _to_its_end(command, children, stopped, stdout, forcing)
         if status < 0:  # it may be the keeper that was killed
             end_below(below(others), others)
     except (OSError, subprocess.SubprocessError) as error:  # the second where there can be no process more
         print(f"energynn: {command[0]}: {getattr(error, 'strerror', error)}", file=sys.stderr, flush=True)
-        status, late_s = 126, 0.0
+        status, ended_ns, late_s = 126, time.monotonic_ns(), 0.0
     late = {"late_s": late_s} if late_s > MOST_LATE_S else {}
-    mark("training_end", exit_status=status, **late)
+    unsure = {"unsure_s": late_s} if SURE_S < late_s <= MOST_LATE_S else {}
+    ago_ns = time.monotonic_ns() - ended_ns  # its keeper may have had to end what it left behind
+    then = {"t_mono_ns": ended_ns, "t_wall_ns": time.time_ns() - ago_ns}
+    mark("training_end", exit_status=status, **then, **late, **unsure)
     if rank == 0:
         print(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record", file=sys.stderr, flush=True)
     mark("idle_start", when="after")
@@ -237,25 +231,48 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     mark("rank_end", status="failed" if status or late else "finished", exit_status=status, **late)
 
 
-def _wait_for_end(child: subprocess.Popen, alive_s: float) -> float:
-    """Wait for the command; returns by how many seconds its end may have been missed, as where we were stopped.
+def _to_its_end(command, children, stopped, stdout, forcing) -> tuple[int, int, float]:
+    """Start a command and wait; returns its status, the monotonic time of its end in ns, and how late that may be in s.
 
-    alive_s: a monotonic time at which it had not ended.
+    Its keeper and we look for the end, and either may be stopped: the earlier time counts. forcing: a thread to start
+    afterwards, as a process that has threads had better not fork.
     """
-    waiter = threading.Thread(target=_see_end, args=(child.pid,), daemon=True)
-    waiter.start()
-    looked_s = time.monotonic()
-    while child.poll() is None:
-        alive_s = looked_s
-        waiter.join(LOOK_S)
+    hidden = (perun_adapter.RUN_DIR_VARIABLE, *perun_adapter.SET_BY_PERUN)
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    reader, writer = os.pipe()
+    as_child = partial(_be_child, partial(keep, os.getpid(), writer))
+    started_s = time.monotonic()
+    with open(reader, "rb", buffering=0) as told, open(writer, "wb", buffering=0) as ours:
+        # close_fds: MPI's launchers hand open files to their ranks
+        child = subprocess.Popen(command, env=environment, stdout=stdout, preexec_fn=as_child, close_fds=False)
+        ours.close()
+        children.append(child)
+        for number in stopped:  # they came before there was a process to pass them on to
+            child.send_signal(number)
+        forcing.start()
+        alive_s, seen_ns = _wait_for_end(told, started_s)
+        status = child.wait()
+        ended_ns = min(seen_ns, int.from_bytes(told.read(8), "little") or seen_ns)
+    return status, ended_ns, max(0.0, ended_ns / 1e9 - alive_s - LOOK_S)
+
+
+def _wait_for_end(told, alive_s: float) -> tuple[float, int]:
+    """Wait for a command of which a keeper tells; returns a monotonic time in s when it lived, and its end in ns.
+
+    alive_s: such a time from before.
+    """
+    ends = select.poll()
+    ends.register(told)
+    command = int.from_bytes(told.read(8), "little")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel; or it has ended, and its keeper tells when
+            ends.register(stack.enter_context(open(os.pidfd_open(command), "rb", buffering=0)))
         looked_s = time.monotonic()
-    return max(0.0, time.monotonic() - alive_s - LOOK_S)
-
-
-def _see_end(child: int) -> None:
-    """Return when a process has ended, and leave its exit status to others."""
-    with contextlib.suppress(ChildProcessError):  # somebody has read its exit status before
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        while not ends.poll(0):
+            alive_s = looked_s
+            ends.poll(1000 * LOOK_S)
+            looked_s = time.monotonic()
+        return alive_s, time.monotonic_ns()
 
 
 def _pass_signals_on(children: list[subprocess.Popen], stopped: list[int]) -> None:

@@ -158,6 +158,8 @@ def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in gpus:
         index = gpu["index"]
+        if fault := machine.fault_of_split(gpu):
+            findings.append(Finding("GPU", BAD, *fault.split("; ")))
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         try:
             others = len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))

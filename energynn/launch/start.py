@@ -186,6 +186,9 @@ def preflight(intent: Intent) -> list[str]:
         raise ValueError(
             f"devices: {config.devices} GPUs asked for, this machine or job has {gpus}; ask for fewer, or device cpu"
         )
+    for gpu in described["gpus"][: config.devices] if on_gpu else []:
+        if fault := machine.fault_of_split(gpu):
+            raise ValueError(f"device: {fault}")
     if not on_gpu and config.devices * config.threads_per_device > cores:
         warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
     if not on_gpu and (hours := _hours_on_cores(config)) >= 1:

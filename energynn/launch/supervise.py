@@ -28,6 +28,7 @@ from energynn.files import lock
 from energynn.launchers import (
     AFTER_A_LOSS,
     CAN_GO_ON,
+    LABELS_VARIABLE,
     LAST_WORDS,
     SRUN_VARIABLE,
     find_mpi,
@@ -190,6 +191,7 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(used),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
+        LABELS_VARIABLE: "1" if intent["devices"] > 1 and SRUN_VARIABLE not in os.environ else "",
         processes.STARTER_VARIABLE: processes.name_of_this_process(),
         "PYTHONFAULTHANDLER": "1",
     }

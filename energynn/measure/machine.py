@@ -128,7 +128,10 @@ def usable_cores() -> int:
 
 
 def gpus() -> list[dict]:
-    """Number, name, driver and power limit (None if unknown) of the GPUs this job may use; empty without NVML."""
+    """Number, name, driver and power limit (None if unknown) of the GPUs this job may use; empty without NVML.
+
+    ``is_split`` stands with one that is split into parts (MIG) and named as a whole.
+    """
     try:
         import pynvml
 
@@ -141,12 +144,25 @@ def gpus() -> list[dict]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     for index in sensors.visible_devices(names, visible)[0]:
         with contextlib.suppress(Exception):  # one that is lost
-            notes = sensors.notes_of_gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index))
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            notes = sensors.notes_of_gpu(pynvml, handle)
+            part = sensors.name_of_part(names[index], visible)
             # A part of a GPU is another device than the whole, and has a system of its own.
-            name = f"{notes.get('name', 'unknown GPU')} {sensors.name_of_part(names[index], visible)}".strip()
+            name = f"{notes.get('name', 'unknown GPU')} {part}".strip()
             facts = {"name": name, "driver": notes.get("driver", "")}
             described.append({"index": index, **facts, "power_limit_W": notes.get("limit_W")})
+            if not part and pynvml.nvmlDeviceGetMigMode(handle)[0]:  # which raises where a GPU has no such mode
+                described[-1]["is_split"] = True
     return described
+
+
+def fault_of_split(gpu: dict) -> str:
+    """What is wrong with a GPU as ``gpus`` describes it, and the remedy, where it is split; "" elsewhere."""
+    if not gpu.get("is_split"):
+        return ""
+    said = f"GPU {gpu['index']} is split into parts (MIG), of which CUDA would use one at most"
+    whole_again = f"sudo nvidia-smi -i {gpu['index']} -mig 0"
+    return f"{said}; set CUDA_VISIBLE_DEVICES to a part's name, as `nvidia-smi -L` has them, or `{whole_again}`"
 
 
 def part_of_gpu(index: int) -> str:

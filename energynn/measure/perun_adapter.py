@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from energynn.launchers import ranks_of_this_host
+from energynn.launchers import label_lines, ranks_of_this_host
 from energynn.measure.machine import cpu_name
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import Hdf5, require_file, require_plain_hdf5
@@ -99,6 +99,9 @@ def attach() -> None:
     import cpuinfo
     import perun
 
+    label_lines()
+    for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
+        handler.setStream(sys.stdout)
     cpuinfo.get_cpu_info = processor(cpuinfo.get_cpu_info)
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a fork server.
     multiprocessing.set_start_method("fork", force=True)

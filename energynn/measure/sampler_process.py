@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn.files import is_locked, lock
+from energynn.launchers import label_lines
 from energynn.measure import perun_adapter
 from energynn.measure.samples import has_begun, limit_s
 from energynn.processes import end_with_parent
@@ -65,9 +66,10 @@ def sample(folder: str) -> None:
     """The sampler process: sample this host until the parent says a word, closes the pipe or dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    label_lines()
     sampler = perun_adapter.make_sampler(Path(folder))
     sampler.start()
-    print("ready", flush=True)
+    print("ready", file=sys.__stdout__, flush=True)  # for the program that has started this one: no label
     sys.stdin.readline()
     sampler.stop()
 

@@ -9,6 +9,10 @@ gc.disable()  # until the training: the collector would look again and again thr
 processes.end_with_parent()
 processes.end_forks_with_this()
 
+from energynn import launchers  # noqa: E402
+
+launchers.label_lines()
+
 from energynn.train import rank  # noqa: E402 - takes seconds: torch
 
 rank.run(sys.argv[1])

@@ -183,6 +183,7 @@ def end_the_world() -> None:
     perun's own data are lost by this, the samples on disk are not.
     """
     sys.stdout.flush()
+    sys.stderr.flush()
     if started_by_mpi() or _mpi_world_size() > 1:
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI

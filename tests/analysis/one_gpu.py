@@ -1,17 +1,23 @@
 """Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands here."""
 
 import json
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from energynn import studies
-from energynn.config import RunConfig, to_dict
+from energynn.analysis import claims
+from energynn.config import SYNTHETIC_STATES, RunConfig, to_dict
 from tests.analysis.conftest import write_run
 
 PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}  # shares of the time
 SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}  # of a pass, where a choice is not paper's
+STATEMENTS = ["abstract-influence-of-samples", "abstract-influence-of-updates", "samples-dominate-passes"]
+STATEMENTS += ["throughput-raises-power", "h100-stays-above-baseline", "data-loading-hypothesis"]
+STATEMENTS += ["lbs-limit-resnet50", "lbs-limit-fcn"]  # of the ledger: those that one GPU can answer
 LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
 
 
@@ -19,7 +25,7 @@ LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
 class Gpu:
     """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 + t1 LBS.
 
-    ``wave``: by how much of it the power goes up and down where a loader gives the batches.
+    ``wave``: by how much of it the power goes up and down where a loader gives the batches; ``ripple``: else.
     """
 
     idle_W: float = 120.0
@@ -28,6 +34,7 @@ class Gpu:
     drift_W: float = 5.0  # over the whole study
     noise: float = 0.01
     wave: float = 0.5
+    ripple: float = 0.04
     name: str = "NVIDIA H100 80GB HBM3"
     image_GB: float = 0.085  # of memory, of a state 64 times as much
 
@@ -70,7 +77,7 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
     for number, run in enumerate(runs):
         place = number / len(runs)
         watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
-        per_epoch = (getattr(run, "training_samples", 0) or 64) // run.global_batch_size
+        per_epoch = (getattr(run, "training_samples", 0) or SYNTHETIC_STATES) // run.global_batch_size
         steps = max(1, run.epochs * per_epoch)
         time_s = steps * step_s(run)
         phases = []
@@ -104,7 +111,7 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
             idle_power_gpu_before_W=70.0,
         )
         if samples:
-            _write_power(folder, sensor, time_s, watts, gpu.wave if loader(run) != "device" else 0.04)
+            _write_power(folder, sensor, time_s, watts, gpu.wave if loader(run) != "device" else gpu.ripple)
     return runs_dir
 
 
@@ -131,3 +138,15 @@ def describe(run: RunConfig) -> dict:
     rates = {"samples_per_gpu_hour": run.global_batch_size * per_h}
     rates |= {"passes_per_gpu_hour": run.accumulation_steps * per_h}
     return {name: settings[name] for name in ("workload", "local_batch_size", "system")} | rates
+
+
+def judged(runs_dir: Path, names: list[str]) -> dict[str, dict]:
+    """Statement -> on what runs -> how the ledger judged it there; a few statements, since all of them take seconds."""
+    head, *entries = claims.CLAIMS.read_text().split("[[claim]]\n")
+    few = [entry for entry in entries if tomllib.loads(entry)["id"] in names]
+    path = runs_dir.parent / "claims.toml"
+    path.write_text("[[claim]]\n".join([head, *few]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "CLAIMS", path)
+        found = claims.evaluate(runs_dir)["claims"]
+    return {one["id"]: dict(zip([own["on"] for own in one["own"]], one["own"], strict=True)) for one in found}

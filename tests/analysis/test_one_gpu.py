@@ -86,17 +86,8 @@ def test_a_sweep_of_local_batch_sizes_alone_fails(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def ledger(study):
-    """Statement -> on what runs -> how it was judged there; a few statements, since all of them take seconds."""
-    head, *entries = claims.CLAIMS.read_text().split("[[claim]]\n")
-    names = (*TRUTHS, "data-loading-hypothesis", "h100-stays-above-baseline", "fcn-more-compute-intensive")
-    names += ("abstract-linear", "interval-fcn-h100")
-    few = [entry for entry in entries if tomllib.loads(entry)["id"] in names]
-    path = study[0] / "claims.toml"
-    path.write_text("[[claim]]\n".join([head, *few]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claims, "CLAIMS", path)
-        found = claims.evaluate(study[0] / "runs")["claims"]
-    return {one["id"]: dict(zip([own["on"] for own in one["own"]], one["own"], strict=True)) for one in found}
+    names = [*one_gpu.STATEMENTS, "fcn-more-compute-intensive", "abstract-linear", "interval-fcn-h100"]
+    return one_gpu.judged(study[0] / "runs", names)
 
 
 def test_a_measured_gpu_counts_beside_an_estimated_cpu(ledger):

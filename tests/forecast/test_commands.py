@@ -1,7 +1,10 @@
 """energynn forecast as a person uses it: fit, predict, plan, simulate; and one line for what cannot be done."""
 
+import contextlib
 import dataclasses
+import functools
 import json
+import re
 import sys
 
 import pytest
@@ -383,6 +386,89 @@ def test_an_ill_typed_file_is_one_line(capsys, fit_file, tmp_path, what):
         simulate._make_room(run.parent)
 
 
+FOR_PEOPLE = {"flags", "value", "low", "high", "unit", "prior_is_relative", "contraction", "meaning"}
+
+
+def parts(values: dict, at=()):
+    """Where each part of a fit lies that is read again."""
+    for name, value in values.items():
+        if name not in FOR_PEOPLE and (*at, name) != ("errors",):
+            yield (*at, name)
+            yield from parts(value, (*at, name)) if isinstance(value, dict) else ()
+
+
+def write_changed(path, content: dict, at: tuple, *value) -> None:
+    """Write a fit with one part of another type, or without it, and with the right checksum."""
+    content = json.loads(json.dumps(content))
+    *folders, last = at
+    place = functools.reduce(lambda of, name: of[name], folders, content)
+    place.pop(last)
+    if value:
+        (place[last],) = value
+    path.write_text(json.dumps(content | {"sha256": config.digest(content)}))
+
+
+def test_every_part_of_a_fit_is_there_and_of_its_type(fit_file, tmp_path):
+    content = json.loads(fit_file.read_text())
+    del content["sha256"]
+    path, defaults = tmp_path / "fit.json", {"fields", "site", "watts"}  # may lack some of what a fit tells of them
+    needed = {"name", "scheduler", "devices_per_node"}
+    line = re.escape(str(path)) + ".*; `energynn forecast fit` writes one(: .+)?$"
+    for at in parts(content):
+        write_changed(path, content, at)
+        if len(at) == 2 and at[0] in defaults and at[1] not in needed or at[-1] == "accumulation_steps":
+            with contextlib.suppress(ValueError):
+                assert calibration.read(path)
+        else:
+            with pytest.raises(ValueError, match=line):
+                calibration.read(path)
+        value = content
+        for name in at:
+            value = value[name]
+        write_changed(path, content, at, 1 if isinstance(value, str | list | dict) else "x")
+        with pytest.raises(ValueError, match=line):
+            calibration.read(path)
+
+
+@pytest.mark.parametrize(
+    "at, value, says",
+    [
+        (("fits",), {}, "loader-bound must be of the kind table, is absent"),
+        (("fits", "GPU-bound", "point"), ["x"] * 10, 'point must be 10 numbers, is ["x", '),
+        (("fits", "loader-bound", "covariance"), [[1.0]], "covariance must be 10 x 10 numbers, is [[1.0]]"),
+        (("fits", "loader-bound", "covariance"), [[0.0] * 10] * 10, "Matrix is not positive definite"),
+        (("fits", "loader-bound", "errors"), [0.1, float("inf")], "errors must be 2 numbers"),
+        (("fits", "loader-bound", "freedom"), [0, 1], "errors and freedom must be more than 0"),
+        (("fits", "loader-bound", "errors"), [0.1, 1e3], "errors at most 10"),
+        (("fits", "loader-bound", "point"), [1e308] * 10, "point: logarithms of parameters must be -100 to 100"),
+        (("ranges", "local_batch_size"), [256.0, -1e308], "ranges: local_batch_size must be from 0 on and rise"),
+        (("workers",), 1e308, "workers must be 0 to 1024"),
+        (
+            ("ranges",),
+            {},
+            "ranges: devices, evaluated per trained sample, local_batch_size, nodes, samples of a device",
+        ),
+        (("config", "epochs"), 0, "epochs: must be at least 1"),
+        (("site", "devices_per_node"), 0, "devices_per_node: must be more than 0"),
+        (("workload",), "fourcastnet", "workload: the fit is of fourcastnet, its run of resnet50"),
+    ],
+)
+def test_a_fit_that_is_made_by_hand_is_one_line_in_every_command(capsys, fit_file, tmp_path, at, value, says):
+    content = json.loads(fit_file.read_text())
+    del content["sha256"]
+    path = tmp_path / "fit.json"
+    write_changed(path, content, at, value)
+    for words in (
+        *(("predict", "R4", "--fit", path), ("plan", *RESNET50, "--fit", path), ("advise", *RESNET50, "--fit", path)),
+        ("simulate", "R4", "--fit", path, "--out", tmp_path / "out"),
+        ("fit", "--published", *RESNET50, "--like", path, "--out", tmp_path / "other.json"),
+        ("probe", *RESNET50, "--like", path, "--dry-run"),
+    ):
+        line = refusal(capsys, *words)
+        assert str(path) in line and says in line and len(line) < 500
+    assert not (tmp_path / "out").exists() and not (tmp_path / "other.json").exists()
+
+
 def test_a_run_that_is_no_training_is_refused(capsys, fit_file, tmp_path):
     """`energynn measure` writes a run.json, too."""
     for content in ({"config": {"command": "true"}}, {"config": []}, {"config": {"workload": "resnet50"}}):
@@ -414,6 +500,12 @@ def test_what_cannot_be_done_is_one_line(capsys, fit_file, simulated, tmp_path):
     assert "devices: '4 to 8' is no range" in refusal(capsys, "plan", *RESNET50, "--devices", "4 to 8")
     words = refusal(capsys, "plan", *RESNET50, "--fit", fit_file, "--deadline-h", "0.5", "--energy-kwh", "28")
     assert "contradicts" in words and "the most frugal needs" in words
+
+
+def test_an_interval_without_an_end_is_none():
+    """So wide that its end is no number; the forecast itself is told."""
+    endless = {"value": 1.0, "low": 0.0, "high": None}
+    assert (report._short_span(endless), report._span(endless)) == ("1.00", "1 (no interval)")
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "many"])

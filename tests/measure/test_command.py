@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
-from energynn import cli, launchers, records
+from energynn import cli, launchers, processes, records
 from energynn.launch import command, watch
 from energynn.measure import comparison, energy, perun_adapter, sampler_process, samples
 from energynn.measure.samples import Events
@@ -682,13 +683,92 @@ def test_a_start_whose_end_was_seen_late_makes_later_ones_no_evidence(run_dir):
     assert "for 4 s nobody saw whether the command had ended" in record["flags"] and records.check(folder) == []
 
 
+TELLS_ITS_END = """
+import os, sys, time
+open(sys.argv[1] + "/pid", "w").write(str(os.getpid()))
+os.rename(sys.argv[1] + "/pid", sys.argv[1] + "/runs")
+time.sleep(3)
+open(sys.argv[1] + "/ended", "w").write(str(time.monotonic_ns()))
+"""
+
+
+@pytest.mark.parametrize("who, stopped_s", [("keeper", 3.0), ("measure", 0.95), ("both", 0.95)])
+def test_the_time_of_a_command_is_right_where_one_of_us_was_stopped_over_its_end(tmp_path, who, stopped_s):
+    words = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(tmp_path / "run"), "--"]
+    words += [sys.executable, "-c", TELLS_ITS_END, str(tmp_path)]
+    started = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
+    wait_until((tmp_path / "runs").exists)
+    begun = time.monotonic()
+    keeper = psutil.Process(int((tmp_path / "runs").read_text())).parent()
+    stopped = {"keeper": [keeper], "measure": [psutil.Process(started.pid)]}
+    stopped = stopped.get(who) or [keeper, psutil.Process(started.pid)]
+    time.sleep(max(0.0, begun + 2.5 - time.monotonic()))
+    for process in stopped:
+        process.suspend()
+    time.sleep(stopped_s)
+    for process in stopped:
+        process.resume()
+    assert started.wait(60) == 0
+    record = records.read(tmp_path / "run")
+    (end,) = samples.events_of_kind(samples.read_events(tmp_path / "run"), "training_end")
+    late_s = (end["t_mono_ns"] - int((tmp_path / "ended").read_text())) / 1e9
+    assert records.check(tmp_path) == [] and record["status"] == "finished"
+    if who == "both":
+        assert not record["valid"] and any("nobody saw whether the command had ended" in x for x in record["flags"])
+    else:
+        assert 0 < late_s < 0.5, "it had ended when it had written that"
+    if who == "keeper":
+        assert record["valid"], record["invalid_reasons"]
+
+
+def test_what_a_command_leaves_to_its_keeper_is_no_part_of_its_time(tmp_path):
+    """It ends at once when it is asked to; what it has started is deaf, and is killed some seconds later."""
+    script = f"trap 'date +%s.%N > {tmp_path}/ended; kill -9 $W; exit 0' TERM; (trap '' TERM; exec sleep 60) & "
+    script += f"sleep 61 & W=$!; touch {tmp_path}/runs; wait"
+    words = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(tmp_path / "run"), "--", "sh", "-c", script]
+    started = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
+    wait_until((tmp_path / "runs").exists)
+    time.sleep(0.5)
+    started.terminate()
+    assert started.wait(60) == 0 and not processes_of(tmp_path)
+    (end,) = samples.events_of_kind(samples.read_events(tmp_path / "run"), "training_end")
+    assert end["t_wall_ns"] / 1e9 - float((tmp_path / "ended").read_text()) < 1.0
+
+
+@pytest.mark.parametrize("take", range(2, 6))
+def test_what_a_command_starts_as_its_last_act_is_ended_too(tmp_path, take):
+    """A process that is begun while we list all, by one that is gone when we come to it."""
+    os.mkfifo(tmp_path / "never")
+    script = f"exec 3<>{tmp_path}/never; trap '(tail -f {tmp_path}/runs & wait) & exit 0' TERM; "
+    script += f"touch {tmp_path}/runs; while :; do read -r line <&3; done"
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "measure",
+        "--out",
+        str(tmp_path / "run"),
+        "--",
+        "bash",
+        "-c",
+        script,
+    ]
+    started = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment())
+    wait_until((tmp_path / "runs").exists)
+    time.sleep(0.1 * take)
+    started.kill()
+    started.wait()
+    wait_until(lambda: not processes_of(tmp_path), 5)
+
+
 @pytest.mark.parametrize("late_s, first", [((5.0, 5.0), 0), ((5.0, 0.0), 0), ((0.0, 5.0), 1)])
 def test_an_end_that_one_of_many_ranks_saw_late_makes_no_finished_record(tmp_path, monkeypatch, late_s, first):
     run_one, run_dir = command._run, tmp_path / "runs" / "run"
 
     def run(words, folder, _rank, _children, stopped, stdout):
         for rank in range(2):
-            monkeypatch.setattr(command, "_wait_for_end", lambda child, _, rank=rank: child.wait() or late_s[rank])
+            ended = (0, time.monotonic_ns(), late_s[rank])
+            monkeypatch.setattr(command, "_to_its_end", lambda *_, ended=ended: ended)
             run_one(words, folder, rank, [], stopped, stdout)
 
     monkeypatch.setattr(command, "_run", run)
@@ -704,15 +784,29 @@ def test_an_end_that_one_of_many_ranks_saw_late_makes_no_finished_record(tmp_pat
     assert records.check(tmp_path) == ["run: status: is finished, but a rank told of no good end"]
 
 
-@pytest.mark.parametrize("ago_s, late_s", [(0.0, 0.0), (5.0, 4.8)])
-def test_an_end_before_the_first_look_is_as_late_as_that_look(ago_s, late_s):
+def kept(*words):
+    """A command below its keeper, and what the keeper tells."""
+    reader, writer = os.pipe()
+    as_child = partial(processes.keep, os.getpid(), writer)
+    child = subprocess.Popen(words, preexec_fn=as_child, close_fds=False)
+    os.close(writer)
+    return child, open(reader, "rb", buffering=0)
+
+
+def test_an_end_before_the_first_look_is_as_late_as_that_look():
     """Whoever is stopped between the command's start and the first look knows only when it was started."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert command._wait_for_end(ended, time.monotonic() - ago_s) == pytest.approx(late_s, abs=0.1)
+    child, told = kept("true")
+    child.wait()
+    assert command._wait_for_end(told, 5.0)[0] == 5.0
+    told.close()
 
 
-def test_an_end_is_seen_at_once():
-    child = subprocess.Popen(["sleep", "0.5"])
+@pytest.mark.parametrize("kernel", ["has pidfd_open", "is older"])
+def test_an_end_is_seen_at_once(monkeypatch, kernel):
+    if kernel == "is older":
+        monkeypatch.delattr(os, "pidfd_open")
     begun = time.monotonic()
-    assert command._wait_for_end(child, begun) == 0.0 and time.monotonic() - begun < 0.9 and child.returncode == 0
+    child, told = kept("sleep", "0.5")
+    alive_s, ended_ns = command._wait_for_end(told, begun)
+    assert 0 <= ended_ns / 1e9 - alive_s < 0.3 and 0.5 < ended_ns / 1e9 - begun < 0.9 and child.wait() == 0
+    told.close()

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from energynn import cli, launchers
-from energynn.launch import doctor
-from energynn.measure import perun_adapter, sensors
+from energynn import cli, config, launchers
+from energynn.launch import doctor, start
+from energynn.measure import machine, perun_adapter, sensors
 from tests.measure.test_sensors import fake_nvml, powercap_tree
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
@@ -76,6 +76,41 @@ def test_gpus_their_power_semantics_and_other_processes(monkeypatch, tmp_path):
     assert "gpu_0_power: power, measured, cross-check" in text and ", instantaneous, seen" in text
     assert "gpu_1_power" in text and "average over 1 s" in text
     assert "2 processes use it" in text and "power limit 400 W" in text
+
+
+@pytest.mark.parametrize(
+    "modes, shown, words",
+    [
+        ((0, 0), None, ""),
+        ((0, 1), "MIG-q1", ""),
+        ((0, 1), "GPU-0", ""),
+        ((1, 1), "MIG-q0,1", "GPU 1 is split into parts (MIG), of which CUDA would use one at most"),
+        ((0, 1), "GPU-1", "GPU 1 is split into parts (MIG), of which CUDA would use one at most"),
+        ((1, 0), None, "GPU 0 is split into parts (MIG), of which CUDA would use one at most"),
+    ],
+)
+def test_a_gpu_that_is_split_is_no_device_as_a_whole(monkeypatch, tmp_path, modes, shown, words):
+    """Doctor and run say it where no part is named; a run on the cores is none of its business."""
+    nvml = fake_nvml()
+    nvml.nvmlDeviceGetMigMode = lambda handle: [modes[handle], 0]  # now, and after a reset
+    nvml.nvmlDeviceGetMaxMigDeviceCount = lambda handle: modes[handle]
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda handle, part: f"MIG-q{handle}"
+    nvml.nvmlDeviceGetUUID = lambda handle: handle if isinstance(handle, str) else f"GPU-{handle}"
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    bad = [finding for finding in doctor._gpu_findings() if finding.state == doctor.BAD]
+    assert [finding.found for finding in bad] == ([words] if words else [])
+    assert not bad or "`nvidia-smi -L`" in bad[0].remedy
+    for device in ("cpu", "gpu"):
+        devices = len(machine.gpus()) if device == "gpu" else 1
+        intent = start.intend(config.make("fourcastnet", device=device, devices=devices), tmp_path / "local" / "run")
+        if words and device == "gpu":
+            with pytest.raises(ValueError, match="^device: GPU . is split .* CUDA_VISIBLE_DEVICES to a part"):
+                start.preflight(intent)
+        else:
+            start.preflight(intent)
 
 
 def test_a_driver_that_never_answers_stops_no_doctor(monkeypatch, tmp_path):
