@@ -139,12 +139,30 @@ def is_locked(path: Path, by_one: bool = False) -> bool:
 def staged(parent: Path) -> Iterator[Path]:
     """A hidden folder for what is not whole yet, removed at the end, as are now those of processes that have died."""
     parent.mkdir(parents=True, exist_ok=True)
-    for held in parent.glob(".staged-*/held"):
-        if not is_locked(held, by_one=True):
-            shutil.rmtree(held.parent, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=".staged-", dir=parent, ignore_cleanup_errors=True) as folder:
-        with contextlib.closing(lock(Path(folder, "held"), wait=True)):
-            yield Path(folder)
+    for folder in parent.glob(".staged-*"):
+        with contextlib.suppress(OSError):  # it is another user's, or has just gone
+            _remove_of_dead(folder)
+    while True:
+        with tempfile.TemporaryDirectory(prefix=".staged-", dir=parent, ignore_cleanup_errors=True) as name:
+            path = Path(name, "held")
+            try:
+                held = lock(path, wait=True)
+            except FileNotFoundError:  # another process took it for that of a dead one
+                continue
+            with contextlib.closing(held):
+                if path.exists() and os.fstat(held.fileno()).st_nlink:  # nor has it been taken since
+                    yield path.parent
+                    return
+
+
+def _remove_of_dead(folder: Path) -> None:
+    """Remove a staged folder that nobody holds, and hold it meanwhile: who has just made it then makes another."""
+    path = folder / "held"
+    if folder.is_symlink() or is_locked(path, by_one=True):
+        return
+    if held := lock(path):
+        shutil.rmtree(folder, ignore_errors=True)
+        held.close()
 
 
 class Owner:

@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -207,12 +207,12 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
     return record
 
 
-def hash_files(run_dir: Path) -> dict:
-    """Size and SHA-256 of a run's raw files, by their path within the run."""
+def hash_files(run_dir: Path, others: Container[str] = ()) -> dict:
+    """Size and SHA-256 of a run's raw files, and of the others where they exist, by their path within the run."""
     below = len(os.path.join(run_dir, ""))
     paths = [os.path.join(folder, name) for folder, _, files in os.walk(run_dir) for name in files]
     paths.sort(key=lambda path: path.split("/"))  # folder by folder
-    sizes_B = {path: _size_B(path) for path in paths if _is_raw(path[below:])}
+    sizes_B = {path: _size_B(path) for path in paths if _is_raw(path[below:]) or path[below:] in others}
     sizes_B = {path: size_B for path, size_B in sizes_B.items() if size_B is not None}
     if sum(sizes_B.values()) < WORTH_A_PROCESS_B:
         digests = [sha256(path) for path in sizes_B]
@@ -237,11 +237,18 @@ def _size_B(path: str) -> int | None:
 def _is_raw(path: str) -> bool:
     """Whether a file belongs to what the record is derived from; ``path`` is relative to the run."""
     parts = path.split("/")
-    if parts[-1] in NO_RAW_FILES or parts[-1].startswith("."):
+    if parts[-1] in NO_RAW_FILES or any(part.startswith(".") for part in parts):
         return False
     of_batch_job = parts[0] == "job"  # its log goes on after the record
     of_checkpoint = parts[-2:-1] == ["checkpoint"]  # of use until the training has ended
     return not (of_batch_job or of_checkpoint)
+
+
+def _was_raw(path: str) -> bool:
+    """Whether a file is one of those in hidden folders, as JupyterLab's, that earlier versions took for raw ones."""
+    *folders, name = path.split("/")
+    hidden = [folder for folder in folders if folder.startswith(".")]
+    return bool(hidden) and ".." not in folders and not name.startswith(".")
 
 
 # ---------------------------------------------------------------------------------------------- reading and checking
@@ -564,10 +571,11 @@ CHANGED = "differs from its SHA-256 in the record"
 
 def _check_files(record: dict, run_dir: Path) -> list[str]:
     """Raw files that differ from the record's list of files."""
-    present, faults = hash_files(run_dir), []
+    may_be_gone = {name for name in record["files"] if _was_raw(name)}
+    present, faults = hash_files(run_dir, may_be_gone), []
     for name, facts in record["files"].items():
         if name not in present:
-            faults.append(f"{name}: missing")
+            faults += [] if name in may_be_gone else [f"{name}: missing"]
         elif present[name] != facts:
             faults.append(f"{name}: {CHANGED}")
     return faults + [f"{name}: not in the record's list of files" for name in present if name not in record["files"]]

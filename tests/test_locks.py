@@ -101,6 +101,69 @@ def test_an_owner_on_another_host_is_believed_and_named(tmp_path, monkeypatch, c
     assert files.lock(path) is not None, "this host has started anew since"
 
 
+def test_a_staged_folder_that_another_took_for_a_dead_ones_is_made_anew(tmp_path, environment, monkeypatch):
+    """Between its file and the lock on it another process may look."""
+    flock, seen = fcntl.flock, []
+
+    def too_late(file, kind):
+        if not seen:  # once: between the file and its lock
+            seen.append(file)
+            with files.staged(tmp_path / "runs"):
+                pass
+        return flock(file, kind)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with files.staged(tmp_path / "runs") as folder:
+        assert folder.is_dir() and files.is_locked(folder / "held", by_one=True)
+        with files.staged(tmp_path / "runs") as other:
+            assert folder.is_dir() and other != folder and (folder / "held").exists()
+    assert seen and list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_staged_folder_may_go_before_anything_is_in_it(tmp_path, environment, monkeypatch):
+    lock, gone = files.lock, []
+
+    def too_late(path, **how):
+        if not gone:
+            gone.append(path)
+            path.parent.rmdir()
+        return lock(path, **how)
+
+    monkeypatch.setattr(files, "lock", too_late)
+    with files.staged(tmp_path / "runs") as folder:
+        assert gone and folder.is_dir() and files.is_locked(folder / "held", by_one=True)
+
+
+def test_a_kill_before_a_staged_folder_is_held_leaves_nothing_for_ever(tmp_path, environment):
+    left = tmp_path / "runs" / ".staged-killed"
+    left.mkdir(parents=True)
+    with files.staged(tmp_path / "runs"):
+        assert not left.exists()
+    (tmp_path / "runs" / ".staged-link").symlink_to(tmp_path / "site")
+    (tmp_path / "runs" / ".staged-file").touch()
+    with files.staged(tmp_path / "runs"):
+        assert not (tmp_path / "site" / "held").exists(), "what is linked is none of ours"
+
+
+STAGES = """
+import sys
+from pathlib import Path
+from energynn import files
+for _ in range(600):
+    with files.staged(Path(sys.argv[1])) as folder:
+        assert (folder / "held").exists() and files.is_locked(folder / "held", by_one=True)
+"""
+
+
+def test_many_processes_stage_at_once_and_none_loses_its_folder(tmp_path, environment):
+    command = [sys.executable, "-c", STAGES, str(tmp_path / "runs")]
+    started = [subprocess.Popen(command, env=environment) for _ in range(4)]
+    assert [process.wait() for process in started] == [0] * 4
+    with files.staged(tmp_path / "runs"):
+        pass
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_command_and_a_run_are_measured_without_flock(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_FLOCK)

@@ -201,6 +201,12 @@ def test_a_copy_of_a_run_counts_once(own, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["sums"][0]["runs"] == 1
     assert said["left_out"] == [{"run": copy.name, "reason": f"is a copy of {folder}; keep one of the two"}]
+    assert cli.main(["status", "--runs-dir", str(own)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 runs: 2 finished; 0.667 Wh" in shown and "is a copy of local/" in shown
+    assert cli.main(["status", copy.name, "--runs-dir", str(own)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 runs: 1 finished; 0.667 Wh" in shown and "is a copy" not in shown, "the only one that is asked for"
     (folder / records.IGNORED).write_text("a test\n")  # then the copy counts
     assert len(records.read_all(own)) == 1
 

@@ -158,6 +158,28 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
     assert record["energy_cpu_J"] > 2400 and not record["valid"] and record["unreadable_lines"] == 1
 
 
+HIDDEN = ".ipynb_checkpoints/notebook-checkpoint.ipynb"  # JupyterLab makes it beside a notebook that it opens
+
+
+def test_what_lies_in_a_hidden_folder_is_no_raw_file(run_dir):
+    """It may come and go; what a record of an earlier version lists of it may go, too, but not change."""
+    hidden = run_dir / HIDDEN
+    hidden.parent.mkdir()
+    hidden.write_text("{}")
+    listed = records.build(run_dir, "finished", "")["files"]
+    assert HIDDEN not in listed and records.check(run_dir.parent.parent) == []
+    digest = {"bytes": 2, "sha256": files.sha256(hidden)}
+    rewrite(run_dir, files=listed | {HIDDEN: digest})
+    assert records.check(run_dir.parent.parent) == []
+    hidden.write_text("[]")
+    assert records.check(run_dir.parent.parent) == [f"{run_dir.name}: {HIDDEN}: differs from its SHA-256 in the record"]
+    hidden.unlink()
+    assert records.check(run_dir.parent.parent) == []
+    for name in (".state.json", "../other/samples.jsonl", ".a/../samples.jsonl", "gone.jsonl", "perun/.gone"):
+        rewrite(run_dir, files=listed | {name: digest})
+        assert records.check(run_dir.parent.parent) == [f"{run_dir.name}: {name}: missing"]
+
+
 def test_a_run_that_goes_on_is_left_alone(run_dir):
     with open(run_dir / "run.json") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -60,7 +60,7 @@ def queue(_jobs: Iterable[str] = ()) -> dict[str, tuple[str, str]]:
     """State and reason of each run that waits or goes on, by PROCESS_TASK."""
     states = {}
     for worker, (script, tasks) in _workers().items():
-        now = _current(script)["task"]
+        now, _ = _current(script, tasks)
         for task in range(max(now, 0), tasks):
             if task == now:
                 states[f"{worker}_{task}"] = ("RUNNING", "")
@@ -74,14 +74,27 @@ def cancel(jobs: list[str]) -> None:
     workers = _workers()
     for job in jobs:
         worker, task = map(int, job.split("_"))
-        script, _ = workers[worker]
+        script, tasks = workers[worker]
         (script.parent / f"cancelled-{task}").touch()
-        if _current(script)["task"] == task:
-            os.kill(_current(script)["pid"], signal.SIGTERM)
+        now, pid = _current(script, tasks)
+        if now == task:
+            _end_child(worker, pid)
 
 
-def _current(script: Path) -> dict:
-    return {"task": -1} | json_or_nothing(script.parent / "current.json")
+def _end_child(worker: int, pid: int) -> None:
+    """Ask a process to end, if it is one of the worker's: a file has its number, and anything may stand in a file."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+        for child in psutil.Process(worker).children():
+            if child.pid == pid:
+                child.terminate()
+
+
+def _current(script: Path, tasks: int) -> tuple[int, int]:
+    """Task and process of the run that goes on; -1 where the file tells of none."""
+    told = json_or_nothing(script.parent / "current.json")
+    task, pid = told.get("task"), told.get("pid")
+    are_numbers = type(task) is int and type(pid) is int  # a bool is none
+    return (task, pid) if are_numbers and 0 <= task < tasks and pid > 1 else (-1, -1)
 
 
 def _workers() -> dict[int, tuple[Path, int]]:

@@ -81,7 +81,7 @@ def queue(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
     try:
         told = call("squeue", f"--jobs={numbers}", "--array", "--noheader", "--format=%F_%K|%T|%r")
     except ValueError as error:
-        if "nvalid job id" not in str(error):  # squeue's words where it remembers none of them
+        if "nvalid job id specified" not in str(error):  # the controller's words where it remembers none of them
             raise
         told = ""
     states = {}

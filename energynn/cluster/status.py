@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import json
 import os
+import re
 import sys
 import textwrap
 import time
@@ -28,6 +29,8 @@ GONE = "its job is gone; nothing was recorded"
 # Of what kind the values are that others write beside a run: how it was submitted, and the live view.
 SUBMITTED = dict.fromkeys(("job_id", "scheduler", "system_file", "user", "after", "submitted_at", "comment"), "text")
 SUBMITTED |= {"studies": "texts", "options": "texts", "task": "number"}
+JOBS = {"pbs": r"[1-9]\d{0,11}(\[\])?_\d+"}  # what a scheduler calls a run's job; one bad name fails the whole question
+NUMBERED = r"[1-9]\d{0,9}_\d+"  # that of Slurm, and of a process in the background
 PROGRESS = ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s")
 LIVE = dict.fromkeys((*PROGRESS, "energy_J", "energy_before_J"), "number")
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -49,6 +52,11 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
             queue = None
             break
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
+    firsts: dict[str, dict] = {}
+    for row in rows:
+        digest = row.get("record_sha256")
+        if digest and (first := firsts.setdefault(digest, row)) is not row:
+            row["copy_of"] = f"{first['system']}/{first['run_id']}"
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
     last_words = {}
     for scheduler in schedulers & EXECUTORS.keys() if lost else ():  # each is asked once for all of its jobs
@@ -161,6 +169,7 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {name: submission[name] for name in ("studies", "system_file")}
         row |= {} if is_ours(submission) else {"user": submission["user"]}
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
+    row["record_sha256"] = record.get("record_sha256", "")
     began = record or json_or_nothing(folder / "run.json")
     row["since"] = began.get("started_at") or submission.get("submitted_at", "")
     if record.get("workload") in records.NO_TRAINING:
@@ -260,7 +269,11 @@ def starts(folder: Path) -> list[Path]:
 
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run, but for ill-typed values; empty if it was not submitted."""
-    return _of_kinds(folder / "job" / "submission.json", SUBMITTED)
+    submitted = _of_kinds(folder / "job" / "submission.json", SUBMITTED)
+    form = JOBS.get(submitted.get("scheduler"), NUMBERED)
+    if not re.fullmatch(form, submitted.get("job_id", ""), re.ASCII):
+        submitted.pop("job_id", None)
+    return submitted
 
 
 def _of_kinds(path: Path, kinds: dict[str, str]) -> dict:
@@ -281,7 +294,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
     for system, of_system in groupby(rows, key=lambda row: row["system"]):
         lines += [f"{system}:", *(entry(row["state"], row["run_id"], _words(row)) for row in of_system)]
     counts = Counter(row["state"] for row in rows)
-    total = energy_words(1000 * sum(row.get("energy_kWh") or 0.0 for row in rows))
+    total = energy_words(1000 * sum(row.get("energy_kWh") or 0.0 for row in rows if "copy_of" not in row))
     states = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
     lines.append(f"{len(rows)} runs: {states}; {total}")
     return "\n".join(lines + [textwrap.fill(f"energynn: {note}", 79) for note in notes])
@@ -289,6 +302,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
 
 def _words(row: dict) -> str:
     parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
+    parts += [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
     parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
     live = [f"epoch {row['epoch']}/{row['epochs']}"] if {"epoch", "epochs"} <= row.keys() else []

@@ -116,6 +116,8 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
         raise ValueError("out: give --out DIR, one folder that all ranks see, where mpirun or srun starts many")
     name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
+    if run_dir.name.startswith("."):
+        raise ValueError(f"out: {run_dir.name} begins with a dot, and hidden runs are never found; choose another name")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         found = run_dir.iterdir() if rank == 0 else ()  # hundreds of ranks do not list what hundreds have written

@@ -189,5 +189,5 @@ def _start_ns(run: PerunRun) -> int:
 
 
 def _file_name(text: str) -> str:
-    """Times have colons, which not every file system takes."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text)
+    """Times have colons, which not every file system takes; nobody looks for runs in a folder that is hidden."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")

@@ -4,15 +4,17 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from energynn import cli, records
-from energynn.cluster import background, slurm, status
+from energynn.cluster import background, pbs, slurm, status, submit
 from energynn.files import REPOSITORY, write_json
 from tests.conftest import minimal_record
 
@@ -88,6 +90,35 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     assert "nobody remembers it" in state_of(anew)["reason"], "an earlier submission's outcome is not this one's"
     (submitted(tmp_path, "g", "6_3") / "job" / "cancelled").touch()
     assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
+
+
+@pytest.mark.parametrize("scheduler, whole", [("slurm", "77"), ("pbs", "77[]")])
+@pytest.mark.parametrize("job", ["x_0", "0_0", "77", "77_0,x_0", "-1_0", "²_0", "77_0\n", "9" * 20 + "_0"])
+def test_a_job_that_is_none_costs_only_its_own_run(tmp_path, monkeypatch, scheduler, whole, job):
+    """And a question that the scheduler refuses is no answer: the runs in its queue would be made again."""
+    folders = [submitted(tmp_path, name, each) for name, each in (("a", f"{whole}_0"), ("b", f"{whole}_1"), ("c", job))]
+    for folder in folders:
+        rewritten = json.loads((folder / "job" / "submission.json").read_text()) | {"scheduler": scheduler}
+        write_json(folder / "job" / "submission.json", rewritten)
+
+    def answer(*command):
+        if command[0] == "squeue" and command[1] == "--jobs=77":
+            return "77_0|RUNNING|None\n77_1|PENDING|Resources\n"
+        if command[0] == "qstat" and command[-1] == "77[]":
+            return json.dumps({"Jobs": {f"77[{task}].host": {"job_state": "QR"[task]} for task in (0, 1)}})
+        if command[0] in ("squeue", "qstat"):
+            raise ValueError(f"{command[0]}: error: Invalid job id: x")
+        raise ValueError(f"{command[0]}: no")
+
+    for module in (slurm, pbs):
+        monkeypatch.setattr(module, "call", answer)
+    rows, notes = status.rows(folders)
+    assert sorted(row["state"] for row in rows[:2]) == ["queued", "running"] and not notes
+    assert rows[2]["state"] == "failed" and rows[2]["job"] == ""
+    site = SimpleNamespace(name="slurm", scheduler=scheduler)
+    assert submit.queued_runs(tmp_path, site) == {"a", "b"}
+    with pytest.raises(ValueError, match="Invalid job id: x"):
+        status.EXECUTORS[scheduler].queue([f"{whole}_0", "x_0"])
 
 
 def test_own_runs_stand_first_on_80_columns_and_say_what_they_are():
@@ -328,11 +359,53 @@ def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
     write_json(tmp_path / "current.json", {"task": 0, "pid": 99})
     monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
     killed = []
+    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
+    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
     monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
     background.cancel(["7_1"])
     assert killed == [] and (tmp_path / "cancelled-1").exists()
     background.cancel(["7_0"])
     assert killed == [99]
+
+
+ILL_CURRENT = [{"task": task, "pid": 99} for task in ("x", None, [0], 0.0, False, 10**400)]
+ILL_CURRENT += [{"task": 0, "pid": pid} for pid in (-1, 0, 1, -99, "x", None, 99.0, True)]
+ILL_CURRENT += [{"task": 0}, {"pid": 99}, [], "x"]
+
+
+@pytest.mark.parametrize("told", ILL_CURRENT)
+def test_an_ill_typed_file_of_the_run_that_goes_on_ends_nothing(tmp_path, monkeypatch, capsys, told):
+    """To signal -1 would end every process of the user."""
+    folder = submitted(tmp_path / "runs", "a", "7_0")
+    write_json(folder / "job" / "submission.json", FACTS | {"scheduler": "local", "job_id": "7_0"})
+    write_json(tmp_path / "current.json", told)
+    monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
+    killed = []
+    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
+    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
+    monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
+    assert cli.main(["status", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert "1 runs: 1 queued" in capsys.readouterr().out
+    assert cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
+    assert killed == [] and (tmp_path / "cancelled-0").exists()
+
+
+def test_only_a_job_of_its_own_process_is_cancelled(tmp_path, monkeypatch):
+    """Whatever number stands in the file, and however soon the job has ended."""
+    monkeypatch.setattr(background, "_workers", lambda: {os.getpid(): (tmp_path / "job.sh", 2)})
+    sent = []
+    monkeypatch.setattr(background.os, "kill", lambda pid, number: sent.append((pid, number)))
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        for pid, expected in ((child.pid, [(child.pid, signal.SIGTERM)]), (os.getppid(), []), (10**400, [])):
+            sent.clear()
+            write_json(tmp_path / "current.json", {"task": 0, "pid": pid})
+            background.cancel([f"{os.getpid()}_0"])
+            assert sent == expected
+    finally:
+        monkeypatch.undo()
+        child.kill()
+        child.wait()
 
 
 # ------------------------------------------------------------------------------------------ Slurm's own energy

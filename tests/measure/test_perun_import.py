@@ -331,6 +331,17 @@ def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("application", [".train", "..train", ". train"])
+def test_an_application_whose_name_begins_with_a_dot_has_a_record_as_any_other(tmp_path, application):
+    """A hidden folder would be a run for no command."""
+    path = write_run(tmp_path / "perun.hdf5", sensors=layout_0_8())
+    with h5py.File(path, "a") as file:
+        file.move("app", application)
+    (record,) = imported(path)
+    assert record["config"]["application"] == application and not record["run_id"].startswith(".")
+    assert len(records.read_all(tmp_path / "runs")) == 1
+
+
 def test_an_import_that_is_cut_off_leaves_no_folder(tmp_path, monkeypatch):
     path = write_run(tmp_path / "perun.hdf5", sensors=layout_0_8())
     with monkeypatch.context() as full, pytest.raises(OSError):
