@@ -93,10 +93,14 @@ def stay_on_this_host(size: int) -> None:
 # --------------------------------------------------------------------------------------------- what a rank prints
 
 
+MOST_BEGUN = 2**14  # characters of a line that are held back until it ends
+
+
 class LabelledLines(io.TextIOWrapper):
     """Text to a stream of this process, each line in one write and with a label, as ``srun --label`` has them.
 
-    A flush ends the line that has begun. Each thread, and each process that is forked, begins lines of its own.
+    A flush ends the line that has begun, and so does the end of Python; what ends the process at once loses it. Each
+    thread, and each process that is forked, begins lines of its own.
     """
 
     def __init__(self, stream: TextIO, label: str):
@@ -110,11 +114,16 @@ class LabelledLines(io.TextIOWrapper):
             self.begun[writer] = begun
         for line in lines:
             self._put(line)
+        if "\r" in begun[:-1] or len(begun) > MOST_BEGUN:  # a progress bar, and dots without end
+            self.flush()
         return len(text)
 
     def flush(self) -> None:
-        if begun := self.begun.pop((os.getpid(), threading.get_ident()), ""):
-            self._put(begun)
+        """Write what this thread has begun, and what those of this process that live no more have."""
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        for process, thread in list(self.begun):
+            if process == os.getpid() and thread not in others:
+                self._put(self.begun.pop((process, thread), ""))
 
     def _put(self, line: str) -> None:
         """Write a line; who reads it takes a carriage return, as those of a progress bar, for the end of one, too."""

@@ -217,7 +217,7 @@ def lives(process: int) -> bool:
         file = os.pidfd_open(process)
     except ProcessLookupError:
         return False
-    except OSError:  # a kernel before 5.3 cannot tell
+    except (OSError, AttributeError):  # a kernel before 5.3, or a Python built for one, cannot tell
         return True
     try:
         return not select.select([file], [], [], 0)[0]

@@ -34,7 +34,7 @@ def folded(text: str) -> str:
 
 def tell(text: str) -> None:
     """Print lines for a person: a terminal gets them ``folded``, a pipe, a file or a notebook as they are."""
-    print(folded(text) if sys.stdout.isatty() else text, flush=True)
+    print(folded(text) if sys.stdout and sys.stdout.isatty() else text, flush=True)
 
 
 def energy_words(energy_Wh: float) -> str:

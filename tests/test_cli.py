@@ -279,3 +279,9 @@ def test_make_says_one_line_of_an_installation_and_names_pips_log_where_it_fails
 def test_every_step_of_make_reproduce_says_in_one_line_what_it_is():
     recipe = (REPOSITORY / "Makefile").read_text().partition("\nreproduce:")[2].partition("\n\n")[0].splitlines()[1:]
     assert len(recipe) % 2 == 0 and all(line.startswith('\t@echo "=== ') for line in recipe[::2]), recipe
+
+
+def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
+    words = f"{sys.executable} -m energynn.cli measure --out {tmp_path}/run -- sh -c 'exit 3' >&-"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True)
+    assert done.returncode == 3 and "Traceback" not in done.stderr and (tmp_path / "run" / "record.json").exists()

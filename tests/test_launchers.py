@@ -164,6 +164,9 @@ PRINTED = {
     "an end by os._exit": ("from energynn.train.distributed import end_the_world\n"
                            "sys.stderr.write('b'); print('a', end=''); end_the_world()", ["a", "b"]),
     "a progress bar": ("for n in range(3): print(f'\\r{n} %', end='', flush=True)\nprint()", ["0 %", "1 %", "2 %", ""]),
+    "a bar that nobody flushes": ("for n in range(3): print(f'\\r{n} %', end='')\nprint()", ["0 %", "1 %", "2 %", ""]),
+    "a thread that ends within a line": ("thread = threading.Thread(target=print, args='t', kwargs={'end': ''})\n"
+                                         "thread.start(); thread.join(); print('a')", ["a", "t"]),
     "a long line": ("print('x' * 9000)", ["x" * 9000]),
     "forks": (FORKS, ["worker", "child", "begun by the parent and ended"]),
     "threads": (THREADS, ["ab", "12"]),
@@ -176,6 +179,23 @@ def test_a_rank_labels_each_line_and_writes_it_whole(environment, program, lines
     if lines[0].startswith("xxx"):  # a pipe takes a long line by pages
         writes = ["".join(writes)]
     assert writes == [f"3: {line}\n" for line in lines]
+
+
+DOTS = """
+import time
+def dots(count):
+    begun = time.process_time()
+    for _ in range(count): print(".", end="")
+    print()
+    return time.process_time() - begun
+few_s, many_s = dots(20_000), dots(200_000)
+print(many_s / few_s)
+"""
+
+
+def test_dots_without_end_come_in_parts_and_each_takes_no_longer_than_the_one_before(environment):
+    *dots, ratio = "".join(labelled(DOTS)[0]).replace("3: ", "").split()
+    assert len("".join(dots)) == 220_000 and max(map(len, dots)) < 20_000 and float(ratio) < 30
 
 
 def test_what_ends_a_rank_is_labelled_and_reads_as_before(environment):

@@ -174,3 +174,14 @@ def test_a_keeper_hands_on_once_what_it_is_sent_and_nothing_of_a_terminal():
     time.sleep(0.3)
     child.terminate()
     assert sorted(json.loads(child.stdout.read())) == [2, 10, 10, 15, 20] and child.wait() == 0
+
+
+@pytest.mark.parametrize("answer", [OSError, AttributeError])
+def test_where_nobody_can_tell_a_process_lives(monkeypatch, answer):
+    """On an old kernel, and where Python was built for one: then a process is not taken for dead."""
+
+    def raises(process):
+        raise answer
+
+    monkeypatch.setattr(os, "pidfd_open", raises)
+    assert processes.lives(1)

@@ -85,7 +85,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(words, argparse.Namespace(sbatch=for_sbatch))
     try:
         status = options.function(options)
-        sys.stdout.flush()
+        if sys.stdout:  # which may be closed
+            sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader has seen enough, as in `energynn claims | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing fails when Python ends

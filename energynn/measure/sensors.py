@@ -438,7 +438,11 @@ class Sampler:
         self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
 
     def _loop(self) -> None:
-        if updates := watch_updates(self.sensors, about_to_read=self._about_to_read):
+        updates = {}
+        for kind in ("energy", "power"):  # apart: a power that is slow to read would hide how often a counter changes
+            of_kind = [sensor for sensor in self.sensors if sensor.kind == kind]
+            updates |= watch_updates(of_kind, about_to_read=self._about_to_read)
+        if updates:
             self._write({"update_s": updates})
         self._measure_clock(patience_s=2.0)
         self.sample()

@@ -366,6 +366,17 @@ def test_how_often_a_power_is_renewed_is_seen_where_that_is_not_whenever_it_is_r
     assert fresh.update_s is None and still.update_s is None and slow_to_read.update_s is None
 
 
+def test_a_power_that_is_slow_to_read_hides_no_counters_changes(tmp_path):
+    """Without the mend the counter seems to change whenever it is looked at, every 30 ms."""
+    counter = sensors.Sensor("e", "cpu", "0", "energy", "simulated", lambda: time.monotonic_ns() // 10**6)
+    power = sensors.Sensor("p", "gpu", "0", "power", "simulated", lambda: time.sleep(0.03) or 300.0)
+    sampler = sensors.Sampler(tmp_path / "samples.jsonl", [power, counter], 0.1)
+    sampler.start()
+    sampler.stop()
+    assert counter.update_s < 0.015
+    assert read_samples(tmp_path / "samples.jsonl").header["sensors"][1]["update_s"] == counter.update_s
+
+
 def test_rapl_counts_microjoules(tmp_path):
     found, _ = sensors.rapl_sensors(powercap_tree(tmp_path))
     assert [sensor.read() * sensor.to_SI for sensor in found] == [1.0, 1.0]  # J
