@@ -217,6 +217,20 @@ def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(tmp_pa
     assert {line[0] for line in of_steps} == {"0", "1"} and "\n0: energynn: rank 0: " in "\n".join(lines)
 
 
+@pytest.mark.parametrize("status, reasons", [("failed", []), ("finished", ["the sampler is dead"])])
+def test_a_sampler_that_ends_with_a_failed_rank_is_no_reason(tmp_path, monkeypatch, status, reasons):
+    """torchrun takes some seconds to end the other ranks; a run that lost its sampler would be made again."""
+    monkeypatch.setattr(supervise, "Silence", lambda folder: lambda: "the sampler is dead")
+    monkeypatch.setattr(supervise, "END_TOGETHER_S", 0.05)
+    monkeypatch.setattr(supervise, "rank_environment", lambda *_: dict(os.environ))
+    monkeypatch.setattr(supervise.processes, "end_below", lambda asked: [os.kill(rank, 9) for rank in asked])
+    samples.Events(tmp_path, 0).mark("rank_end", rank=0, status=status, reason="out of memory")
+    stop_reasons = []
+    with open(tmp_path / "run.json", "w") as held:
+        ended = supervise._run_ranks(tmp_path, ["sleep", "1.5"], {}, os.getppid(), stop_reasons, [], held)
+    assert stop_reasons == reasons and ended == (-signal.SIGKILL if reasons else 0)
+
+
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     """Stopped or killed, then started again by the same command: nothing is lost, and energies of all starts add up."""

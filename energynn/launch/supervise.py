@@ -41,7 +41,7 @@ from energynn.measure.samples import Silence, events_of_kind, read_events, segme
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
 STOOD_STILL = "the run stood still"  # as a suspended job does
-AFTERWARDS_S = 30.0  # in which ranks fail that have waited too long, as they find when they run again
+AFTERWARDS_S = 30.0  # in which ranks fail that have waited too long, as they find when they run again, or lost one
 DELETED = "its folder was deleted while it ran"
 DELETED_LOOK_S = 5.0
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
@@ -109,7 +109,7 @@ def _run_ranks(
     silence, looked = Silence(folder), time.monotonic()
     while ranks.poll() is None and not stop_reasons:
         _look_for(parent, stop_reasons)
-        if (silent := silence()) and not _ends(ranks):
+        if (silent := silence()) and not _ends(ranks) and not _one_has_failed(folder):
             stop_reasons.append(silent)
         if time.monotonic() - looked > DELETED_LOOK_S:
             looked = time.monotonic()
@@ -129,6 +129,13 @@ def _ends(ranks: subprocess.Popen) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
         ranks.wait(END_TOGETHER_S)
     return ranks.poll() is not None
+
+
+def _one_has_failed(folder: Path) -> bool:
+    """Whether a rank has told why it failed: its launcher ends the others, for which torchrun takes some seconds."""
+    ends = events_of_kind(read_events(folder), "rank_end")
+    told_s = [end["t_wall_ns"] / 1e9 for end in ends if end["status"] == "failed"]
+    return bool(told_s) and abs(time.time() - max(told_s)) < AFTERWARDS_S
 
 
 def _is_deleted(held) -> bool:
