@@ -95,7 +95,10 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     program += f"; from energynn import processes; processes.try_to_read(it, {str(path)!r}, {os.getpid()})"
     command = [sys.executable, "-c", program]
     try:
-        done = subprocess.run(command, stderr=subprocess.DEVNULL, start_new_session=True, timeout=patience_s)
+        for _ in range(2):  # one that is killed says nothing about the file
+            done = subprocess.run(command, stderr=subprocess.DEVNULL, start_new_session=True, timeout=patience_s)
+            if done.returncode not in (-signal.SIGKILL, -signal.SIGTERM):
+                break
         found = {0: "", -signal.SIGXCPU: f"found no end in {BUSY_S} s"}.get(done.returncode, "crashed")
     except subprocess.TimeoutExpired:
         found = f"found no end in {patience_s:g} s"
@@ -169,7 +172,7 @@ def keep(parent: int, tell: int) -> None:
 
 
 def _keep(command: int, parent: int, tell: int) -> None:
-    os.write(tell, command.to_bytes(8, "little"))
+    _tell(tell, command)
     # Locks, and the pipe by which subprocess learns that the command runs.
     os.closerange(3, tell)
     os.closerange(tell + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
@@ -184,7 +187,7 @@ def _keep(command: int, parent: int, tell: int) -> None:
                 _send(sent.si_signo, [command])
                 asked = asked or sent.si_signo in (signal.SIGTERM, signal.SIGHUP)
         ended, status = os.waitpid(-1, os.WNOHANG)
-    os.write(tell, time.monotonic_ns().to_bytes(8, "little"))
+    _tell(tell, time.monotonic_ns())
     if asked or os.WIFSIGNALED(status):
         end_below(below())
     if os.WIFEXITED(status):
@@ -193,6 +196,13 @@ def _keep(command: int, parent: int, tell: int) -> None:
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL)  # raises OSError for SIGKILL, by which we end then
     os.kill(os.getpid(), os.WTERMSIG(status))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _tell(pipe: int, number: int) -> None:
+    try:
+        os.write(pipe, number.to_bytes(8, "little"))
+    except BrokenPipeError:  # who would read it is dead; the signal that says so is none of the command's
+        signal.sigtimedwait({signal.SIGPIPE}, 0)
 
 
 def name_of_this_process() -> str:

@@ -104,6 +104,16 @@ def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(tmp_pat
         assert not processes.lives(int(number.read_text())), "the reader is left behind"
 
 
+def is_killed_once(path):
+    if not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_reader_that_somebody_kills_says_nothing_about_the_file(tmp_path):
+    processes.require_an_end(is_killed_once, tmp_path / "file", 60)
+
+
 def is_busy_for_ever(path):
     while True:
         pass
@@ -174,6 +184,19 @@ def test_a_keeper_hands_on_once_what_it_is_sent_and_nothing_of_a_terminal():
     time.sleep(0.3)
     child.terminate()
     assert sorted(json.loads(child.stdout.read())) == [2, 10, 10, 15, 20] and child.wait() == 0
+
+
+def test_a_keeper_whom_nobody_hears_any_more_ends_what_is_left():
+    """As where `measure` is killed, and perun passes that on and is gone before the command is."""
+    reader, writer = os.pipe()
+    words, as_child = ["sh", "-c", "tail -f /dev/null & echo $!; wait"], partial(processes.keep, os.getpid(), writer)
+    child = subprocess.Popen(words, preexec_fn=as_child, close_fds=False, stdout=subprocess.PIPE, text=True)
+    left = int(child.stdout.readline())
+    os.close(writer)
+    os.close(reader)
+    child.terminate()
+    assert child.wait() == -signal.SIGTERM
+    wait_until(lambda: not processes.lives(left), 5)
 
 
 @pytest.mark.parametrize("answer", [OSError, AttributeError])
