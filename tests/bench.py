@@ -127,7 +127,10 @@ def measuring_costs() -> dict:
 
 
 class Products(TorchDispatchMode):
-    """The matrix products made meanwhile: how often each, by function, shapes and strides; and all of them again."""
+    """The matrix products made meanwhile: how often each, by function, shapes and strides; and all of them again.
+
+    A product into memory that is there already (``out``) is made again into such memory.
+    """
 
     FUNCTIONS = ("mm", "addmm", "bmm", "baddbmm")
 
@@ -137,7 +140,8 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.overloadpacket.__name__ in self.FUNCTIONS:
-            self.times[function, tuple((tuple(tensor.shape), tensor.stride()) for tensor in args)] += 1
+            tensors = (*args, *(kwargs or {}).values())
+            self.times[function, tuple((tuple(tensor.shape), tensor.stride()) for tensor in tensors)] += 1
         return function(*args, **(kwargs or {}))
 
     def again_s(self) -> float:
@@ -148,8 +152,10 @@ class Products(TorchDispatchMode):
             for shape, stride in layouts:
                 elements = 1 + sum((length - 1) * step for length, step in zip(shape, stride, strict=True))
                 operands.append(torch.randn(elements).as_strided(shape, stride))
-            function(*operands)  # the first asks the system for memory
-            total_s += seconds_of(functools.partial(function, *operands), times, time.process_time)
+            out = {"out": operands.pop()} if function._overloadname == "out" else {}
+            again = functools.partial(function, *operands, **out)
+            again()  # the first asks the system for memory
+            total_s += seconds_of(again, times, time.process_time)
         return total_s
 
 
