@@ -143,6 +143,13 @@ def test_a_file_of_perun_that_never_ends_is_refused_whatever_the_record_says(own
     assert status == 1 and "energynn.hdf5: is damaged" in " ".join(out.split()) and not list(own.glob("local@*"))
 
 
+def test_a_place_that_is_no_folder_is_refused_once(theirs, tmp_path, capsys):
+    """Not once for each run."""
+    (tmp_path / "file").touch()
+    assert cli.main(["merge", str(theirs), "--runs-dir", str(tmp_path / "file")]) == 2
+    assert "is no folder that you may write to" in capsys.readouterr().err
+
+
 def test_names_that_lead_elsewhere_are_refused(own, theirs, capsys):
     intent = json.loads((theirs / "run.json").read_text())
     del intent["config_digest"], intent["data_digest"]

@@ -51,9 +51,10 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
 
 
 def _make_room(folder: Path) -> None:
+    is_simulated = json_or_nothing(folder / "run.json").get("launcher") == "simulated"
+    if any(folder.glob("[!.]*")) and not is_simulated:  # a call that was killed early leaves an empty folder
+        raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
     if folder.exists():
-        if json_or_nothing(folder / "run.json").get("launcher") != "simulated":
-            raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
 

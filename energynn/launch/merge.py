@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from energynn import processes, records
-from energynn.files import staged
+from energynn.files import require_place, staged
 from energynn.measure.perun_adapter import READ_WITHIN_S, read_hdf5
 from energynn.reading import one_fault
 
@@ -36,6 +36,7 @@ def merge(source: Path, runs_dir: Path, machine: str = "") -> list[Arrival]:
         raise ValueError(f"merge: no run lies below {source}; give the folder runs/ of the others, or one run's")
     if machine and not PLAIN.fullmatch(machine):
         raise ValueError(f"machine: must be letters, digits, '_', '-' and '.', got {machine!r}")
+    require_place(runs_dir / "system")
     known = {own["record_sha256"]: folder for folder in records.run_dirs(runs_dir) if (own := records.read(folder))}
     arrivals = []
     for folder in folders:

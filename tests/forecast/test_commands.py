@@ -275,6 +275,10 @@ def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tm
     before = records.read(tmp_path / folder)
     answer(capsys, *words)
     assert records.read(tmp_path / folder)["training_time_s"] == before["training_time_s"]
+    for path in (tmp_path / folder).iterdir():  # as where the call was killed before it wrote anything
+        path.unlink()
+    answer(capsys, *words)
+    assert records.read(tmp_path / folder)["training_time_s"] == before["training_time_s"]
     intent = tmp_path / folder / "run.json"
     intent.write_text(intent.read_text().replace('"launcher": "simulated"', '"launcher": "mpirun"'))
     assert "is there and was not simulated; choose another --out" in refusal(capsys, *words)
