@@ -486,11 +486,7 @@ def _batch_sizes(values: dict, given: dict) -> dict:
     """Local batch size, accumulation steps and global batch size, each from what is given of the others."""
     devices = values["devices"]
     steps = given.get("accumulation_steps", 1)
-    if "global_batch_size" not in given:
-        local_size = values["local_batch_size"]
-        global_size = local_size * devices * steps
-        return dict(local_batch_size=local_size, accumulation_steps=steps, global_batch_size=global_size)
-    global_size = given["global_batch_size"]
+    global_size = given.get("global_batch_size") or values["local_batch_size"] * devices * steps
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))
     if global_size % (devices * steps):
