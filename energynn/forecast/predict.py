@@ -57,11 +57,10 @@ def _by(found: Fit, made: Calibration, work: Work, workers: int) -> dict[str, np
     logs = calibrate.forecast(found, work)
     ends = np.array([0.0, -1.0, 1.0])[:, None]
     time_h = np.exp(logs["time_s"][0] + ends * logs["time_s"][1]) / SECOND_PER_HOUR
-    result = dict.fromkeys(QUANTITIES)
+    result = {name: np.full(time_h.shape, np.nan) for name in QUANTITIES}
     result |= {"time_h": time_h, "gpu_hours": time_h * work.devices}
-    nothing = np.full(time_h.shape, np.nan)
     if "energy_J" not in logs:
-        return {name: nothing.copy() if values is None else values for name, values in result.items()}
+        return result
     middle, half = logs["energy_J"]
     result["energy_kWh"] = np.exp(middle + ends * half) * work.devices / JOULE_PER_KWH
     power_W = np.exp(logs["power_W"][0])
