@@ -407,7 +407,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     given = {name: value for name, value in parameters.items() if value is not None}
     given = _with_types(workload, config_class, given)
     _check_limits(config_class, given)
-    values = _defaults(config_class)
+    values = {field.name: field.default for field in fields(config_class) if field.default is not REQUIRED}
     if workload == "fourcastnet":
         values |= STAGES[given.get("stage", "pretrain")]
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {}) | given
@@ -430,10 +430,6 @@ def facts(config_class: type[RunConfig]) -> dict[str, Facts]:
         if dataclasses.is_dataclass(base):
             result |= {field.name: field.metadata["facts"] for field in fields(base) if "facts" in field.metadata}
     return result
-
-
-def _defaults(config_class: type[RunConfig]) -> dict:
-    return {field.name: field.default for field in fields(config_class) if field.default is not REQUIRED}
 
 
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
@@ -486,11 +482,7 @@ def _batch_sizes(values: dict, given: dict) -> dict:
     """Local batch size, accumulation steps and global batch size, each from what is given of the others."""
     devices = values["devices"]
     steps = given.get("accumulation_steps", 1)
-    if "global_batch_size" not in given:
-        local_size = values["local_batch_size"]
-        global_size = local_size * devices * steps
-        return dict(local_batch_size=local_size, accumulation_steps=steps, global_batch_size=global_size)
-    global_size = given["global_batch_size"]
+    global_size = given.get("global_batch_size") or values["local_batch_size"] * devices * steps
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))
     if global_size % (devices * steps):
@@ -635,13 +627,11 @@ def from_notebook(namespace: dict) -> dict:
 
 # --------------------------------------------------------------------------------------- help and docs/parameters.md
 
-EVERY_WORKLOAD = "every workload"
-
 
 def groups() -> dict[str, dict[str, Facts]]:
     """The parameters of every workload, then of each workload those that it adds or describes anew."""
     shared = facts(RunConfig)
-    result = {EVERY_WORKLOAD: {name: known for name, known in shared.items() if known.meaning}}
+    result = {"every workload": {name: known for name, known in shared.items() if known.meaning}}
     for workload, config_class in CONFIGS.items():
         own = facts(config_class)
         result[workload] = {name: known for name, known in own.items() if shared.get(name) != known}
@@ -665,7 +655,7 @@ def _default(name: str, group: str) -> str:
 
 
 def _kind(name: str, group: str) -> str:
-    return typing.get_type_hints(CONFIGS.get(group, RunConfig))[name].__name__
+    return _kinds(CONFIGS.get(group, RunConfig))[name].__name__
 
 
 def help_text(width: int = 79) -> str:

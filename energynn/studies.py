@@ -420,9 +420,8 @@ def fluctuation(system: str = "local") -> list[RunConfig]:
     return make(repeat=0) + make(repeat=1) + make(repeat=2)
 
 
-IMAGENET_SERIES = {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6}
-ERA5_SERIES = {"F1": f1, "F2": f2, "F3": f3, "F4": f4, "F5": f5, "T1": t1, "fluctuation": fluctuation}
-PAPER = IMAGENET_SERIES | ERA5_SERIES
+PAPER = {"R1": r1, "R2": r2, "R3": r3, "R4": r4, "R5": r5, "R6": r6}
+PAPER |= {"F1": f1, "F2": f2, "F3": f3, "F4": f4, "F5": f5, "T1": t1, "fluctuation": fluctuation}
 # What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
 GROUPS = {"paper-a100": [name for name in PAPER if name not in ("F4", "F5")], "paper-h100": ["F4", "F5", "T1"]}
 STUDIES |= PAPER

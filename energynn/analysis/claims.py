@@ -454,12 +454,11 @@ def _by_correlation(claim: dict, parts: dict, group: Configurations, tolerance: 
     result = {"correlation": {str(correlation): word for correlation, word in verdicts.items()}}
     if len(set(verdicts.values())) == 1:
         return result
-    low = max(
-        one for one in CORRELATIONS if set(list(verdicts.values())[: CORRELATIONS.index(one) + 1]) == {verdicts[0.0]}
-    )
-    steps = np.arange(low, CORRELATIONS[CORRELATIONS.index(low) + 1], 0.05)[1:].round(2).tolist()
-    changes = [one for one in steps if verdict(one) != verdicts[0.0]] + [CORRELATIONS[CORRELATIONS.index(low) + 1]]
-    return result | {"verdict": INCONCLUSIVE, "changes_from": changes[0]}
+    place = [word == at_zero for word in verdicts.values()].index(False)
+    low, high = CORRELATIONS[place - 1 : place + 1]
+    steps = np.arange(low, high, 0.05)[1:].round(2).tolist()
+    changes_from = next((one for one in steps if verdict(one) != at_zero), high)
+    return result | {"verdict": INCONCLUSIVE, "changes_from": changes_from}
 
 
 def _judged(claim: dict, effects: pd.DataFrame, tolerance: float, printed: float | None = None) -> dict:

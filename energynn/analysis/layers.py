@@ -11,7 +11,7 @@ from energynn.analysis.regression import Fit
 
 
 def with_error_bars(
-    chart: alt.Chart, x: alt.X, y: alt.Y, color: alt.Color, shape: alt.Shape, clip: bool | None = None
+    chart: alt.Chart, x: alt.X, y: alt.Y, color: alt.Color, shape: alt.Shape, clip: bool = alt.Undefined
 ) -> alt.LayerChart:
     """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour.
 
@@ -19,8 +19,7 @@ def with_error_bars(
     """
     base = chart.encode(x, color=color)
     line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(y, detail="origin:N")
-    clipped = {} if clip is None else {"clip": clip}
-    bars = base.mark_rule(strokeWidth=1.6, **clipped).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    bars = base.mark_rule(strokeWidth=1.6, clip=clip).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 

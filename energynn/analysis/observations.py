@@ -205,9 +205,7 @@ def _row_without_training(record: dict, run_dir: Path) -> dict:
     row |= {"provenance": record.get("energy_total_provenance", "")}
     row |= {"training_time_h": record["training_time_s"] / SECOND_PER_HOUR}
     row |= {"gpu_hours": record["device_hours_training"]}
-    for component in results.COMPONENTS:
-        joules = record.get(f"energy_{component}_J")
-        row[f"energy_{component}_kWh"] = np.nan if joules is None else joules / JOULE_PER_KWH
+    row |= {f"energy_{c}_kWh": record.get(f"energy_{c}_J", np.nan) / JOULE_PER_KWH for c in results.COMPONENTS}
     row["energy_per_gpu_hour_kW"] = row["energy_total_kWh"] / row["gpu_hours"] if row["gpu_hours"] else np.nan
     return row
 

@@ -94,7 +94,7 @@ class Fit:
 
 
 def fit(
-    formula: str, data: pd.DataFrame, weights: np.ndarray | None = None, covariance: str = "auto", level: float = 0.95
+    formula: str, data: pd.DataFrame, weights: np.ndarray | float = 1.0, covariance: str = "auto", level: float = 0.95
 ) -> Fit:
     """Fit ``formula`` by (weighted) least squares.
 
@@ -107,10 +107,7 @@ def fit(
         raise ValueError(f"covariance: {covariance!r} is not known; choose auto, HC3 or classical")
     if not len(data):
         raise ValueError(f"{formula}: there are no observations; select rows that exist")
-    if weights is None:
-        model = smf.ols(formula, data, missing="raise")
-    else:
-        model = smf.wls(formula, data, weights=np.asarray(weights, float), missing="raise")
+    model = smf.wls(formula, data, weights=np.asarray(weights, float), missing="raise")
     freedom = len(data) - model.exog.shape[1]
     if freedom < 1:
         raise ValueError(f"{formula}: {len(data)} observations for {model.exog.shape[1]} parameters; give more rows")

@@ -90,10 +90,8 @@ def _measured(build_dir: Path) -> str:
     table = "<tr><th>what</th><th>energy</th><th></th><th>time</th><th>mean power</th><th>run</th></tr>"
     for row in sorted(rows, key=lambda row: row["run"], reverse=True):
         kind = {"command": "", "imported": "imported from perun: "}[row["origin"]]
-        energy, power_kW = (
-            energy_words(1000 * row["energy_total_kWh"]),
-            row["energy_total_kWh"] / row["training_time_h"],
-        )
+        energy = energy_words(1000 * row["energy_total_kWh"])
+        power_kW = row["energy_total_kWh"] / row["training_time_h"]
         cells = [f"{kind}{row['name']}", energy, row["provenance"], f"{3600 * row['training_time_h']:.1f} s"]
         cells += [f"{1000 * power_kW:.1f} W", row["run"]]
         table += f"<tr><td>{'</td><td>'.join(html.escape(cell) for cell in cells)}</td></tr>\n"

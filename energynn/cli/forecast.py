@@ -70,9 +70,8 @@ def _add_fit(actions) -> None:
     add_flag(source, "--published", "the study's runs of full length")
     source.add_argument("--runs-dir", type=Path, metavar="DIR", help="records of your own")
     _add_workload_and_system(parser)
-    parser.add_argument(
-        "--max-devices", type=count, metavar="N", help="only runs on so many devices, and no other system's"
-    )
+    text = "only runs on so many devices, and no other system's"
+    parser.add_argument("--max-devices", type=count, default=float("inf"), metavar="N", help=text)
     text = "a fit of the same workload on another system gives the priors; published: the study's other system"
     parser.add_argument("--like", type=Path, metavar="FILE", help=text)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the fit, as JSON")
@@ -80,7 +79,6 @@ def _add_fit(actions) -> None:
 
 def fit(options) -> int:
     import json
-    import math
 
     from energynn.cluster import systems
     from energynn.files import require_place
@@ -88,11 +86,10 @@ def fit(options) -> int:
 
     require_place(options.out)
     site, other = systems.site(options.system), None
-    most = math.inf if options.max_devices is None else options.max_devices
     if options.published:
-        seen, other = calibration.published(options.workload, site, most)
+        seen, other = calibration.published(options.workload, site, options.max_devices)
     else:
-        seen = runs.own(options.runs_dir, options.workload, site, most)
+        seen = runs.own(options.runs_dir, options.workload, site, options.max_devices)
     if options.like:
         other = calibration.of_workload(options.like, options.workload).fits
     made = calibration.make(seen, other)

@@ -42,7 +42,7 @@ def reply(options, table: dict, text: str) -> None:
 
     if options.json:
         print(json.dumps(table, indent=1))
-    else:
+    elif text:
         tell(text)
 
 

@@ -13,6 +13,7 @@ from energynn.cli.options import (
     add_runs_dir,
     find_run,
     number,
+    reply,
     require_folder,
     runs_dir,
     tell,
@@ -89,8 +90,6 @@ def add_footprint(commands) -> None:
 
 def footprint(options) -> int:
     """Sums by provenance: what was measured and what was estimated are not one number."""
-    import json
-
     from energynn import records
     from energynn.measure import comparison
     from energynn.measure.energy import SECOND_PER_HOUR
@@ -108,19 +107,16 @@ def footprint(options) -> int:
         of["runs"] += 1
         of["energy_J"] += record["energy_total_J"]
     rows = [row | comparison.footprint(row["energy_J"], *_factors(options)) for row in sums.values()]
-    if options.json:
-        print(json.dumps({"sums": rows, "left_out": left_out}, indent=1))
-        return 0
+    lines = []
     for row in rows:
         words = [f"{row['provenance']}: {row['runs']} runs", energy_words(row["energy_J"] / SECOND_PER_HOUR)]
         words += [f"{row['carbon_g']:.4g} g CO2eq"] if "carbon_g" in row else []
         words += [f"cost {row['price']:.4g}"] if "price" in row else []
-        tell(", ".join(words))
-    for row in left_out:
-        tell(f"left out: {row['run']}: {row['reason']}")
-    if options.source and rows:
-        tell(f"factors: {options.source}, {options.date}")
-    print("of GPUs, CPUs and RAM, while the runs went on; nothing else is counted")
+        lines.append(", ".join(words))
+    lines += [f"left out: {row['run']}: {row['reason']}" for row in left_out]
+    lines += [f"factors: {options.source}, {options.date}"] if options.source and rows else []
+    lines.append("of GPUs, CPUs and RAM, while the runs went on; nothing else is counted")
+    reply(options, {"sums": rows, "left_out": left_out}, "\n".join(lines))
     return 0
 
 
@@ -153,8 +149,6 @@ RECOMPUTED = ("energy_", "mean_power_", "idle_power_", "coverage")  # how the na
 
 
 def recompute(options) -> int:
-    import json
-
     from energynn import records
     from energynn.measure import comparison
     from energynn.reading import one_fault
@@ -171,17 +165,11 @@ def recompute(options) -> int:
     names = [name for name in records.FIELDS if name.startswith(RECOMPUTED) and (name in old or name in new)]
     identical = {name: old.get(name) == new.get(name) for name in names}
     costs = comparison.footprint(new.get("energy_total_J", 0.0), *_factors(options))
-    if options.json:
-        recomputed = {name: new.get(name) for name in names}
-        answer = {"recomputed": recomputed, "identical": identical, "perun": by_perun, **costs}
-        print(json.dumps(answer, indent=1))
-    else:
-        for name in names:
-            tell(_line(name, old, new))
-        for entry in by_perun:
-            tell(_difference(entry))
-        for name, value in costs.items():
-            tell(f"{name:34} {f'{value:.6g}' if isinstance(value, float) else value}")
+    recomputed = {name: new.get(name) for name in names}
+    lines = [_line(name, old, new) for name in names] + [_difference(entry) for entry in by_perun]
+    lines += [f"{name:34} {f'{value:.6g}' if isinstance(value, float) else value}" for name, value in costs.items()]
+    answer = {"recomputed": recomputed, "identical": identical, "perun": by_perun, **costs}
+    reply(options, answer, "\n".join(lines))
     return 0 if all(identical.values()) else 1
 
 
@@ -219,18 +207,15 @@ def add_import_perun(commands) -> None:
 
 
 def import_perun(options) -> int:
-    import json
-
     from energynn import records
     from energynn.launch import command, perun_import
 
     folders = perun_import.import_file(options.file, options.runs_dir)
     imported = [records.read(folder) for folder in folders]
-    if options.json:
-        print(json.dumps({"runs": imported}, indent=1))
-        return 0
+    lines = []
     for folder, record in zip(folders, imported, strict=True):
-        tell(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+        lines += [command.report(record), f"  method: {record['method']}", f"  record: {folder}"]
+    reply(options, {"runs": imported}, "\n".join(lines))
     return 0
 
 

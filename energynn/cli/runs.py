@@ -55,12 +55,9 @@ def run(options) -> int:
     options.parameters += options.assigned
     try:
         start.run(config.make(**parameters_of(options)), options.runs_dir)
-    except InterruptedError as error:
+    except (InterruptedError, RuntimeError) as error:  # the run began and did not end well; its record says more
         print(f"energynn: {error}", file=sys.stderr)
-        return supervise.CAN_GO_ON
-    except RuntimeError as error:  # the run began and did not end well; its record says more
-        print(f"energynn: {error}", file=sys.stderr)
-        return 1
+        return supervise.CAN_GO_ON if isinstance(error, InterruptedError) else 1
     return 0
 
 

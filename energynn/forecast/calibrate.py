@@ -19,7 +19,6 @@ ERROR_ON_CORES = 0.08  # there runs of one configuration scatter by so much: oth
 ERROR_WEIGHT = 4.0  # as many observations that counts
 ERRORS_LEARNT = 6  # most rounds of parameters for an error, and the error for these parameters
 LEVEL = 0.9
-OUTCOMES = ("time_s", "power_W", "energy_J")  # energy: their product, of one GPU with its part of a node
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,10 @@ def fit(
 
 
 def forecast(found: Fit, work: Work) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of each of OUTCOMES the logarithm of its value and half its 90 % interval, (configurations,) each."""
+    """Of time_s, power_W and energy_J the logarithm of the value and half its 90 % interval, (configurations,) each.
+
+    The energy is the product of the others: of one GPU with its part of a node.
+    """
     middle = outcomes(found.priors, found.point, work, found.reading)
     slopes = jacobian(found.priors, found.point, work, found.reading)
     error2 = found.errors**2

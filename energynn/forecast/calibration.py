@@ -209,8 +209,7 @@ def _calibration(content: dict) -> Calibration:
 def _fit(reading: str, facts: dict) -> Fit:
     _require(facts, {"parameters": "table", "evidence": "number"})
     given = facts["parameters"]
-    times, powers = given.keys() - OF_POWER - OPTIONAL, given.keys() & OF_POWER
-    if times != set(NAMES) - OF_POWER - OPTIONAL or powers not in (set(), OF_POWER):
+    if given.keys() | OPTIONAL not in (set(NAMES), set(NAMES) - OF_POWER):
         raise ValueError(f"parameters: {', '.join(given)} are not those of a fit")
     for one in given.values():
         _require(one, OF_PARAMETER)

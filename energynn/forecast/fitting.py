@@ -27,10 +27,8 @@ def fits(runs: Runs, other: Runs | dict[str, Fit] | None = None) -> dict[str, Fi
     """
     check(runs, other)
     usual = priors.usual_reading(runs.site)
-    if isinstance(other, dict):
-        return _ordered({reading: fit(runs, other, reading) for reading in READINGS}, usual)
     plain = _ordered({reading: fit(runs, other, reading) for reading in READINGS}, usual)
-    if len(set(runs.observations.work.nodes)) == 1:
+    if isinstance(other, dict) or len(set(runs.observations.work.nodes)) == 1:
         return plain
     contended = _ordered({reading: fit(runs, other, reading, storage=True) for reading in READINGS}, usual)
     without, with_it = (next(iter(found.values())).evidence for found in (plain, contended))

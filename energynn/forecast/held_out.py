@@ -23,8 +23,8 @@ def rows(runs_dir: Path, site: Site, workload: str | None = None, most: int = 1)
     where there are no such runs.
     """
     found = []
-    for ids in _recipes(runs_dir, site, workload).values():
-        seen = runs.own(runs_dir, ids["workload"], site, run_ids=ids["run_ids"])
+    for (of_runs, _), run_ids in _recipes(runs_dir, site, workload).items():
+        seen = runs.own(runs_dir, of_runs, site, run_ids=run_ids)
         is_few = seen.observations.work.devices <= most
         if is_few.any() and not is_few.all():
             found.append(_row(seen, is_few, most))
@@ -33,18 +33,16 @@ def rows(runs_dir: Path, site: Site, workload: str | None = None, most: int = 1)
     return found
 
 
-def _recipes(runs_dir: Path, site: Site, workload: str | None) -> dict[str, dict]:
-    """The runs' names by what a forecast does not account for: workload, stage, data, precision and the like."""
-    found: dict[str, dict] = defaultdict(lambda: {"run_ids": set()})
+def _recipes(runs_dir: Path, site: Site, workload: str | None) -> dict[tuple[str, str], set[str]]:
+    """The runs' names by what a forecast does not account for: workload, and a digest of stage, data and the like."""
+    found = defaultdict(set)
     for record in records.read_all(runs_dir):
         if not record["valid"] or record["system"] != site.name or "training_time_s" not in record:
             continue
         if record["config"] and workload in (None, record["workload"]):
             same = {*calibration.ACCOUNTED, "device"}  # that it had tells more than that it asked for
             kept = {name: value for name, value in record["config"].items() if name not in same}
-            of = found[config.digest([record["workload"], record.get("device_name"), kept])]
-            of["workload"] = record["workload"]
-            of["run_ids"].add(record["run_id"])
+            found[record["workload"], config.digest([record.get("device_name"), kept])].add(record["run_id"])
     return found
 
 

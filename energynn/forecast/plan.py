@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
@@ -55,8 +54,7 @@ def base_run(made: Calibration, parameters: dict) -> RunConfig:
         if name in parameters:
             raise ValueError(f"{name}: a plan chooses it; limit it by --devices or --max-global-batch-size")
     plain = config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1, "seed": 0, "repeat": 0}
-    plain.pop("global_batch_size")
-    return config.make(**plain | parameters)
+    return config.make(**plain | {"global_batch_size": None} | parameters)
 
 
 def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -116,23 +114,14 @@ def _meeting(limits: dict[str, float], table: dict[str, np.ndarray]) -> np.ndarr
 
 
 def _pareto(costs: np.ndarray) -> np.ndarray:
-    """Indices of the rows of (rows, 2 or 3 costs) that no other row beats in every cost.
+    """Indices of the rows of (rows, costs) that no other row beats in every cost.
 
-    Rows in the order of the first cost: one is beaten where a row before it is no worse in the others. Those before
-    form stairs, the second cost rising and the third falling.
+    The first in the order of the costs is beaten by none; then those are left that are better than it in one.
     """
-    kept, second, third = [], [], []
-    for index in np.lexsort(costs.T[::-1]):
-        _, *rest = costs[index].tolist()
-        a, b = rest[0], rest[-1]
-        place = bisect.bisect_right(second, a)
-        if place and third[place - 1] <= b:
-            continue
-        last = place
-        while last < len(third) and third[last] >= b:
-            last += 1
-        second[place:last], third[place:last] = [a], [b]
-        kept.append(index)
+    kept, left = [], np.lexsort(costs.T[::-1])
+    while len(left):
+        kept.append(left[0])
+        left = left[(costs[left] < costs[left[0]]).any(axis=1)]
     return np.array(kept)
 
 

@@ -57,11 +57,10 @@ def _by(found: Fit, made: Calibration, work: Work, workers: int) -> dict[str, np
     logs = calibrate.forecast(found, work)
     ends = np.array([0.0, -1.0, 1.0])[:, None]
     time_h = np.exp(logs["time_s"][0] + ends * logs["time_s"][1]) / SECOND_PER_HOUR
-    result = dict.fromkeys(QUANTITIES)
+    result = {name: np.full(time_h.shape, np.nan) for name in QUANTITIES}
     result |= {"time_h": time_h, "gpu_hours": time_h * work.devices}
-    nothing = np.full(time_h.shape, np.nan)
     if "energy_J" not in logs:
-        return {name: nothing.copy() if values is None else values for name, values in result.items()}
+        return result
     middle, half = logs["energy_J"]
     result["energy_kWh"] = np.exp(middle + ends * half) * work.devices / JOULE_PER_KWH
     power_W = np.exp(logs["power_W"][0])
@@ -105,12 +104,10 @@ def asked(made: Calibration, what: str | None, parameters: dict) -> list[RunConf
         plain = [config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1}]
     else:
         raise ValueError("predict: say what: a study, a run's folder, or parameters (-p devices 64)")
-    sizes = {"local_batch_size", "global_batch_size", "accumulation_steps"}
-    for each in plain if parameters else ():
-        # The sizes that are given, and the number of devices, make the global batch anew.
-        for name in {"global_batch_size", *(sizes if parameters.keys() & {"global_batch_size"} else ())}:
-            each.pop(name, None)
-    return [config.make(**each | parameters) if parameters else config.from_dict(each) for each in plain]
+    sizes = ("global_batch_size", "local_batch_size", "accumulation_steps")
+    # The sizes that are given, and the number of devices, make the global batch anew.
+    anew = dict.fromkeys(sizes if "global_batch_size" in parameters else sizes[:1])
+    return [config.make(**each | anew | parameters) if parameters else config.from_dict(each) for each in plain]
 
 
 def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> list[dict]:
@@ -119,8 +116,8 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
     ``most``: the global batch size up to which the user calls accuracy free.
     Raises ValueError for another workload, more devices than the system has, or too few samples for an update.
     """
-    same = [{"seed": 0, "repeat": 0} | {"system": made.site.name}] * len(asked)
-    distinct = dict.fromkeys(config.from_dict(config.to_dict(run) | one) for run, one in zip(asked, same, strict=True))
+    same = {"seed": 0, "repeat": 0, "system": made.site.name}
+    distinct = dict.fromkeys(config.from_dict(config.to_dict(run) | same) for run in asked)
     result = []
     for run in distinct:
         work = checked_work(made, run)
@@ -142,16 +139,13 @@ def rows(made: Calibration, asked: list[RunConfig], most: int | None = None) -> 
 
 def checked_work(made: Calibration, run: RunConfig) -> Work:
     """What one GPU does in a run; raises ValueError for another workload than the fit's, and for what cannot run."""
-    check_workload(made, run)
-    work = runs.work(made.site, run, made.samples, made.workers)
-    check(made, work)
-    return work
-
-
-def check_workload(made: Calibration, run: RunConfig) -> None:
-    """Raise ValueError for a run of another workload than the fit's."""
     if run.workload != made.workload:
         raise ValueError(f"workload: the fit is of {made.workload}, the run of {run.workload}; fit {run.workload}")
+    check_devices(made.site, run.devices)
+    work = runs.work(made.site, run, made.samples, made.workers)
+    if work.updates[0] < 1:
+        raise ValueError("local_batch_size: a device has fewer samples than one update takes; choose a smaller one")
+    return work
 
 
 def check_devices(site: Site, asked: float) -> None:
@@ -159,13 +153,6 @@ def check_devices(site: Site, asked: float) -> None:
     most = site.nodes * site.devices_per_node
     if most and asked > most:
         raise ValueError(f"devices: {asked:.0f} asked, {site.name} has {most}; choose at most {most}")
-
-
-def check(made: Calibration, work: Work) -> None:
-    """Raise ValueError for what cannot run."""
-    check_devices(made.site, work.devices.max())
-    if work.updates.min() < 1:
-        raise ValueError("local_batch_size: a device has fewer samples than one update takes; choose a smaller one")
 
 
 def interval(values: np.ndarray) -> dict[str, float | None]:

@@ -67,11 +67,7 @@ def targets(workload: str, site: Site, named: list[str], parameters: dict) -> li
             run = dataclasses.replace(run, device="gpu" if machine.gpus() else "cpu")
         found = [run]
     distinct = {runs.without_repeats(run): run for run in reversed(found)}  # the first of its repeats
-    return sorted(reversed(distinct.values()), key=_starts_later)
-
-
-def _starts_later(run: RunConfig) -> bool:
-    return bool(getattr(run, "initial_run", ""))
+    return sorted(reversed(distinct.values()), key=lambda run: bool(getattr(run, "initial_run", "")))
 
 
 def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:

@@ -181,10 +181,8 @@ def held_out(rows: list[dict]) -> str:
                     lines.append(f"  {unit:14}{_span(told):>32}{told['fact']:12.4g}{off:+7.0f} %   {inside}")
     for row in rows:
         name = " ".join(filter(None, [row["workload"], row["stage"]]))
-        lines += [
-            "",
-            f"{name}: fitted to {row['fitted_to_runs']} configuration(s) on at most {row['most_devices']} device(s)",
-        ]
+        of = f"{row['fitted_to_runs']} configuration(s) on at most {row['most_devices']} device(s)"
+        lines += ["", f"{name}: fitted to {of}"]
         lines += [f"  {words}" for words in [row.get("cannot", ""), *row["notes"], *row.get("flags", [])] if words]
     return "\n".join(lines)
 

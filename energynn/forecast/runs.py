@@ -122,7 +122,8 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
     for row in published_values.rows():
         if row["kind"] == "measurement" and row["workload"] == workload and row["device_name"] == site.published_as:
             key = tuple(row[name] for name in ("stage", *PRINTED))
-            known[key] |= {row["quantity"]: float(row["value"]), "series": row["series"], **row_sizes(row)}
+            sizes = {name: int(row[name] or 0) for name in PRINTED}  # 0: the row has none
+            known[key] |= {row["quantity"]: float(row["value"]), "series": row["series"], **sizes}
     rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
     full_length = max((row["epochs"] for row in rows), default=0)
     rows = [row for row in rows if row["epochs"] == full_length]
@@ -146,11 +147,6 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
 
 
 PRINTED = ("devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs")
-
-
-def row_sizes(row: dict[str, str]) -> dict[str, int]:
-    """The numbers that a published row gives of its configuration; 0 where it has none."""
-    return {name: int(row[name] or 0) for name in PRINTED}
 
 
 def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
@@ -187,8 +183,7 @@ def own(
             raise ValueError(f"{runs_dir}: runs of several {name}, {', '.join(values)}; put those of one into a folder")
     if site.scheduler == "local" and chosen[0]["launcher"] != "simulated":
         site = here(site, chosen[0]["machine"], chosen[0]["device_kind"] == "gpu")
-    notes = []
-    watts_known = _have_watts(chosen, notes)
+    notes = _why_no_watts(chosen)
     grouped = defaultdict(list)
     for record in chosen:
         grouped[without_repeats(as_made(record))].append(record)
@@ -200,11 +195,10 @@ def own(
         np.array([_mean(group, "mean_power_total_W") / group[0]["devices"] for group in grouped.values()]),
         tuple(str(number) for number in range(len(grouped))),
     )
-    watts = {}
-    if watts_known:
-        watts = {c: _mean(chosen, f"mean_power_{c}_W", "nodes") for c in ("cpu", "ram") if f"energy_{c}_J" in chosen[0]}
+    if notes:
+        watts, observations = {}, dataclasses.replace(observations, power_W=np.full(len(configs), np.nan))
     else:
-        observations = dataclasses.replace(observations, power_W=np.full(len(configs), np.nan))
+        watts = {c: _mean(chosen, f"mean_power_{c}_W", "nodes") for c in ("cpu", "ram") if f"energy_{c}_J" in chosen[0]}
     simulated = any(record.get("energy_total_provenance") == "simulated" for record in chosen)
     return Runs(workload, site, configs, observations, samples, "simulated" if simulated else "measured", watts, notes)
 
@@ -246,17 +240,13 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     return dataclasses.replace(site, gpu_link_GB_per_s=site.gpu_link_GB_per_s or MEMORY_GB_PER_S)
 
 
-def _have_watts(chosen: list[dict], notes: list[str]) -> bool:
-    """Whether all energies are known, of the same components; if not, ``notes`` says why only times are fitted."""
+def _why_no_watts(chosen: list[dict]) -> list[str]:
+    """Why only times are fitted; nothing where all energies are known, of the same components."""
     provenances = {record.get("energy_total_provenance", "missing") for record in chosen}
     components = {frozenset(ENERGIES & record.keys()) for record in chosen}
     if not provenances <= set(WATTS_KNOWN):
-        notes.append(f"energies are {', '.join(sorted(provenances))}: a fit of the time alone")
-        return False
-    if len(components) > 1:
-        notes.append("energies are of different components: a fit of the time alone")
-        return False
-    return True
+        return [f"energies are {', '.join(sorted(provenances))}: a fit of the time alone"]
+    return ["energies are of different components: a fit of the time alone"] if len(components) > 1 else []
 
 
 def _mean(group: list[dict], name: str, per: str = "") -> float:
