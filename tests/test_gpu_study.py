@@ -116,6 +116,14 @@ def test_points_are_as_a_gpu_needs_them():
     assert compiled.preset == "fast" and replace(compiled, compile=False) in GRID, "the same run without"
 
 
+def test_a_loader_that_keeps_up_with_the_gpu_leaves_a_window_that_is_long_enough():
+    """One core read 400 of these images a second, so that four workers do: the GPU's rate makes the window."""
+    loaded = [run for run in GRID if run.workload == "resnet50" and not run.stays_on_device]
+    assert {(run.preset, run.loader_workers) for run in loaded} == {("paper", 4), ("paper", 12), ("fast", 12)}
+    for run in loaded:
+        assert run.training_samples / studies.IMAGES_PER_S[run.preset][run.local_batch_size] > 19, run
+
+
 def test_a_loan_that_ends_early_leaves_out_what_no_statement_and_no_plane_needs():
     last, points = studies.LAST_GPU_POINTS, studies.GPU_POINTS + studies.MORE_GPU_POINTS
     assert len(last) == 12 and all(points.count(point) == 1 for point in last)
