@@ -101,7 +101,7 @@ GPU_CALL_MINUTES ?= $(GPU_MINUTES)
 GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
 	PYTHONPATH=. $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
-	  --archive $(or $(OUT),build)/gpu-study.tar.gz $(if $(DRY_RUN),--dry-run) --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
+	  $(if $(DRY_RUN),--dry-run,--run-minutes 4) --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
 
 gpu-probe: ## what that GPU's sensors say and what it can do at most, two minutes, to build/ or $OUT
 	-PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)

@@ -150,7 +150,7 @@ GPU_POINTS = [
     _images("fast", 256),
     *(_images("paper", size, 0.3) for size in (32, 256)),
     *(_states(preset, size) for preset in ("paper", "fast") for size in (1, 4)),
-    _loaded("paper", 4, 480),
+    _loaded("paper", 4, 1000),
 ]
 MORE_GPU_POINTS = [
     *(_images("paper", size) for size in (64, 512)),

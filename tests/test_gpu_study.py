@@ -3,9 +3,11 @@
 import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tarfile
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -114,6 +116,14 @@ def test_points_are_as_a_gpu_needs_them():
     assert compiled.preset == "fast" and replace(compiled, compile=False) in GRID, "the same run without"
 
 
+def test_a_loader_that_keeps_up_with_the_gpu_leaves_a_window_that_is_long_enough():
+    """One core read 400 of these images a second, so that four workers do: the GPU's rate makes the window."""
+    loaded = [run for run in GRID if run.workload == "resnet50" and not run.stays_on_device]
+    assert {(run.preset, run.loader_workers) for run in loaded} == {("paper", 4), ("paper", 12), ("fast", 12)}
+    for run in loaded:
+        assert run.training_samples / studies.IMAGES_PER_S[run.preset][run.local_batch_size] > 19, run
+
+
 def test_a_loan_that_ends_early_leaves_out_what_no_statement_and_no_plane_needs():
     last, points = studies.LAST_GPU_POINTS, studies.GPU_POINTS + studies.MORE_GPU_POINTS
     assert len(last) == 12 and all(points.count(point) == 1 for point in last)
@@ -216,7 +226,7 @@ def pretend(monkeypatch, seconds):
     """Runs of which only the time is true; returns the list of those made."""
     clock, made = [0.0], []
 
-    def execute(run, runs_dir, run_dir):
+    def execute(run, runs_dir, run_dir, _most_s):
         made.append(run)
         clock[0] += seconds(run, len(made))
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -252,6 +262,43 @@ def test_a_cold_first_run_and_a_slow_recipe_leave_out_no_others(tmp_path, monkey
     pretend(monkeypatch, lambda run, number: 90 if run.compile else 20)
     compiled = [*warm[:2], run("resnet50", compile=True), *warm[2:4]]
     assert local.run_study(compiled, tmp_path / "compiled", minutes=170 / 60) == []
+
+
+def test_each_machine_is_warmed_up_whatever_records_it_was_given(tmp_path, monkeypatch):
+    """A machine that was given back in between is another one, and gets the records from the archive."""
+    runs, mark, archive = [config.make(seed=seed) for seed in range(5)], tmp_path / local.WARM, tmp_path / "all.tar.gz"
+    made = pretend(monkeypatch, lambda run, number: 1)
+    monkeypatch.setattr(local, "_is_done", lambda run, _dir: run in made)
+
+    def made_by_a_call():
+        before = len(made)
+        local.run_study(runs[: max(run.seed for run in [*made, runs[0]]) + 2], tmp_path, archive=archive, warm_up=True)
+        assert not any(local.WARM in name for name in tarfile.open(archive).getnames())
+        return [run.seed for run in made[before:]]
+
+    assert made_by_a_call() == [0, 0, 1]
+    assert made_by_a_call() == [2]
+    mark.unlink()  # as where only the archive was unpacked
+    assert made_by_a_call() == [0, 3]
+    os.utime(mark, (0, 0))  # it has cooled down since
+    assert made_by_a_call() == [0, 4]
+
+
+def test_a_run_that_hangs_is_ended_and_comes_last_in_the_next_call(tmp_path, monkeypatch):
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o755)
+    runs = [config.make(seed=seed) for seed in range(3)]
+    folder = local._folder(runs[0], tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(hangs))
+        begun = time.monotonic()
+        status, words = local.execute(runs[0], tmp_path, folder, 0.3)
+    assert status and words.startswith("ended after 0 s, as one that hangs") and time.monotonic() - begun < 20
+    files.write_json(folder / "record.json", minimal_record(status="interrupted"))  # as its supervisor would
+    made = pretend(monkeypatch, lambda run, number: 1)
+    local.run_study(runs, tmp_path)
+    assert made == [*runs[1:], runs[0]]
 
 
 @pytest.mark.parametrize(
@@ -293,8 +340,11 @@ def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ([], "study run gpu --minutes 9 --warm-up --archive build/"),
-        (["GPU_MINUTES=32", "GPU_CALL_MINUTES=9", "OUT=/x"], "study run gpu-grid --minutes 9 --warm-up --archive /x/"),
+        ([], "study run gpu --minutes 9 --warm-up --run-minutes 4 --archive build/"),
+        (
+            ["GPU_MINUTES=32", "GPU_CALL_MINUTES=9", "OUT=/x"],
+            "study run gpu-grid --minutes 9 --warm-up --run-minutes 4 --archive /x/",
+        ),
     ],
 )
 def test_the_makefile_knows_both_lengths(words, expected):
@@ -358,7 +408,7 @@ def test_a_run_that_finished_but_is_not_valid_counts_as_none(tmp_path, monkeypat
     runs, doubt = studies.kick_the_tires(), "12 power samples in the training, 60 needed"
     outcomes = [{"status": "finished", "valid": True}, {"status": "finished", "invalid_reasons": [doubt]}]
 
-    def execute(run, runs_dir, run_dir):
+    def execute(run, runs_dir, run_dir, _most_s):
         record = outcomes.pop(0)
         run_dir.mkdir(parents=True, exist_ok=True)
         files.write_json(run_dir / "record.json", minimal_record(**record))

@@ -92,6 +92,8 @@ def add_study(commands) -> None:
     parser.add_argument(
         "--minutes", type=number, default=float("inf"), metavar="M", help="begin no run that would end later"
     )
+    text = "end a run that lasts longer, as one that hangs"
+    parser.add_argument("--run-minutes", type=number, default=float("inf"), metavar="M", help=text)
     add_budgets(parser)
     parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
     add_flag(parser, "--warm-up", "make the first run once before, and forget it")
@@ -130,7 +132,8 @@ def _run_study(options) -> int:
         names = [config.run_id(run) for run in runs if run.system == system]
         system_dir = options.runs_dir.absolute() / system
         budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
-    failed = local.run_study(runs, options.runs_dir.absolute(), options.minutes, options.archive, options.warm_up)
+    how = options.minutes, options.archive, options.warm_up, options.run_minutes
+    failed = local.run_study(runs, options.runs_dir.absolute(), *how)
     valid, not_valid = local.count_valid(runs, options.runs_dir.absolute())
     tell("\n".join([f"\n{valid} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, *not_valid]))
     return 1 if failed else 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,9 @@ from energynn.progress import tell
 # What papermill and the kernel say at every start: their transport, and parameters that only the configuration knows.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
 HOPELESS = 3  # runs that fail alike, one after the other, before any was made: the others would fail, too
+TOO_LONG = ".too-long"  # in the folder of a run that was ended because it took too long
+WARM, WARM_S = ".warm", 600.0  # beside the systems; new as long as this machine is warm, and never packed
+ENDS_S = 60.0  # for a run that is ended to write its record
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
@@ -35,15 +40,17 @@ def run_study(
     minutes: float = float("inf"),
     archive: Path | None = None,
     warm_up: bool = False,
+    run_minutes: float = float("inf"),
 ) -> list[str]:
     """Make every run that has no valid record yet, in order; returns one line for each run that failed.
 
-    Those that failed before come last: what fails in each call must not take the time of the others.
+    Those that failed before come last: what fails in each call must not take the time of the others. A run that lasts
+    longer than ``run_minutes`` is ended, and has failed.
     A run that would not fit into ``minutes``, judged by those like it so far, is left out, and named in a line as well.
     So are all others where the first three fail alike. What is there is packed into ``archive`` after every run and
-    whatever happens. With ``warm_up`` the first run is made once before, and forgotten, where there is no record yet. A
-    KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with the remedy if this
-    machine cannot make them, before the first one starts.
+    whatever happens. With ``warm_up`` the first run is made once before, and forgotten, unless this machine has made
+    one just now. A KeyboardInterrupt waits until the run that goes on has written its record. Raises ValueError with
+    the remedy if this machine cannot make them, before the first one starts.
     """
     missing = [config for config in runs if not _is_done(config, runs_dir)]
     failed_before = _failed_before(missing, runs_dir)
@@ -53,8 +60,8 @@ def run_study(
     try:
         if missing:
             start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
-        if warm_up and len(missing) == len(runs):
-            _make_and_forget(runs[0])
+        if warm_up and missing and not _is_warm(runs_dir):
+            _make_and_forget(runs[0], 60 * run_minutes)
         for index, config in enumerate(missing):
             elapsed_s = time.monotonic() - begun
             if elapsed_s + _expected_s(config, made) > 60 * minutes:
@@ -69,12 +76,14 @@ def run_study(
             run_dir = _folder(config, runs_dir)
             done = f"{elapsed_s / 60:.1f} min so far{left}"
             tell(f"\n--- run {index + 1} of {len(missing)}: {run_dir.name} ({done})")
-            status, last_line = execute(config, runs_dir, run_dir)
+            status, last_line = execute(config, runs_dir, run_dir, 60 * run_minutes)
             made.append((config, time.monotonic() - begun - elapsed_s))
             reasons.append((_reason(run_dir) or last_line) if status else "")
             if status:
                 failed.append(f"{run_dir.name}: {reasons[-1]}")
                 tell(f"energynn: {failed[-1]}")
+            else:
+                (runs_dir / WARM).touch()
             if archive:
                 pack(runs, runs_dir, archive)
             if len(reasons) == HOPELESS and len(set(reasons)) == 1 and status:
@@ -97,13 +106,23 @@ def count_valid(runs: list[RunConfig], runs_dir: Path) -> tuple[int, list[str]]:
     return sum(_is_done(config, runs_dir) for config in runs), lines
 
 
+def _is_warm(runs_dir: Path) -> bool:
+    """Whether this machine has made a run just now; an archive of another one brings its records, but not this."""
+    mark = runs_dir / WARM
+    return mark.exists() and time.time() - mark.stat().st_mtime < WARM_S
+
+
 def _failed_before(missing: list[RunConfig], runs_dir: Path) -> set[Path]:
-    """Folders of the runs that have failed, not of those that were interrupted, and of all that start from them."""
+    """Folders of the runs that have failed, not of those that were interrupted, and of all that start from them.
+
+    One that was ended because it took too long has failed: it may hang each time.
+    """
     failed: set[Path] = set()
     for config in missing:
         folder = _folder(config, runs_dir)
         status = (records.read(folder) or {}).get("status", "interrupted")
-        if status != "interrupted" or folder.parent / getattr(config, "initial_run", "") in failed:
+        has_failed = status != "interrupted" or (folder / TOO_LONG).exists()
+        if has_failed or folder.parent / getattr(config, "initial_run", "") in failed:
             failed.add(folder)
     return failed
 
@@ -125,17 +144,17 @@ def _recipe(config: RunConfig) -> tuple:
     return config.workload, config.preset, config.compile
 
 
-def _make_and_forget(config: RunConfig) -> None:
+def _make_and_forget(config: RunConfig, most_s: float) -> None:
     """Make a run where nobody looks for it, so that the next finds a warm machine."""
     print("\n--- to warm up: the first run, which does not count", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        execute(config, Path(folder), _folder(config, Path(folder)))
+        execute(config, Path(folder), _folder(config, Path(folder)), most_s)
 
 
-def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]:
+def execute(config: RunConfig, runs_dir: Path, run_dir: Path, most_s: float = math.inf) -> tuple[int, str]:
     """Execute the launch notebook for one run; the executed notebook lies beside the record.
 
-    Returns papermill's exit status and the last line that it wrote.
+    It is ended after ``most_s``. Returns papermill's exit status and the last line that it wrote.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     parameters = configuration.to_dict(config)
@@ -149,7 +168,9 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
             command += ["-p", name, str(value)]
     end_with_us = partial(end_with_parent, os.getpid())
     papermill = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=end_with_us)
-    last_line, in_traceback = "", False
+    last_line, in_traceback, begun = "", False, time.monotonic()
+    late = threading.Timer(min(most_s, threading.TIMEOUT_MAX), papermill.terminate)
+    late.start()
     try:
         for line in papermill.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
@@ -162,7 +183,15 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path) -> tuple[int, str]
             time.sleep(0.1)
         raise
     finally:
+        late.cancel()
+        late.join()  # a process that has threads had better not fork
         papermill.wait()
+    if papermill.returncode and time.monotonic() - begun >= most_s:
+        last_line = f"ended after {most_s:.0f} s, as one that hangs; its log.txt says how far it came"
+        tell(f"energynn: {run_dir.name}: {last_line}")
+        while records.is_running(run_dir) and time.monotonic() - begun < most_s + ENDS_S:
+            time.sleep(0.1)
+        (run_dir / TOO_LONG).touch()
     return papermill.returncode, last_line
 
 

@@ -51,7 +51,8 @@ APART = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subpr
 APART |= {"text": True, "errors": "replace", "start_new_session": True}
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 # What torch prints for a rank that NCCL fails for want of another, before it ends the process by SIGABRT.
-NCCL_LOST = re.compile(r"\[Rank (\d+)\].*?(Watchdog caught collective operation timeout|NCCL error: [^,]+)")
+# It names the rank as "[Rank 1]" or, of a process group, as "[PG ID 0 PG GUID 0(default_pg) Rank 1]".
+NCCL_LOST = re.compile(r"\bRank (\d+)\].*?(Watchdog caught collective operation timeout|NCCL error: [^,]+)")
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 
 

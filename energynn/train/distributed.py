@@ -174,6 +174,8 @@ def lost_ranks_named() -> Iterator[None]:
             ) from error
         if not isinstance(error, dist.DistError) and not any(words in str(error) for words in OF_CONNECTIONS):
             raise
+        if dist.is_initialized() and dist.get_world_size() == 1:  # there is no other one: NCCL's last line says why
+            raise
         raise LostRank(f"another rank is lost ({str(error).splitlines()[0]}); {AFTER_A_LOSS}") from error
 
 

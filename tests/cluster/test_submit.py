@@ -841,7 +841,7 @@ def test_what_is_spent_are_all_hours_that_jobs_held_devices(tmp_path):
 def test_a_study_on_this_machine_leaves_out_what_its_budget_does_not_last_for(tmp_path, monkeypatch):
     made = []
 
-    def execute(run, runs_dir, run_dir):
+    def execute(run, runs_dir, run_dir, _most_s):
         made.append(run)
         run_dir.mkdir()
         files.write_json(run_dir / "record.json", minimal_record(valid=True, perun_time_s=3600.0, devices=run.devices))

@@ -236,6 +236,7 @@ REMOTE = (
     "Process group watchdog thread terminated with exception: NCCL error: remote process exited or there was a network "
     "error, NCCL version 2.27.3"
 )
+OF_GROUP = "[rank1]:[E1122 14:00:00.000000000 ProcessGroupNCCL.cpp:1909] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,11 @@ REMOTE = (
     [
         (OF_NCCL + WATCHDOG, "rank 0: another rank is lost (Watchdog caught collective operation timeout); its own"),
         (OF_NCCL + REMOTE, "rank 0: another rank is lost (NCCL error: remote process exited or there was a network"),
+        (OF_GROUP + REMOTE, "rank 1: another rank is lost (NCCL error: remote process exited or there was a network"),
+        (
+            f"  what():  [PG ID 0 PG GUID 0(default_pg) Rank 1] {REMOTE}",
+            "rank 1: another rank is lost (NCCL error: rem",
+        ),
         (f"12: {OF_NCCL}{WATCHDOG}", "rank 0: another rank is lost (Watchdog"),
         (" 1: energynn: rank 1: the disk is full", "rank 1: the disk is full"),
         ("energynn: rank 1: the disk is full", "rank 1: the disk is full"),
@@ -328,3 +334,14 @@ def test_a_network_that_gloo_cannot_use_is_no_lost_rank():
     with pytest.raises(ValueError, match="cannot use the network: .*Unable to find interface.*set GLOO_SOCKET_IFNAME"):
         with distributed.lost_ranks_named():
             raise RuntimeError("[enforce fail at gloo/transport/tcp/device.cc:212] Unable to find interface for: x")
+
+
+def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):
+    """As on a machine without a network: in NCCL's error the cause is the last line."""
+    words = "NCCL error in: ProcessGroupNCCL.cpp, internal error\nLast error:\nBootstrap : no socket interface found"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for size, kind in ((2, distributed.LostRank), (1, torch.distributed.DistBackendError)):
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda size=size: size)
+        with pytest.raises(kind) as raised, distributed.lost_ranks_named():
+            raise torch.distributed.DistBackendError(words)
+        assert ("no socket interface" in str(raised.value)) == (size == 1)
