@@ -18,6 +18,7 @@ from pathlib import Path
 from resource import RLIMIT_CPU, setrlimit
 
 STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks of a run, as ``name_of_this_process`` tells it
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SET_PDEATHSIG, SET_DUMPABLE, SET_CHILD_SUBREAPER = 1, 4, 36  # numbers of Linux's prctl
 GRACE_S = 2.0  # between asking processes to end and killing them
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt, which must be set together
@@ -123,14 +124,19 @@ def below(spared: Collection[int] = ()) -> list[int]:
     """Numbers of all processes that live below this one, but for some and what is below those."""
     parent_of = {}
     for process in {int(name) for name in os.listdir("/proc") if name.isdigit()}.difference(spared):
-        with contextlib.suppress(OSError), open(f"/proc/{process}/stat", errors="replace") as file:  # it may have ended
-            state, parent = file.read().rpartition(")")[2].split()[:2]
+        with contextlib.suppress(OSError):  # it may have ended
+            state, parent = _state_and_parent(process)
             if state != "Z":
                 parent_of[process] = int(parent)
     family = [os.getpid()]
     for process in family:  # grows by its children
         family += [child for child, parent in parent_of.items() if parent == process]
     return family[1:]
+
+
+def _state_and_parent(process: int) -> list[str]:
+    with open(f"/proc/{process}/stat", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[:2]
 
 
 def end_below(asked: list[int], spared: Collection[int] = ()) -> None:
@@ -217,8 +223,12 @@ def is_alive(name: str) -> bool:
 
 
 def _place() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot_id() or os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
+
+
+def boot_id() -> str:
+    """What names this start of the host's kernel; nothing where it tells none, as gVisor's."""
+    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""
 
 
 def lives(process: int) -> bool:
@@ -227,9 +237,20 @@ def lives(process: int) -> bool:
         file = os.pidfd_open(process)
     except ProcessLookupError:
         return False
-    except (OSError, AttributeError):  # a kernel before 5.3, or a Python built for one, cannot tell
-        return True
+    except (OSError, AttributeError):  # gVisor's kernel, one before 5.3, or a Python built for one
+        return _is_listed(process)
     try:
         return not select.select([file], [], [], 0)[0]
     finally:
         os.close(file)
+
+
+def _is_listed(process: int) -> bool:
+    """The same as far as /proc tells, which may hide processes of others."""
+    try:
+        os.kill(process, 0)
+        return _state_and_parent(process)[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True

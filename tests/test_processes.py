@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from energynn import processes
+from energynn.measure import machine
 from tests.processes import wait_until
 
 CHILD = "import os, sys, time; from energynn import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
@@ -201,10 +202,26 @@ def test_a_keeper_whom_nobody_hears_any_more_ends_what_is_left():
 
 @pytest.mark.parametrize("answer", [OSError, AttributeError])
 def test_where_nobody_can_tell_a_process_lives(monkeypatch, answer):
-    """On an old kernel, and where Python was built for one: then a process is not taken for dead."""
+    """On gVisor's or an old kernel, and where Python was built for one: /proc tells, or it is not taken for dead."""
 
     def raises(process):
         raise answer
 
     monkeypatch.setattr(os, "pidfd_open", raises)
     assert processes.lives(1)
+    child = python("input()", stdin=subprocess.PIPE)
+    assert processes.lives(child.pid)
+    child.stdin.close()
+    wait_until(lambda: not processes.lives(child.pid), 20, "for one that nobody has waited for")
+    child.wait()
+    assert not processes.lives(child.pid)
+    monkeypatch.setattr(processes, "_state_and_parent", lambda process: open("/no/such/file"))
+    assert processes.lives(os.getpid()), "of another user, and hidden from us"
+
+
+def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(monkeypatch, tmp_path):
+    """As gVisor's: there no run could begin."""
+    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
+    name = processes.name_of_this_process()
+    assert name.startswith(f"{os.uname().nodename} pid:[") and processes.is_alive(name)
+    assert machine.describe_host()["boot_id"] == ""

@@ -13,6 +13,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from energynn import processes
 from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE, python_of_ranks
 from energynn.measure import sensors
@@ -43,7 +44,6 @@ def describe_machine() -> dict:
 
 def describe_host() -> dict:
     """The same without its GPUs."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
     return {
         "hostname": platform.node(),
         "cpu": cpu_name(),
@@ -51,7 +51,7 @@ def describe_host() -> dict:
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.platform(),
-        "boot_id": boot.read_text().strip() if boot.exists() else "",
+        "boot_id": processes.boot_id(),
     }
 
 
