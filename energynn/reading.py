@@ -41,10 +41,9 @@ def json_table(path: Path) -> dict:
 
 def json_or_nothing(path: Path) -> dict:
     """The same; empty where there is no such file, or none that can be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return json_table(path)
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
 def _finite(text: str) -> float:

@@ -112,17 +112,13 @@ def _check(values: dict) -> None:
         form = known[key].metadata.get("form")
         if form is None:
             continue
-        _require_form(key, form, [value] if isinstance(value, str) else value)
+        require_form(key, form, [value] if isinstance(value, str) else value)
     if values.get("scheduler") not in SCHEDULERS:
         raise ValueError(f"scheduler: must be {', '.join(SCHEDULERS)}, got {values.get('scheduler')!r}")
 
 
-def require_options(name: str, options: list[str]) -> None:
-    """Raise ValueError for what no option of sbatch is."""
-    _require_form(name, OPTION, options)
-
-
-def _require_form(key: str, form: re.Pattern, texts: Iterable[str]) -> None:
+def require_form(key: str, form: re.Pattern, texts: Iterable[str]) -> None:
+    """Raise ValueError for a text that has not this form."""
     for text in texts:
         if not form.fullmatch(text):
             raise ValueError(f"{key}: {text!r} is not of the form that a batch script can hold")

@@ -197,7 +197,7 @@ def preflight(intent: Intent) -> list[str]:
     initial_run = getattr(config, "initial_run", "")
     if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
         raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
-    held = alone_on_host(system_dir)
+    held = alone_on_host()
     if held:
         held.close()
     elif machine.job_of_process():

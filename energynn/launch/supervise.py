@@ -20,11 +20,9 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import energynn
 from energynn import processes, records
-from energynn.files import lock
 from energynn.launchers import (
     AFTER_A_LOSS,
     CAN_GO_ON,
@@ -67,7 +65,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
         signal.signal(number, stop)
     processes.adopt_orphans()
     held = records.hold(run_dir)
-    while (_alone := alone_on_host(run_dir.parent)) is None and not stop_reasons and os.getppid() == parent:
+    while (_alone := alone_on_host()) is None and not stop_reasons and os.getppid() == parent:
         time.sleep(0.2)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
@@ -260,10 +258,8 @@ def _relay(lines, log_path: Path, last_words: list[str]) -> None:
             print(line, end="", flush=True)
             if words := _last_words(line):
                 last_words.append(words)
-            try:
+            with contextlib.suppress(OSError):
                 log.write(line)
-            except OSError:
-                continue
 
 
 def _last_words(line: str) -> str:
@@ -275,14 +271,12 @@ def _last_words(line: str) -> str:
     return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}" if of_nccl else ""
 
 
-def alone_on_host(system_dir: Path) -> socket.socket | TextIO | None:
+def alone_on_host() -> socket.socket | None:
     """What the one measured run of this host holds, whoever makes it, and wherever its records lie.
 
-    None while another one goes on. On Linux it is a name without a file: it is free when its process ends.
+    None while another one goes on. It is a name without a file: it is free when its process ends.
     """
     name = os.environ.get(HOST_LOCK, os.uname().nodename)
-    if not sys.platform.startswith("linux"):
-        return lock(system_dir / f".lock-{name}")
     held = socket.socket(socket.AF_UNIX)
     try:
         held.bind(f"\0energynn-measured-run-on-{name}")

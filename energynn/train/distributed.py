@@ -326,8 +326,6 @@ def _pin(world: World, config: RunConfig) -> None:
     hosts: list[str] = [""] * world.size
     dist.all_gather_object(hosts, world.host)
     cores_per_rank = config.threads_per_device + config.loader_workers
-    if not hasattr(os, "sched_getaffinity"):
-        return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= cores_per_rank * hosts.count(world.host):
         first = cores_per_rank * world.local_rank
