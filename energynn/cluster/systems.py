@@ -31,9 +31,8 @@ KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict} 
 class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
-    name: str = field(
-        metadata={"form": NAME}
-    )  # of the file, unless it has another: a file that is renamed keeps its runs
+    # Of the file, unless it has another: a file that is renamed keeps its runs.
+    name: str = field(metadata={"form": NAME})
     file: str
     scheduler: str
     gpu: str = field(default="A100", metadata={"form": GPU})

@@ -253,9 +253,9 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
     return chosen
 
 
-def subsets(listing: Listing, seed: int = 0) -> list[dict]:
+def subsets(listing: Listing) -> list[dict]:
     """The scaled subsets floor(samples n / n_max): n, n_max, count, and the SHA-256 of the chosen names in order."""
-    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing), seed)]
+    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing))]
     counts = {scale: len(listing) * scale[0] // scale[1] for scale in SCALES}
     digests, digest, done = {}, hashlib.sha256(), 0
     for count in sorted(set(counts.values())):

@@ -33,11 +33,10 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises
     ValueError for what is no perun file.
     """
-    path = Path(path)
     processes.require_an_end(perun_adapter.read_runs, path, READ_WITHIN_S)
     runs = perun_adapter.read_runs(path)
     digest = sha256(path)
-    return [_import_run(path, digest, run, Path(runs_dir)) for run in runs]
+    return [_import_run(path, digest, run, runs_dir) for run in runs]
 
 
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:

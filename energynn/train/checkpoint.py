@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -151,9 +152,7 @@ class Checkpoints:
     def remove(self) -> None:
         """After the end of the training nothing goes on from here."""
         if self.world.rank == 0 and self.folder.is_dir():
-            for path in self.folder.iterdir():
-                path.unlink()
-            self.folder.rmdir()
+            shutil.rmtree(self.folder)
 
 
 def _warn(text: str) -> None:

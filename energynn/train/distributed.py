@@ -123,9 +123,8 @@ def require_own_gpu(world: World, uuid: str) -> None:
 
 def limit_waiting(seconds: float) -> None:
     """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
-    set_timeout = (
-        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    )  # its name until torch 2.11
+    # The latter is its name until torch 2.11.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
@@ -275,12 +274,7 @@ def _find() -> tuple[int, int, int, Callable]:
 
 def _found_by_torchrun() -> tuple[int, int, int, Callable]:
     rank, size, local_rank = TORCHRUN.place()
-
-    def make_store(timeout: datetime.timedelta) -> dist.Store:
-        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
-        return store
-
-    return rank, size, local_rank, make_store
+    return rank, size, local_rank, lambda timeout: next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:
