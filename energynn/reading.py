@@ -140,11 +140,7 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
 def _links(group) -> list[tuple[bytes, int, int]]:
     """Path and type of each link below a group, and the place in the file that it leads to, if it is a hard one."""
     found = []
-
-    def take(path: bytes, link) -> None:
-        found.append((path, link.type, link.u))
-
-    group.links.visit(take, info=True)
+    group.links.visit(lambda path, link: found.append((path, link.type, link.u)), info=True)
     return found
 
 

@@ -204,9 +204,7 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
     ids, begun_at = {}, files.utc_now()
     for index, job in enumerate(arrays):
         facts = _facts(job, site, names, options, begun_at, index)
-        after = ""
-        if job.after:
-            after = ids.get(job.after) or job_of(runs_dir / site.name / job.after)
+        after = (ids.get(job.after) or job_of(runs_dir / site.name / job.after)) if job.after else ""
         text = script(job, site, runs_dir, names, facts)
         try:
             number = _hand_in(job, site, runs_dir, facts, text, after)

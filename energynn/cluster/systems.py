@@ -108,10 +108,8 @@ def _check(values: dict) -> None:
         if key not in known:
             raise ValueError(f"{key}: not known; known are {', '.join(known)}")
         _check_type(key, value, known[key].type)
-        form = known[key].metadata.get("form")
-        if form is None:
-            continue
-        require_form(key, form, [value] if isinstance(value, str) else value)
+        if form := known[key].metadata.get("form"):
+            require_form(key, form, [value] if isinstance(value, str) else value)
     if values.get("scheduler") not in SCHEDULERS:
         raise ValueError(f"scheduler: must be {', '.join(SCHEDULERS)}, got {values.get('scheduler')!r}")
 

@@ -266,9 +266,7 @@ def _read(path: Path) -> Samples | None:
 def _host(samples: Samples, marks: Marks) -> Host:
     if samples.host in marks.within:
         samples = samples.between(*marks.within[samples.host], marks.is_last)
-    window = None
-    if samples.host in marks.host_of_rank.values():
-        window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
+    window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
     curves, sensors, inside = [], [], 0
     if window:
         judged = plausible.judge(samples)

@@ -150,6 +150,13 @@ def total(values: list[float], world: World) -> list[float]:
     return tensor.tolist()
 
 
+def of_all(value, world: World) -> list:
+    """What each rank gives, in the order of the ranks."""
+    everyone: list = [None] * world.size
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
 def barrier(world: World) -> None:
     """Wait until every rank is here and its device has nothing left to do."""
     if world.device.type == "cuda":
@@ -199,8 +206,7 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
     digest = hashlib.sha256()
     for array in loaded:
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    everyone: list = [None] * world.size
-    dist.all_gather_object(everyone, (digest.hexdigest(), world.host, str(place)))
+    everyone = of_all((digest.hexdigest(), world.host, str(place)), world)
     first_digest, first_host, first_place = everyone[0]
     for rank, (other_digest, host, folder) in enumerate(everyone):
         if other_digest != first_digest:
@@ -317,8 +323,7 @@ def _found_by_srun() -> tuple[int, int, int, Callable]:
 
 def _pin(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers stay with their rank."""
-    hosts: list[str] = [""] * world.size
-    dist.all_gather_object(hosts, world.host)
+    hosts = of_all(world.host, world)
     cores_per_rank = config.threads_per_device + config.loader_workers
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= cores_per_rank * hosts.count(world.host):
