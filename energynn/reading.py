@@ -41,10 +41,9 @@ def json_table(path: Path) -> dict:
 
 def json_or_nothing(path: Path) -> dict:
     """The same; empty where there is no such file, or none that can be read."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return json_table(path)
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
 def _finite(text: str) -> float:
@@ -141,11 +140,7 @@ def require_plain_hdf5(file, most_values: float = math.inf) -> Hdf5:
 def _links(group) -> list[tuple[bytes, int, int]]:
     """Path and type of each link below a group, and the place in the file that it leads to, if it is a hard one."""
     found = []
-
-    def take(path: bytes, link) -> None:
-        found.append((path, link.type, link.u))
-
-    group.links.visit(take, info=True)
+    group.links.visit(lambda path, link: found.append((path, link.type, link.u)), info=True)
     return found
 
 

@@ -43,9 +43,8 @@ FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FI
 KINDS = {name: facts.get("kind") for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
-# Neither in run.json nor derived from the raw files.
-GIVEN_AT_THE_END = ("schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256")
-NOT_DERIVED = {*FROM_INTENT, *GIVEN_AT_THE_END}
+# In run.json, or given at the end.
+NOT_DERIVED = {*FROM_INTENT, "schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256"}
 IGNORED = "ignored.txt"  # why somebody leaves the run out of figures and fits
 NO_RAW_FILES = ("record.json", "notebook.ipynb", IGNORED)  # the notebook is a view of the run
 OF_RUNS = {"run.json", "record.json"}  # a folder with one of them is that of a run
@@ -278,6 +277,11 @@ def read(run_dir: Path) -> dict | None:
     except (OSError, ValueError):
         return None
     return record if all(name in record for name in ALWAYS) else None
+
+
+def is_made(run_dir: Path) -> bool:
+    """Whether a run has a valid record."""
+    return bool((read(run_dir) or {}).get("valid"))
 
 
 def read_all(runs_dir: Path) -> list[dict]:

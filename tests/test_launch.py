@@ -362,7 +362,7 @@ def test_a_study_that_cannot_start_says_so_once(tmp_path, capsys):
 
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it_and_wherever(tmp_path, monkeypatch):
     intent = start.intend(config.make("fourcastnet"), tmp_path / "mine" / "local" / "run")
-    held = supervise.alone_on_host(tmp_path / "of somebody else" / "another-system")
+    held = supervise.alone_on_host()
     with pytest.raises(ValueError, match="another measured run goes on"):
         start.preflight(intent)
     monkeypatch.setenv("SLURM_JOB_ID", "5")

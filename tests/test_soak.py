@@ -184,7 +184,7 @@ def sample_until_killed(segment: Segment, memory_file: Path, seed: int) -> None:
                 sampler.sample()
                 number += 1
             if number % sampler.STATUS_EVERY == 0:
-                sampler._write({"status": sampler._status()})
+                sampler.lines.add({"status": sampler._status()})
         with open(memory_file, "a") as file:
             file.write(f"{world.now_s} {resident_B()}\n")
     if segment.killed:

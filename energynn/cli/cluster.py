@@ -48,7 +48,7 @@ def submit(options) -> int:
     for name in ("account", "reservation"):
         if value := getattr(options, name):
             options.sbatch.append(f"--{name}={value}")
-    systems.require_options("submit", options.sbatch)
+    systems.require_form("submit", systems.OPTION, options.sbatch)
     return submit.main(options)
 
 

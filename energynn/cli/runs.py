@@ -46,8 +46,8 @@ def add_run(commands) -> None:
 
 
 def run(options) -> int:
-    from energynn import config
-    from energynn.launch import start, supervise
+    from energynn import config, launchers
+    from energynn.launch import start
 
     if options.list:
         print(config.help_text())
@@ -57,7 +57,7 @@ def run(options) -> int:
         start.run(config.make(**parameters_of(options)), options.runs_dir)
     except (InterruptedError, RuntimeError) as error:  # the run began and did not end well; its record says more
         print(f"energynn: {error}", file=sys.stderr)
-        return supervise.CAN_GO_ON if isinstance(error, InterruptedError) else 1
+        return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
     return 0
 
 

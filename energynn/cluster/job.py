@@ -39,15 +39,16 @@ def main(run_dir: Path) -> int:
     config = configuration.from_dict(json.loads((run_dir / "job" / "parameters.json").read_text()))
     starts = [json.loads(path.read_text()) for path in status.starts(run_dir)]
     checkpoint = max((path.stem for path in run_dir.glob("checkpoint/*.sha256")), default="")
-    failures = _failures_in_a_row(starts, _submission(run_dir), checkpoint)
+    submitted = status.submission(run_dir)
+    failures = _failures_in_a_row(starts, submitted["submitted_at"], checkpoint)
     now = {
         "started_at": files.utc_now(),
-        "submission": _submission(run_dir),
+        "submission": submitted["submitted_at"],  # what one call of submit is known by
         "checkpoint": checkpoint,
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "failures_before": failures,
-        **{name: value for name, value in status.submission(run_dir).items() if name in ("minutes", "devices_held")},
+        **{name: value for name, value in submitted.items() if name in ("minutes", "devices_held")},
         **machine.job_of_process(),
     }
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
@@ -166,11 +167,6 @@ def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():
             (segments(run_dir)[-1] / "stop").touch()
-
-
-def _submission(run_dir: Path) -> str:
-    """What one call of submit is known by."""
-    return status.submission(run_dir)["submitted_at"]
 
 
 def _end(run_dir: Path, start: dict, exit_status: int, outcome: str) -> int:

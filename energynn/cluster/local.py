@@ -214,8 +214,7 @@ def _folder(config: RunConfig, runs_dir: Path) -> Path:
 
 
 def _is_done(config: RunConfig, runs_dir: Path) -> bool:
-    record = records.read(_folder(config, runs_dir))
-    return bool(record and record["valid"])
+    return records.is_made(_folder(config, runs_dir))
 
 
 def _reason(run_dir: Path) -> str:

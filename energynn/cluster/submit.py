@@ -59,19 +59,18 @@ def plan(runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], mi
     """
     if minutes is not None and minutes < 1:
         raise ValueError(f"minutes: must be at least 1, got {minutes}")
-    names = {configuration.run_id(run): run for run in runs}
-    missing = {
-        name: run for name, run in names.items() if name not in queued and not _is_made(runs_dir / site.name / name)
-    }
+    names, system_dir = {configuration.run_id(run): run for run in runs}, runs_dir / site.name
+    missing = [name for name in names if name not in queued and not records.is_made(system_dir / name)]
     groups: dict[tuple, list[RunConfig]] = {}
-    learnt = _learnt_hours(names, runs_dir / site.name)
-    for run in missing.values():
+    learnt = _learnt_hours(names, system_dir)
+    for name in missing:
+        run = names[name]
         before = getattr(run, "initial_run", "")
         if before and before not in missing and before not in queued:
-            if not _is_made(runs_dir / site.name / before):
+            if not records.is_made(system_dir / before):
                 raise ValueError(f"initial_run: {before} is not made yet; submit its study as well, or first")
             before = ""
-        hours = _hours(run, runs_dir / site.name, learnt) or costs.expect(run, site.gpu).gpu_hours / run.devices
+        hours = _hours(run, system_dir, learnt) or costs.expect(run, site.gpu).gpu_hours / run.devices
         hours = MARGIN * hours + SPARE_MINUTES / 60 if hours else site.default_hours
         limit = minutes or math.ceil(60 * min(hours, site.max_hours))
         nodes = math.ceil(run.devices / site.devices_per_node)
@@ -97,11 +96,6 @@ def _hours(run: RunConfig, system_dir: Path, learnt: dict[RunConfig, float]) -> 
     record = records.read(system_dir / configuration.run_id(run)) or {}
     done = len(record.get("history", [])) / run.epochs
     return (1 - done) * learnt.get(dataclasses.replace(run, repeat=0, seed=0), 0.0)
-
-
-def _is_made(run_dir: Path) -> bool:
-    record = records.read(run_dir)
-    return bool(record and record.get("valid"))
 
 
 def queued_runs(runs_dir: Path, site: Site) -> set[str]:
@@ -210,9 +204,7 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
     ids, begun_at = {}, files.utc_now()
     for index, job in enumerate(arrays):
         facts = _facts(job, site, names, options, begun_at, index)
-        after = ""
-        if job.after:
-            after = ids.get(job.after) or job_of(runs_dir / site.name / job.after)
+        after = (ids.get(job.after) or job_of(runs_dir / site.name / job.after)) if job.after else ""
         text = script(job, site, runs_dir, names, facts)
         try:
             number = _hand_in(job, site, runs_dir, facts, text, after)
@@ -414,7 +406,7 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
         tell(f"{len(cancelled)} runs are still being cancelled; submit again when `energynn status` says cancelled")
     jobs = plan(runs, site, runs_dir, queued | others.keys(), options.minutes)
     names_here = {configuration.run_id(run) for run in runs}
-    done = sum(name in queued or _is_made(runs_dir / site.name / name) for name in names_here)
+    done = sum(name in queued or records.is_made(runs_dir / site.name / name) for name in names_here)
     done = f"{done} of {len(runs)} runs are made or queued"
     jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:

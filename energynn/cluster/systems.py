@@ -31,9 +31,8 @@ KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict} 
 class Site:
     """A system that runs can be submitted to: one file systems/NAME.toml, whose comments explain the fields."""
 
-    name: str = field(
-        metadata={"form": NAME}
-    )  # of the file, unless it has another: a file that is renamed keeps its runs
+    # Of the file, unless it has another: a file that is renamed keeps its runs.
+    name: str = field(metadata={"form": NAME})
     file: str
     scheduler: str
     gpu: str = field(default="A100", metadata={"form": GPU})
@@ -109,20 +108,14 @@ def _check(values: dict) -> None:
         if key not in known:
             raise ValueError(f"{key}: not known; known are {', '.join(known)}")
         _check_type(key, value, known[key].type)
-        form = known[key].metadata.get("form")
-        if form is None:
-            continue
-        _require_form(key, form, [value] if isinstance(value, str) else value)
+        if form := known[key].metadata.get("form"):
+            require_form(key, form, [value] if isinstance(value, str) else value)
     if values.get("scheduler") not in SCHEDULERS:
         raise ValueError(f"scheduler: must be {', '.join(SCHEDULERS)}, got {values.get('scheduler')!r}")
 
 
-def require_options(name: str, options: list[str]) -> None:
-    """Raise ValueError for what no option of sbatch is."""
-    _require_form(name, OPTION, options)
-
-
-def _require_form(key: str, form: re.Pattern, texts: Iterable[str]) -> None:
+def require_form(key: str, form: re.Pattern, texts: Iterable[str]) -> None:
+    """Raise ValueError for a text that has not this form."""
     for text in texts:
         if not form.fullmatch(text):
             raise ValueError(f"{key}: {text!r} is not of the form that a batch script can hold")

@@ -22,7 +22,6 @@ ENCODINGS = {
     ".jpg": "image/jpeg",
     ".nc": "application/netcdf",
     ".json": "application/json",
-    ".npy": "application/octet-stream",
 }
 PACKAGES = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 Description = tuple[dict[str, str], dict, list[dict]]  # name -> SHA-256, what is particular, the files as Croissant

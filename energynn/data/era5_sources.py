@@ -236,9 +236,8 @@ class _Stores:
     def __init__(self, place: str, year: int):
         datasets = _datasets(place)
         self.place = place
-        self.places: dict[int, list] = {
-            hour: [] for hour in hours_of_year(year).tolist()
-        }  # in which datasets, and where
+        # In which datasets, and where.
+        self.places: dict[int, list] = {hour: [] for hour in hours_of_year(year).tolist()}
         for dataset in datasets:
             self._find_times(dataset)
             for name in ("latitude", "longitude"):

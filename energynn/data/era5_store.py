@@ -246,8 +246,8 @@ class Sequences:
     def _read(self, row: int, state: np.ndarray) -> None:
         path, index = self.places[row]
         stored, descriptor = _map(path)
-        if hasattr(os, "posix_fadvise"):  # the disk begins with all of it at once
-            os.posix_fadvise(descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED)
+        # The disk begins with all of it at once.
+        os.posix_fadvise(descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED)
         planes = zip(stored[index].reshape(len(state), -1), state.reshape(len(state), -1), strict=True)
         for channel, (source, plane) in enumerate(planes):
             for first in range(0, plane.size, CHUNK):

@@ -253,9 +253,9 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
     return chosen
 
 
-def subsets(listing: Listing, seed: int = 0) -> list[dict]:
+def subsets(listing: Listing) -> list[dict]:
     """The scaled subsets floor(samples n / n_max): n, n_max, count, and the SHA-256 of the chosen names in order."""
-    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing), seed)]
+    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing))]
     counts = {scale: len(listing) * scale[0] // scale[1] for scale in SCALES}
     digests, digest, done = {}, hashlib.sha256(), 0
     for count in sorted(set(counts.values())):
@@ -301,15 +301,11 @@ def _prepare_split(listing: Listing, path: Path, shorter_side: int, progress: Ca
     offsets = _ppm_offsets(path)[: len(listing) + 1]
     advance = meter(f"prepare {path.stem}", len(listing) - len(offsets) + 1, "images", progress)
     table.unlink(missing_ok=True)
-
-    def shrunk(index: int) -> bytes:
-        return ppm(listing.read(index), shorter_side)
-
     with open(path, "ab") as file, ThreadPoolExecutor() as pool:
         file.truncate(offsets[-1])
         while (done := len(offsets) - 1) < len(listing):  # a batch at a time, so that memory stays bounded
             batch = range(done, min(done + BATCH, len(listing)))
-            for data in pool.map(shrunk, batch):
+            for data in pool.map(lambda index: ppm(listing.read(index), shorter_side), batch):
                 file.write(data)
                 offsets.append(offsets[-1] + len(data))
             advance(len(batch))

@@ -64,7 +64,8 @@ def verify(
     """
     if dataset not in VARIABLES:
         folder = prepare(dataset, progress)
-        _check(dataset, folder, progress, _remedy(dataset))
+        made_anew = f"delete {folder}, it is made anew at the next use"
+        _check(dataset, folder, progress, RESTORE if dataset == "era5_ensemble" else made_anew)
         return folder
     manifest, sums, folder = read(dataset), checksums(dataset), folder or root(dataset)
     if dataset == "imagenet":
@@ -191,9 +192,3 @@ def verify_sources(dataset: str) -> None:
                 f"{dataset}: {path} is not the photograph of {source['package']} {source['version']}; "
                 "install that version (requirements.lock)"
             )
-
-
-def _remedy(dataset: str) -> str:
-    if dataset == "era5_ensemble":
-        return RESTORE
-    return f"delete {root(dataset)}, it is made anew at the next use"

@@ -196,7 +196,8 @@ def run_under_perun(folder: str) -> None:
 def _run(command: list[str], folder: Path, rank: int, children: list, stopped: list[int], stdout) -> None:
     """Idle, command, idle, with their marks; whatever happens to the command, its end is written."""
     host = os.uname().nodename
-    mark = Events(folder, rank).mark
+    events = Events(folder, rank)
+    mark = events.mark
     mark("rank_start", rank=rank, host=host, pid=os.getpid())
     mark("idle_start", when="before")
     until = time.monotonic() + IDLE_S
@@ -225,9 +226,7 @@ def _run(command: list[str], folder: Path, rank: int, children: list, stopped: l
     mark("training_end", exit_status=status, **then, **late, **unsure)
     if rank == 0:
         print(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record", file=sys.stderr, flush=True)
-    mark("idle_start", when="after")
-    time.sleep(IDLE_S)
-    mark("idle_end", when="after")
+    events.be_idle("after", IDLE_S)
     mark("rank_end", status="failed" if status or late else "finished", exit_status=status, **late)
 
 

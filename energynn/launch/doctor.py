@@ -107,7 +107,6 @@ def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
             findings.append(_look_at(sensor))
     if not any(sensor.component == "ram" for sensor in usable):
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
-    return findings
 
 
 def _look_at(sensor: sensors.Sensor) -> Finding:

@@ -33,11 +33,10 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
     Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises
     ValueError for what is no perun file.
     """
-    path = Path(path)
     processes.require_an_end(perun_adapter.read_runs, path, READ_WITHIN_S)
     runs = perun_adapter.read_runs(path)
     digest = sha256(path)
-    return [_import_run(path, digest, run, Path(runs_dir)) for run in runs]
+    return [_import_run(path, digest, run, runs_dir) for run in runs]
 
 
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
@@ -147,7 +146,9 @@ def _raw_files(path: Path, run: PerunRun):
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
-    counts = _counts(run)
+    # Every round of a run has the same sensors.
+    sensors = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
+    number = Counter(component for _, _, component in sensors)
     return {
         "workload": "perun import",
         "system": "imported",
@@ -155,8 +156,8 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         **_origin(run),
         "config": {"source": path.name, "source_sha256": digest, "application": run.application, "run": run.name},
         "perun_run": run.name,
-        "machine": {"sockets": counts["sockets"] // max(1, counts["nodes"])},
-        "devices": counts["devices"],
+        "machine": {"sockets": number["cpu"] // max(1, len(run.hosts))},
+        "devices": number["gpu"] or 1,
         "method": METHOD,
     }
 
@@ -168,13 +169,6 @@ def _origin(run: PerunRun) -> dict:
     """
     named = {"started_at": "execution_dt", "perun_version": "perun_version"}
     return {ours: str(run.attributes[theirs]) for ours, theirs in named.items() if theirs in run.attributes}
-
-
-def _counts(run: PerunRun) -> dict:
-    """Devices, nodes and sockets, which every round of a run has."""
-    sensors = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
-    number = Counter(component for _, _, component in sensors)
-    return {"devices": number["gpu"] or 1, "nodes": len(run.hosts), "sockets": number["cpu"]}
 
 
 def _start_ns(run: PerunRun) -> int:

@@ -49,8 +49,7 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
         raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
-    record = records.read(run_dir)
-    if record and record["valid"]:
+    if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again")
         return run_dir
     intent = intend(config, run_dir)
@@ -61,12 +60,11 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
     try:
-        if not (records.read(run_dir) or {"valid": False})["valid"]:  # it may have ended since we looked
+        goes_on = not records.is_made(run_dir)  # it may have ended since we looked
+        while goes_on:
             begin(intent)
             _supervised(intent, held)
-            while (records.read(run_dir) or {}).get("status_reason", "").startswith(STOOD_STILL):
-                begin(intent)
-                _supervised(intent, held)
+            goes_on = (records.read(run_dir) or {}).get("status_reason", "").startswith(STOOD_STILL)
     finally:
         held.close()
     record = records.read(run_dir)
@@ -197,7 +195,7 @@ def preflight(intent: Intent) -> list[str]:
     initial_run = getattr(config, "initial_run", "")
     if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
         raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
-    held = alone_on_host(system_dir)
+    held = alone_on_host()
     if held:
         held.close()
     elif machine.job_of_process():

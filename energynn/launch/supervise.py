@@ -20,22 +20,10 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import energynn
-from energynn import processes, records
-from energynn.files import lock
-from energynn.launchers import (
-    AFTER_A_LOSS,
-    CAN_GO_ON,
-    LABELS_VARIABLE,
-    LAST_WORDS,
-    SRUN_VARIABLE,
-    find_mpi,
-    mpi_environment,
-    mpi_start,
-    python_of_ranks,
-)
+from energynn import launchers, processes, records
+from energynn.launchers import AFTER_A_LOSS, SRUN_VARIABLE
 from energynn.measure import energy, perun_adapter, stillness
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
@@ -67,7 +55,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
         signal.signal(number, stop)
     processes.adopt_orphans()
     held = records.hold(run_dir)
-    while (_alone := alone_on_host(run_dir.parent)) is None and not stop_reasons and os.getppid() == parent:
+    while (_alone := alone_on_host()) is None and not stop_reasons and os.getppid() == parent:
         time.sleep(0.2)
     reserve = run_dir / ".reserve"
     reserve.write_bytes(b"\0" * RESERVE_B)
@@ -92,7 +80,7 @@ def supervise(run_dir: Path, parent: int, mpirun: str, flavour: str) -> int:
         return 1
     with contextlib.suppress(BrokenPipeError):  # who started us may be dead
         print(summary(record), flush=True)
-    return {"finished": 0, "interrupted": CAN_GO_ON}.get(status, 1)
+    return {"finished": 0, "interrupted": launchers.CAN_GO_ON}.get(status, 1)
 
 
 def _run_ranks(
@@ -171,14 +159,14 @@ def ranks_command(run_dir: Path, intent: dict, mpirun: str, flavour: str) -> lis
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(run_dir / "perun.ini", period_s, on_gpu, gpus)
-    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini", python_of_ranks())
+    ranks = perun_adapter.command(TRAIN_SCRIPT, run_dir, run_dir / "perun.ini", launchers.python_of_ranks())
     if SRUN_VARIABLE in os.environ:
         options = shlex.split(os.environ[SRUN_VARIABLE])
         fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
         return [*fixed, *options, *ranks]
     if not mpirun:  # a run that mpirun began, and that goes on where it is missing
-        mpirun, flavour = find_mpi()
-    return [*mpi_start(mpirun, flavour, devices), *ranks]
+        mpirun, flavour = launchers.find_mpi()
+    return [*launchers.mpi_start(mpirun, flavour, devices), *ranks]
 
 
 def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
@@ -192,14 +180,14 @@ def rank_environment(run_dir: Path, intent: dict) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
         numbers = [str(gpu["index"]) for gpu in intent["machine"]["gpus"]]
         used = (visible.split(",") if visible else numbers)[: intent["devices"]]
-    return perun_adapter.environment(run_dir, mpi_environment()) | {
+    return perun_adapter.environment(run_dir, launchers.mpi_environment()) | {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(used),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
-        LABELS_VARIABLE: "1" if intent["devices"] > 1 and SRUN_VARIABLE not in os.environ else "",
+        launchers.LABELS_VARIABLE: "1" if intent["devices"] > 1 and SRUN_VARIABLE not in os.environ else "",
         processes.STARTER_VARIABLE: processes.name_of_this_process(),
         "PYTHONFAULTHANDLER": "1",
     }
@@ -260,29 +248,25 @@ def _relay(lines, log_path: Path, last_words: list[str]) -> None:
             print(line, end="", flush=True)
             if words := _last_words(line):
                 last_words.append(words)
-            try:
+            with contextlib.suppress(OSError):
                 log.write(line)
-            except OSError:
-                continue
 
 
 def _last_words(line: str) -> str:
     """Why a rank ends, where this line of the log says so, with or without srun's label; NCCL ends it by a signal."""
     line = re.sub(r"^ *\d+: ", "", line)
-    if line.startswith(LAST_WORDS):
+    if line.startswith(launchers.LAST_WORDS):
         return line.removeprefix("energynn: ").strip()
     of_nccl = NCCL_LOST.search(line)
     return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}" if of_nccl else ""
 
 
-def alone_on_host(system_dir: Path) -> socket.socket | TextIO | None:
+def alone_on_host() -> socket.socket | None:
     """What the one measured run of this host holds, whoever makes it, and wherever its records lie.
 
-    None while another one goes on. On Linux it is a name without a file: it is free when its process ends.
+    None while another one goes on. It is a name without a file: it is free when its process ends.
     """
     name = os.environ.get(HOST_LOCK, os.uname().nodename)
-    if not sys.platform.startswith("linux"):
-        return lock(system_dir / f".lock-{name}")
     held = socket.socket(socket.AF_UNIX)
     try:
         held.bind(f"\0energynn-measured-run-on-{name}")

@@ -12,13 +12,14 @@ from energynn import records
 from energynn.files import write_json
 from energynn.measure import energy
 from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, events_of_kind, host_of_rank, lines_of_view, read_events, segments
+from energynn.measure.samples import Reader, events_of_kind, lines_of_view, read_events, segments, times_of_hosts
 from energynn.reading import json_table, one_fault
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
 KEPT_NS = 5_000_000_000
 LONGEST_KEPT_NS = 600_000_000_000  # where a sensor has fallen silent; its energy is known once it answers again
 STATE = ".state.json"  # the last look, for who asks from elsewhere (`energynn status`)
+LOOK_S = 2.0  # between two looks in a notebook
 OLD_S = 5.0  # samples older than this are worth a word
 
 
@@ -44,9 +45,7 @@ class Watch:
     def look(self) -> dict:
         """Power in W and energy so far in J of each primary sensor, and what follows from the trainer's progress."""
         events = read_events(self.folder)
-        hosts = host_of_rank(events)
-        starts = _times_of_hosts(events, "training_start", hosts)
-        ends = _times_of_hosts(events, "training_end", hosts)
+        starts, ends = times_of_hosts(events, "training_start"), times_of_hosts(events, "training_end")
         devices = []
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             if path not in self.readers:
@@ -108,12 +107,6 @@ class Watch:
         return devices
 
 
-def _times_of_hosts(events: list[dict], kind: str, hosts: dict[int, str]) -> dict[str, int]:
-    """When an event came last on each host, in ns of its monotonic clock."""
-    known = [event for event in events_of_kind(events, kind) if event["rank"] in hosts]
-    return {hosts[event["rank"]]: event["t_mono_ns"] for event in known}
-
-
 def _progress(events: list[dict], energy_J: float) -> dict:
     """What was trained, how fast, and what is left, from rank 0's last word; empty before there is one."""
     told = [event for event in events if "samples_trained" in event]
@@ -173,14 +166,14 @@ def follow(run_dir: Path, every_s: float, once: bool) -> None:
         time.sleep(every_s)
 
 
-def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
+def in_notebook(run_dir: Path) -> threading.Event | None:
     """Show the looks in the running cell of a notebook until the event is set; None where there is no notebook."""
     try:
         from IPython import get_ipython
         from IPython.display import display
     except ImportError:
         return None
-    if get_ipython() is None or not hasattr(get_ipython(), "kernel"):
+    if not hasattr(get_ipython(), "kernel"):
         return None
     handle, ended = display({"text/plain": "..."}, raw=True, display_id=True), threading.Event()
 
@@ -188,7 +181,7 @@ def in_notebook(run_dir: Path, every_s: float = 2.0) -> threading.Event | None:
         watch = Watch(run_dir)
         while True:
             # A look reads a file of each rank and host. Of many ranks it is taken seldom, for the storage's sake.
-            last = ended.wait(max(every_s, watch.intent["devices"] / 4))
+            last = ended.wait(max(LOOK_S, watch.intent["devices"] / 4))
             try:
                 state = watch.look()
                 write_json(run_dir / STATE, state)

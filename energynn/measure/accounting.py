@@ -106,8 +106,8 @@ class Host:
 class Segment:
     """One start of a run.
 
-    windows: host -> start and end of its training; missing: in words, what has no sensor. phases, phase_times: of ranks
-    whose host has no samples, as those of ``Host``.
+    windows: host -> start and end of its training; missing: in words, what has no sensor. phases, phase_times: of all
+    ranks, as those of ``Host``.
     """
 
     marks: Marks
@@ -227,7 +227,11 @@ def _segment(marks: Marks, number: int, by_host: list[list[Host]]) -> Segment:
     phases, energies = read_phases(marks.folder, but=[rank for host in hosts for rank in host.phase_times]), {}
     for host in windows.keys() - {host.host for host in hosts}:
         energies |= _phases_of_ranks(marks, host, windows[host], phases, [])
-    return Segment(marks, hosts, windows, _missing(hosts, marks), energies, _times_in_phases(phases))
+    times = _times_in_phases(phases)
+    for host in hosts:
+        energies |= host.phases
+        times |= host.phase_times
+    return Segment(marks, hosts, windows, _missing(hosts, marks), energies, times)
 
 
 def marks_of(folder: Path, events: list[dict]) -> Marks:
@@ -262,9 +266,7 @@ def _read(path: Path) -> Samples | None:
 def _host(samples: Samples, marks: Marks) -> Host:
     if samples.host in marks.within:
         samples = samples.between(*marks.within[samples.host], marks.is_last)
-    window = None
-    if samples.host in marks.host_of_rank.values():
-        window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
+    window = marks.window(samples.host, int(samples.t_ns[-1]) if len(samples.t_ns) else None)
     curves, sensors, inside = [], [], 0
     if window:
         judged = plausible.judge(samples)
@@ -555,10 +557,7 @@ def _phases(parts: list[Segment], totals: dict) -> list[dict]:
     """
     added: dict[tuple, dict] = {}
     for part in parts:
-        of_ranks = dict(part.phases)
-        for host in part.hosts:
-            of_ranks |= host.phases
-        for rank, entries in of_ranks.items():
+        for rank, entries in part.phases.items():
             marks = part.marks
             where = {"rank": rank, "host": marks.host_of_rank[rank], "device": marks.gpu_of_rank.get(rank) or "cpu"}
             for entry in entries:
@@ -581,10 +580,7 @@ def _phase_times(parts: list[Segment]) -> list[dict]:
     """Seconds of each rank in each phase, all segments added up."""
     ranks: dict[int, dict] = {}
     for part in parts:
-        of_ranks = dict(part.phase_times)
-        for host in part.hosts:
-            of_ranks |= host.phase_times
-        for rank, times in sorted(of_ranks.items()):
+        for rank, times in sorted(part.phase_times.items()):
             entry = ranks.setdefault(rank, {"rank": rank})
             for name, seconds in times.items():
                 entry[name] = entry.get(name, 0.0) + seconds

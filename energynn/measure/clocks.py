@@ -199,18 +199,14 @@ def own_address() -> str:
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             name = struct.pack("256s", interface.encode())
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), ADDRESS_OF_INTERFACE, name)[20:24])
-    try:
+    with contextlib.suppress(OSError):  # the host's own name need not resolve
         address = socket.gethostbyname(socket.gethostname())
         if not address.startswith("127."):
             return address
-    except OSError:
-        pass  # the host's own name need not resolve
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; asks which address a packet to outside would carry
-            return probe.getsockname()[0]
-    except OSError:
-        return "127.0.0.1"
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; asks which address a packet to outside would carry
+        return probe.getsockname()[0]
+    return "127.0.0.1"
 
 
 def _named_interfaces() -> list[str]:

@@ -123,9 +123,7 @@ def _split(
 
     def energy_between(start_ns: int, end_ns: int) -> float:
         """Energy of a window, negative where its end comes before its start."""
-        if start_ns < end_ns:
-            return curve.between(start_ns, end_ns)[0]
-        return -curve.between(end_ns, start_ns)[0]
+        return float(np.diff(curve.at((start_ns, end_ns)))[0])
 
     first_ns, last_ns = int(times_ns[0]), int(times_ns[-1])
     good = values > 0

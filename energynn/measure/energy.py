@@ -13,7 +13,7 @@ import numpy as np
 from energynn.measure import clocks, plausible
 from energynn.measure.edges import CounterEdges, MeanPower, MeanPowerEdges, ShapedEdges
 from energynn.measure.plausible import NORMAL_95, Judgement, from_zero
-from energynn.measure.samples import Instants, Samples, events_of_kind, host_of_rank, read_events, read_hosts
+from energynn.measure.samples import Instants, Samples, read_events, read_hosts, times_of_hosts
 
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
@@ -657,12 +657,7 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
 
 def _training_begun(hosts: list[Samples], events: list[dict]) -> dict[str, int]:
     """When the training began on the first host, in ns of each host's own clock; of its own ranks without offsets."""
-    where = host_of_rank(events)
-    own_ns: dict[str, int] = {}
-    for event in events_of_kind(events, "training_start"):
-        if event["rank"] in where:
-            own_ns[where[event["rank"]]] = event["t_mono_ns"]
-    common_ns = {}
+    own_ns, common_ns = times_of_hosts(events, "training_start"), {}
     for samples in hosts:
         if samples.clocks and samples.host in own_ns:
             common_ns[samples.host] = clocks.align(own_ns[samples.host], samples.clocks)

@@ -47,7 +47,7 @@ def describe_host() -> dict:
     return {
         "hostname": platform.node(),
         "cpu": cpu_name(),
-        "cores": usable_cores(),
+        "cores": len(os.sched_getaffinity(0)),  # that this process may use, which can be fewer than the machine has
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.platform(),
@@ -120,11 +120,6 @@ def batch_job() -> dict:
         if resources := re.search(about_resources, done.stdout):
             facts["allocated"] = resources[1]
     return facts
-
-
-def usable_cores() -> int:
-    """Cores that this process may use, which can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> list[dict]:
@@ -214,11 +209,10 @@ def git(*words: str) -> str:
     """What git prints of this checkout; nothing of an installed package, without git, or before the first commit."""
     if not IS_CHECKOUT:
         return ""
-    try:
+    with contextlib.suppress(OSError):
         done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""
 
 
 def git_state() -> tuple[str, bool]:

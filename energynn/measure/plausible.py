@@ -335,9 +335,7 @@ def _no_misread(sensor: dict, read: Instants, readings: np.ndarray, steps: np.nd
     keep = np.ones(len(readings), dtype=bool)
 
     def possible(before: int, after: int) -> bool:
-        step = float(readings[after] - readings[before])
-        if step < 0 and sensor["wraps_at"] is not None:
-            step += sensor["wraps_at"]
+        step = _wrapped(sensor, readings[after] - readings[before])
         return 0 <= step * sensor["to_SI"] <= most_W(sensor) * (int(read.ns[after] - read.ns[before]) / 1e9 + usual_s)
 
     steps_J = _wrapped(sensor, steps) * sensor["to_SI"]

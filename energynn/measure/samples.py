@@ -203,6 +203,13 @@ class Events:
         clocks = {"t_mono_ns": time.monotonic_ns(), "t_wall_ns": time.time_ns()}
         self.file.write(json.dumps(clocks | {"event": event} | fields) + "\n")
 
+    def be_idle(self, when: str, seconds: float) -> None:
+        """Do nothing for a while, so that idle power is measured, and tell of it."""
+        if seconds > 0:
+            self.mark("idle_start", when=when)
+            time.sleep(seconds)
+            self.mark("idle_end", when=when)
+
 
 class Reader:
     """Takes the lines of a samples file, all at once or as they come.
@@ -524,6 +531,13 @@ def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
 def host_of_rank(events: list[dict]) -> dict[int, str]:
     """On which host each rank ran; a rank whose file was cut off before its start is not there."""
     return {event["rank"]: event["host"] for event in events_of_kind(events, "rank_start")}
+
+
+def times_of_hosts(events: list[dict], kind: str) -> dict[str, int]:
+    """When an event came last on each host, in ns of its monotonic clock."""
+    where = host_of_rank(events)
+    known = [event for event in events_of_kind(events, kind) if event["rank"] in where]
+    return {where[event["rank"]]: event["t_mono_ns"] for event in known}
 
 
 def read_phases(

@@ -264,10 +264,8 @@ def visible_devices(names: list[Collection[str]], value: str | None) -> tuple[li
             named = [number for number in range(len(names)) if number == int(entry)]
         else:
             named = [number for number, known in enumerate(names) if _is_named(known, entry.lower())]
-        if not named and entry in ("-1", "NoDevFiles"):
-            return chosen, None
         if not named:
-            return chosen, entry
+            return chosen, None if entry in ("-1", "NoDevFiles") else entry
         chosen += [number for number in named if number not in chosen]
     return chosen, None
 
@@ -368,7 +366,7 @@ class Sampler:
         self.failing: set[str] = set()
         self.reading = ""  # the sensor that is just being read; a driver may never answer
         self.lines, self.heartbeat = Lines(path), Heartbeat()
-        self._write(
+        self.lines.add(
             {
                 "header": "energynn-samples/1",
                 "host": socket.gethostname(),
@@ -411,7 +409,7 @@ class Sampler:
         wall = self.wall_ns()
         values = [self._read(sensor) for sensor in self.sensors]
         after = time.monotonic_ns()
-        self._write({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
+        self.lines.add({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
         self.heartbeat.beat()
         self.count += 1
 
@@ -435,7 +433,7 @@ class Sampler:
 
     def note(self, values: dict) -> None:
         """Keep what perun's own loop has just read, so that its data survive a crash too."""
-        self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
+        self.lines.add({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
 
     def _loop(self) -> None:
         updates = {}
@@ -443,7 +441,7 @@ class Sampler:
             of_kind = [sensor for sensor in self.sensors if sensor.kind == kind]
             updates |= watch_updates(of_kind, about_to_read=self._about_to_read)
         if updates:
-            self._write({"update_s": updates})
+            self.lines.add({"update_s": updates})
         self._measure_clock(patience_s=2.0)
         self.sample()
         self.has_begun.set()
@@ -463,13 +461,13 @@ class Sampler:
                 index += behind
             self.thread_cpu_s = time.thread_time()
             if self.count % self.STATUS_EVERY == 0:
-                self._write({"status": self._status()})
+                self.lines.add({"status": self._status()})
             if self.clock and time.monotonic() > clock_due:
                 self._measure_clock()
                 clock_due += self.CLOCK_EVERY_S
         self.sample()
         self._measure_clock()
-        self._write({"status": self._status() | {"ended": True}})
+        self.lines.add({"status": self._status() | {"ended": True}})
         self.heartbeat.beat(ENDED)
 
     def _status(self) -> dict:
@@ -482,14 +480,11 @@ class Sampler:
     def _measure_clock(self, patience_s: float = PATIENCE_S) -> None:
         measured = self.clock.measure(patience_s) if self.clock else None
         if measured:
-            self._write({"t": time.monotonic_ns(), "w": self.wall_ns(), "clock": measured})
+            self.lines.add({"t": time.monotonic_ns(), "w": self.wall_ns(), "clock": measured})
 
     def _problem(self, problem: str) -> None:
         _say(problem)
-        self._write({"problem": problem})
-
-    def _write(self, line: dict) -> None:
-        self.lines.add(line)
+        self.lines.add({"problem": problem})
 
 
 def _say(line: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from energynn.files import sha256, whole
 from energynn.train import distributed
@@ -82,8 +82,7 @@ class Checkpoints:
 
         Weights that are not finite are not written: the next loss will not be either, and end the training.
         """
-        everyone: list = [None] * self.world.size
-        dist.all_gather_object(everyone, own | {"random": distributed.random_state()})
+        everyone = distributed.of_all(own | {"random": distributed.random_state()}, self.world)
         if self.world.rank == 0:
             weights = self.parts["model"].state_dict().values()
             if all(values.isfinite().all() for values in weights):
@@ -114,8 +113,7 @@ class Checkpoints:
         ValueError on every rank if they do not all see the same one, or one of other sizes.
         """
         path, saved = self._newest()
-        everyone: list = [None] * self.world.size
-        dist.all_gather_object(everyone, path and path.name)
+        everyone = distributed.of_all(path and path.name, self.world)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
             raise ValueError(f"{self.folder}: ranks see different checkpoints ({everyone}); start again")
         if saved is None:
@@ -151,9 +149,7 @@ class Checkpoints:
     def remove(self) -> None:
         """After the end of the training nothing goes on from here."""
         if self.world.rank == 0 and self.folder.is_dir():
-            for path in self.folder.iterdir():
-                path.unlink()
-            self.folder.rmdir()
+            shutil.rmtree(self.folder)
 
 
 def _warn(text: str) -> None:

@@ -123,9 +123,8 @@ def require_own_gpu(world: World, uuid: str) -> None:
 
 def limit_waiting(seconds: float) -> None:
     """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
-    set_timeout = (
-        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    )  # its name until torch 2.11
+    # The latter is its name until torch 2.11.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
@@ -149,6 +148,13 @@ def total(values: list[float], world: World) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(tensor)
     return tensor.tolist()
+
+
+def of_all(value, world: World) -> list:
+    """What each rank gives, in the order of the ranks."""
+    everyone: list = [None] * world.size
+    dist.all_gather_object(everyone, value)
+    return everyone
 
 
 def barrier(world: World) -> None:
@@ -200,8 +206,7 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
     digest = hashlib.sha256()
     for array in loaded:
         digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    everyone: list = [None] * world.size
-    dist.all_gather_object(everyone, (digest.hexdigest(), world.host, str(place)))
+    everyone = of_all((digest.hexdigest(), world.host, str(place)), world)
     first_digest, first_host, first_place = everyone[0]
     for rank, (other_digest, host, folder) in enumerate(everyone):
         if other_digest != first_digest:
@@ -275,12 +280,7 @@ def _find() -> tuple[int, int, int, Callable]:
 
 def _found_by_torchrun() -> tuple[int, int, int, Callable]:
     rank, size, local_rank = TORCHRUN.place()
-
-    def make_store(timeout: datetime.timedelta) -> dist.Store:
-        store, _, _ = next(dist.rendezvous("env://", rank=rank, world_size=size, timeout=timeout))
-        return store
-
-    return rank, size, local_rank, make_store
+    return rank, size, local_rank, lambda timeout: next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:
@@ -323,11 +323,8 @@ def _found_by_srun() -> tuple[int, int, int, Callable]:
 
 def _pin(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers stay with their rank."""
-    hosts: list[str] = [""] * world.size
-    dist.all_gather_object(hosts, world.host)
+    hosts = of_all(world.host, world)
     cores_per_rank = config.threads_per_device + config.loader_workers
-    if not hasattr(os, "sched_getaffinity"):
-        return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= cores_per_rank * hosts.count(world.host):
         first = cores_per_rank * world.local_rank

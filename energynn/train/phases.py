@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 import torch
 
@@ -20,7 +20,6 @@ from energynn.measure.samples import Events
 
 PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
 PERIOD_S = 2.0  # between two lines for the person who waits
-Batch = TypeVar("Batch")
 
 
 class PhaseTimer:
@@ -63,7 +62,7 @@ class PhaseTimer:
             torch.cuda.synchronize()
         return time.monotonic_ns()
 
-    def loading(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def loading(self, batches: Iterable) -> Iterator:
         """The same batches; the waiting for each counts as data loading."""
         with self("data_loading"):
             iterator = iter(batches)  # starts the loader's workers

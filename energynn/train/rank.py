@@ -40,10 +40,10 @@ def run(folder: str | Path) -> None:
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         silence()  # finds the sampler while it lives
         stillness.watch(folder, rank)
-        _be_idle(folder, rank, "before", config.idle_baseline_s)
+        Events(folder, rank).be_idle("before", config.idle_baseline_s)
         trainer = importlib.import_module(configuration.trainer(config.workload))
         trainer.main(config, run_dir, folder)
-        _be_idle(folder, rank, "after", config.idle_baseline_s)
+        Events(folder, rank).be_idle("after", config.idle_baseline_s)  # so that there are samples beyond the end
         if stop_sampler:
             stop_sampler()
     except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
@@ -73,15 +73,6 @@ def _words(error: BaseException, config: configuration.RunConfig | None) -> str:
     if config and "out of memory" in words:
         return f"local_batch_size: {config.local_batch_size} is too much here, choose a smaller one: {words}"
     return words
-
-
-def _be_idle(folder: Path, rank: int, when: str, seconds: float) -> None:
-    """Do nothing for a while, so that idle power is measured; after the training there are samples beyond its end."""
-    if seconds > 0:
-        events = Events(folder, rank)
-        events.mark("idle_start", when=when)
-        time.sleep(seconds)
-        events.mark("idle_end", when=when)
 
 
 def _stop(number: int, _frame) -> None:

@@ -75,7 +75,9 @@ class Session:
         if not gc.isenabled():  # since the rank began; what is there now stays to its end
             gc.freeze()
             gc.enable()
-        self._be_idle()
+        if self.config.idle_ready_s > 0:  # with all in place that the training needs
+            distributed.barrier(self.world)  # a GPU has nothing left to do
+            self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
         distributed.limit_waiting(self.patience_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
@@ -170,14 +172,6 @@ class Session:
             "samples_evaluated": self.samples_evaluated,
             "optimizer_steps": self.optimizer_steps,
         }
-
-    def _be_idle(self) -> None:
-        """Do nothing, with all that the training needs in place, so that the idle power of this state is known."""
-        if self.config.idle_ready_s > 0:
-            distributed.barrier(self.world)  # a GPU has nothing left to do
-            self.events.mark("idle_start", when="ready")
-            time.sleep(self.config.idle_ready_s)
-            self.events.mark("idle_end", when="ready")
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):

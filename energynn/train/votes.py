@@ -47,7 +47,8 @@ class StopVote:
         """The ranks are waited for up to ``setup_s``, from the first vote on up to ``timeout_s``."""
         self.world, self.file, self.silence = world, Path(folder) / "stop", Silence(Path(folder))
         self.votes = Votes(world.store, world.rank, world.size, setup_s, timeout_s)
-        self.asked, self.noticed, self.is_pending, self.looked = False, "", False, 0.0
+        self.votes.results.put(Request.NOTHING)  # of the step before the first
+        self.asked, self.noticed, self.looked = False, "", 0.0
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
@@ -68,13 +69,10 @@ class StopVote:
             vote = Request.CHECKPOINT
         self.noticed = self.silence.notice()
         self.votes.cast(vote)
-        self.is_pending = True
         return answer
 
     def _answer(self) -> Request:
         """What all ranks said in the step before."""
-        if not self.is_pending:
-            return Request.NOTHING
         try:
             return Request(self.votes.result())
         except OSError as error:

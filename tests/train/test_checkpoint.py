@@ -62,7 +62,9 @@ def test_published_checkpoints_load(tmp_path, sizes):
 
 def test_a_checkpoint_of_another_network_or_number_of_devices_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(None), [own] * len(found))
+        checkpoint.distributed.dist,
+        "all_gather_object",
+        lambda found, own: found.__setitem__(slice(None), [own] * len(found)),
     )
     monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
     cpu = torch.device("cpu")

@@ -207,7 +207,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, monkeypatch):
     world = World(0, 1, 0, torch.device("cpu"), "h")
-    monkeypatch.setattr(checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
+    monkeypatch.setattr(checkpoint.distributed.dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
     monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
     model = torch.nn.Linear(1, 1)
     checkpoints = checkpoint.Checkpoints(tmp_path, world, 0, {"model": model})
@@ -252,7 +252,7 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
     """As over a shared disk that is late, or damaged for one host: some would wait for the others for ever."""
     world = World(0, 2, 0, torch.device("cpu"), "h")
     monkeypatch.setattr(
-        checkpoint.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(2), [own, "x"])
+        checkpoint.distributed.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(2), [own, "x"])
     )
     with pytest.raises(ValueError, match="ranks see different checkpoints .*None, 'x'.*; start again"):
         checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
