@@ -337,6 +337,18 @@ def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):
     assert len(made) == 3 and len(folders) == 2 and len(packed) == 3, "after each run, and at the end"
 
 
+def test_an_archive_has_no_checkpoints(tmp_path):
+    """That of one run of FourCastNet is as large as a gigabyte; a lent machine gives back 16 MiB."""
+    run, archive = config.make(), tmp_path / "all.tar.gz"
+    folder = local._folder(run, tmp_path)
+    (folder / "checkpoint").mkdir(parents=True)
+    for name in ("run.json", "samples-host.jsonl", "checkpoint/000000000001.pt"):
+        (folder / name).write_text("{}")
+    local.pack([run], tmp_path, archive)
+    packed = [name.rpartition("/")[2] for name in tarfile.open(archive).getnames()]
+    assert sorted(packed) == sorted([folder.name, "run.json", "samples-host.jsonl"])
+
+
 @pytest.mark.parametrize(
     "words, expected",
     [

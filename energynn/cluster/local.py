@@ -196,17 +196,24 @@ def execute(config: RunConfig, runs_dir: Path, run_dir: Path, most_s: float = ma
 
 
 def pack(runs: list[RunConfig], runs_dir: Path, path: Path) -> None:
-    """Pack the runs that were made, raw samples and all, to take them home from a machine that is given back."""
+    """Pack the runs that were made, raw samples and all, to take them home from a machine that is given back.
+
+    Without checkpoints: one can be larger than all the rest, and than what may be taken home.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
         for folder in [_folder(config, runs_dir) for config in runs]:
             if (folder / "run.json").exists():
-                file.add(folder, f"{folder.parent.name}/{folder.name}")
+                file.add(folder, f"{folder.parent.name}/{folder.name}", filter=_but_checkpoints)
         for system in sorted({config.system for config in runs}):
             if (runs_dir / system / "system.toml").exists():
                 file.add(runs_dir / system / "system.toml", f"{system}/system.toml")
     unfinished.replace(path)
+
+
+def _but_checkpoints(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if member.name.endswith("/checkpoint") else member
 
 
 def _folder(config: RunConfig, runs_dir: Path) -> Path:
