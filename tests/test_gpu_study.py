@@ -282,6 +282,9 @@ def test_each_machine_is_warmed_up_whatever_records_it_was_given(tmp_path, monke
     assert made_by_a_call() == [0, 3]
     os.utime(mark, (0, 0))  # it has cooled down since
     assert made_by_a_call() == [0, 4]
+    mark.unlink()
+    local.run_study([*runs, config.make(seed=5)], tmp_path)
+    assert not mark.exists(), "who asks for no warm machine finds no file of ours beside the records"
 
 
 def test_a_run_that_hangs_is_ended_and_comes_last_in_the_next_call(tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ def run_study(
             if status:
                 failed.append(f"{run_dir.name}: {reasons[-1]}")
                 tell(f"energynn: {failed[-1]}")
-            else:
+            elif warm_up:
                 (runs_dir / WARM).touch()
             if archive:
                 pack(runs, runs_dir, archive)
