@@ -134,8 +134,6 @@ python:
 
 needs: python
 	@test -e $(TRAIN) || echo "Needs about 8 GB of disk (environment 7 GB), 4 GB of memory and, on two cores, 10 minutes after the download of 3 GB."
-	@test -e $(TRAIN) || $(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
-	  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)'
 	@test -n "$(SITE)" || $(PYTHON) -c 'import importlib.metadata as m; \
 	  print("note: this Python has torch", m.version("torch"), "- `make SITE=1` uses it and your MPI instead of wheels")' 2>/dev/null || true
 
@@ -148,6 +146,10 @@ install = test -x $(BIN)/python || $(PYTHON) -m venv $(if $(SITE),--system-site-
   $(BIN)/python -m pip install --no-compile $(PIP_FROM) $(if $(SITE),,-c requirements.lock)$(2) > $(VENV)/pip.log 2>&1 \
   || { tail -n 15 $(VENV)/pip.log; echo "energynn: pip failed; all that it said is in $(VENV)/pip.log"; exit 1; }
 
+# pip finds out late that the disk is full, and leaves half an environment.
+room = $(if $(SITE)$(wildcard $(VENV)/lib/python*/site-packages/torch),,$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free / 1e9; \
+  sys.exit(f"energynn: only {free:.1f} GB are free here; make room for 8 GB" if free < 8 else 0)')
+
 $(BASE): | python
 	@$(call install,the analysis, -e .)
 	@touch $@
@@ -157,10 +159,12 @@ $(DOCS): | python
 	@touch $(BASE) $@
 
 $(TRAIN): | python
+	@$(room)
 	@$(call install,what trains and measures (3 GB once), -e ".[$(TRAINS)]")
 	@touch $(BASE) $@
 
 $(ALL): | python
+	@$(room)
 	@$(call install,torch and all else (3 GB once), -e ".[$(EXTRAS)]")
 	@touch $(BASE) $(DOCS) $(TRAIN) $@
 
