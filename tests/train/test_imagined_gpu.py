@@ -1,0 +1,82 @@
+"""Both trainers on an imagined GPU: no tensor is left on the CPU, and the same is computed."""
+
+import numpy as np
+import pytest
+import torch
+
+from energynn.models import afno
+from energynn.train import distributed
+from tests.train.imagined_gpu import GPU, imagined
+
+AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4, epochs=2)
+RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=24, validation_samples=10, epochs=2)
+CHEAP = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, gradient_buckets=True)
+OF_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", top5_per_sample=False)
+RECIPES = {
+    "resnet50": ("resnet50", RESNET50),
+    "resnet50-fast": ("resnet50", RESNET50 | CHEAP | OF_IMAGES),
+    "resnet50-device": ("resnet50", RESNET50 | CHEAP | dict(image_loading="device", synchronous_phases=True)),
+    "fourcastnet": ("fourcastnet", AFNO),
+    "fourcastnet-fast": ("fourcastnet", AFNO | CHEAP | dict(activation_checkpointing=True)),
+    "fourcastnet-twice": (
+        "fourcastnet",
+        AFNO | dict(accumulation_steps=2, gradient_noise_steps=1, filter_modes="zonal"),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_training_stays_on_its_gpu(tmp_path, train, name):
+    workload, parameters = RECIPES[name]
+    here = train(tmp_path / "cpu", workload, device="cpu", **parameters)
+    there = train(tmp_path / "gpu", workload, device="gpu", extra={"IMAGINED_GPU": "1"}, **parameters)
+    assert here.status == there.status == 0, there.output
+    assert there.events()[0]["device"] == "imagined"
+    assert next(event for event in there.events() if event["event"] == "training_end")["memory_gpu_peak_B"] == 10**9
+    rounding = 0.02 if "fast" in name or "device" in name else 1e-3
+    np.testing.assert_allclose(there.losses, here.losses, rtol=rounding)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    kept = afno._make_transforms
+    kept.cache_clear()
+    with imagined(monkeypatch) as gpu:
+        yield gpu
+    kept.cache_clear()
+
+
+def test_what_is_left_on_the_cpu_is_refused(gpu, monkeypatch):
+    network = afno.AFNO((12, 24), 6, in_chans=2, out_chans=2, embed_dim=8, depth=1, num_blocks=2).to(GPU)
+    state = torch.ones(1, 2, 12, 24)
+    assert network(state.to(GPU)).device == GPU
+    with pytest.raises(RuntimeError, match="one is on cpu"):
+        network(state)
+    make = afno._make_transforms.__wrapped__
+    monkeypatch.setattr(afno, "_make_transforms", lambda *sizes: make(*sizes[:-1], torch.device("cpu")))
+    with pytest.raises(RuntimeError, match="one is on cpu"):
+        network(state.to(GPU))
+
+
+def test_what_cuda_allows_is_allowed(gpu):
+    there, here = torch.ones(3, device=GPU), torch.ones(3)
+    assert (there + torch.tensor(2.0)).device == GPU
+    assert there.copy_(here).device == GPU and here.copy_(there).device.type == "cpu"
+    assert there[torch.tensor([0])].device == there.view(3, 1).device == torch.zeros_like(there).device == GPU
+    assert there.tolist() == there.cpu().numpy().tolist() == there.to("cpu").numpy().tolist() == [1, 1, 1]
+    with pytest.raises(TypeError, match="can't convert cuda"):
+        there.numpy()
+    with pytest.raises(RuntimeError, match="one is on cpu"):
+        there + here
+
+
+def test_sums_over_ranks_are_the_gpus(gpu, monkeypatch):
+    distributed.dist.init_process_group("nccl", store=distributed.dist.HashStore(), rank=0, world_size=1)
+    try:
+        world = distributed.World(0, 1, 0, GPU, "a")
+        assert distributed.total([1.5], world) == [1.5]
+        with pytest.raises(RuntimeError, match="no backend"):
+            distributed.total([1.5], distributed.World(0, 1, 0, torch.device("cpu"), "a"))
+    finally:
+        distributed.leave()
