@@ -39,6 +39,7 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
     assert FAST not in shown["fitted"], "a sweep of local batch sizes alone"
     numbers = json.loads((folder / "numbers/45_one_gpu.json").read_text())
     assert numbers["one_gpu_sample"]["provenance"] == "measured"
+    assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")
     assert numbers["one_gpu_sample"]["value"] == pytest.approx(of_paper.loc["samples", "value"])
     assert numbers["one_gpu_runs"]["value"] == len(studies.gpu_grid())
 
