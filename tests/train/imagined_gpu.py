@@ -119,7 +119,7 @@ def imagined(patch):
     patch.setattr(dist, "init_process_group", lambda backend, **options: real_init(BACKENDS[backend], **options))
     patch.setattr(distributed, "DistributedDataParallel", Alone)
     patch.setattr(torch.cuda, "Event", Event)
-    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="imagined", uuid="GPU-1"))
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="imagined", uuid="fake-0"))
     answers = {"is_available": True, "device_count": 1, "max_memory_allocated": 10**9, "is_bf16_supported": True}
     for name in ("set_device", "synchronize", "get_rng_state", "set_rng_state", "_lazy_init"):
         answers[name] = None

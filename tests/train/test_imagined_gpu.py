@@ -1,9 +1,16 @@
 """Both trainers on an imagined GPU: no tensor is left on the CPU, and the same is computed."""
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
+from energynn import records
+from energynn.files import REPOSITORY
 from energynn.models import afno
 from energynn.train import distributed
 from tests.train.imagined_gpu import GPU, imagined
@@ -36,6 +43,33 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
     assert next(event for event in there.events() if event["event"] == "training_end")["memory_gpu_peak_B"] == 10**9
     rounding = 0.02 if "fast" in name or "device" in name else 1e-3
     np.testing.assert_allclose(there.losses, here.losses, rtol=rounding)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload, extra", [("resnet50", OF_IMAGES), ("fourcastnet", {})])
+def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path, workload, extra):
+    """From the command to the record, with a fake NVML beside it: 300 W, so many joules as the training lasts."""
+    fakes = [REPOSITORY / "tests/train/imagined", REPOSITORY / "tests/measure/fake_sensors", REPOSITORY]
+    gpus = [dict(shape="constant", high_W=300.0, update_s=0.1, averaged=True)]
+    environment = {"PYTHONPATH": os.pathsep.join(map(str, fakes)), "FAKE_GPUS": json.dumps(gpus)}
+    sizes = (RESNET50 if workload == "resnet50" else AFNO | dict(epochs=8)) | CHEAP | extra
+    sizes |= dict(workload=workload, device="gpu", sampling_period_s=0.02, idle_ready_s=0.5)
+    words = [sys.executable, "-m", "energynn.cli", "run", *(f"{name}={value}" for name, value in sizes.items())]
+    words += ["--runs-dir", str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = records.run_dirs(tmp_path)
+    record = records.read(folder)
+    assert record["valid"], record["invalid_reasons"]
+    assert (record["device_kind"], record["device_name"]) == ("gpu", "a fake H100")
+    assert record["memory_gpu_peak_B"] == 10**9 and record["energy_gpu_provenance"] == "simulated"
+    assert record["energy_gpu_J"] == pytest.approx(300 * record["training_time_s"], rel=0.01)
+    assert record["idle_power_gpu_ready_W"] == pytest.approx(300, rel=0.05)
+    (phases,) = record["phases"]
+    lengths_s = [length_s for name, length_s in phases.items() if name.endswith("_s")]
+    assert min(phases["forward_s"], phases["backward_s"], phases["host_to_device_s"]) > 0
+    assert 0.5 * record["training_time_s"] < sum(lengths_s) < 1.01 * record["training_time_s"]
+    assert records.check(tmp_path) == []
 
 
 @pytest.fixture
