@@ -121,6 +121,7 @@ def imagined(patch):
     patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(name="imagined", uuid="fake-0"))
     answers = {"is_available": True, "device_count": 1, "max_memory_allocated": 10**9, "is_bf16_supported": True}
+    answers["is_current_stream_capturing"] = False
     for name in ("set_device", "synchronize", "get_rng_state", "set_rng_state", "_lazy_init"):
         answers[name] = None
     for name, answer in answers.items():
