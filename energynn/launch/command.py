@@ -148,9 +148,10 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
 def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     """A new folder for this start, locked from its first instant, so that the other ranks know it from older ones."""
     begun = (clocks.FILE, "events-rank", "samples-")  # a start may have been killed before its first event
-    first = not any(path.name.startswith(begun) for path in run_dir.iterdir())
-    folder = run_dir if first else run_dir / f"segment-{len(segments(run_dir)) + 1}"
-    made = run_dir if first else run_dir / f".{folder.name}"
+    if not any(path.name.startswith(begun) for path in run_dir.iterdir()):
+        return run_dir, [alive, lock(run_dir / ALIVE, wait=True)]
+    folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
+    made = run_dir / f".{folder.name}"
     made.mkdir(exist_ok=True)
     held = lock(made / ALIVE, wait=True)
     made.rename(folder)

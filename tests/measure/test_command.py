@@ -61,6 +61,22 @@ def has_begun(folder):
     return path.exists() and "training_start" in path.read_text()
 
 
+def test_a_first_start_renames_nothing_and_a_second_one_its_segment(tmp_path, monkeypatch):
+    """gVisor refuses to give a folder the name that it has; `measure` began there with nothing but that error."""
+    renamed, rename = [], Path.rename
+
+    def as_gvisor(path, target):
+        if path == target:
+            raise OSError(39, "Directory not empty")
+        renamed.append(target.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", as_gvisor)
+    assert command._open_segment(tmp_path, None)[0] == tmp_path and not renamed
+    (tmp_path / "samples-host.jsonl").touch()
+    assert command._open_segment(tmp_path, None)[0] == tmp_path / "segment-2" and renamed == ["segment-2"]
+
+
 @pytest.mark.slow
 def test_energies_are_right_at_every_window_and_perun_read_the_same(tmp_path):
     """Nine GPUs: constant and varying power, counters that change every 20, 50 and 100 ms."""
