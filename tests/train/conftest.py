@@ -47,12 +47,13 @@ def train():
         ranks: int | None = None,
         extra: dict | None = None,
         dtype: str = "float32",
+        script: str = "rank_main.py",
         **parameters,
     ) -> Run:
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.to_dict(config))
-        done = start_ranks(ranks or config.devices, HERE / "rank_main.py", run_dir, settings, dtype, extra=extra)
+        done = start_ranks(ranks or config.devices, HERE / script, run_dir, settings, dtype, extra=extra)
         return Run(run_dir, done.returncode, done.stdout)
 
     return start

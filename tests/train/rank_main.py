@@ -1,29 +1,23 @@
 """One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's losses as JSON."""
 
-import contextlib
 import gc
 import importlib
 import json
-import os
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
 from energynn import config as configuration
 from energynn import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
-from tests.train.imagined_gpu import imagined
 
 gc.disable()  # as energynn/train/__main__.py does
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
-has_gpu = "IMAGINED_GPU" in os.environ
 try:
-    with imagined(pytest.MonkeyPatch()) if has_gpu else contextlib.nullcontext():
-        losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
+    losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
 except Interrupted as stop:
     assert not torch.distributed.is_initialized(), "gloo's threads may abort this process while it ends"
     print(f"interrupted: {stop}", flush=True)

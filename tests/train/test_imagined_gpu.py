@@ -37,7 +37,7 @@ RECIPES = {
 def test_a_training_stays_on_its_gpu(tmp_path, train, name):
     workload, parameters = RECIPES[name]
     here = train(tmp_path / "cpu", workload, device="cpu", **parameters)
-    there = train(tmp_path / "gpu", workload, device="gpu", extra={"IMAGINED_GPU": "1"}, **parameters)
+    there = train(tmp_path / "gpu", workload, device="gpu", script="imagined_rank.py", **parameters)
     assert here.status == there.status == 0, there.output
     assert there.events()[0]["device"] == "imagined"
     assert next(event for event in there.events() if event["event"] == "training_end")["memory_gpu_peak_B"] == 10**9
