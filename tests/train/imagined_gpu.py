@@ -1,6 +1,7 @@
 """An imagined GPU: tensors say that they are on cuda:0, and refuse to meet those of the CPU as CUDA's do.
 
-CPU kernels compute. What only a GPU can show is not shown: its own kernels, speed, compiled code, NCCL.
+CPU kernels compute. What only a GPU can show is not shown: its own kernels, speed, compiled code, NCCL. Nor is what is
+made on the CPU by name, like a GPU's tensor, as ``zeros_like(there, device="cpu")``: autograd asks in the same words.
 """
 
 import contextlib
@@ -52,10 +53,16 @@ class ImaginedGPU(TorchDispatchMode):
         return result
 
     def refuse_strangers(self, name: str, given: list[torch.Tensor], are_there: list[bool]) -> None:
-        """Raise RuntimeError where a GPU's tensor meets a CPU's of more than one number, and where NCCL gets one."""
+        """Raise RuntimeError where a GPU's tensor meets a CPU's, and where NCCL gets one.
+
+        A CPU's single number may be read, but not changed by a GPU's; a CPU's tensor has no index on a GPU.
+        """
         strangers = [tensor for tensor, is_there in zip(given, are_there, strict=True) if not is_there and tensor.ndim]
-        if any(are_there) and strangers and name not in MEET:
-            raise RuntimeError(f"{name}: expected all tensors on one device, but one is on cpu: {strangers[0].shape}")
+        if any(are_there) and name != "aten::copy_":
+            is_target = name.endswith("_") or name == "aten::index"
+            if (strangers and name not in MEET) or (is_target and not are_there[0]):
+                shape = given[are_there.index(False)].shape
+                raise RuntimeError(f"{name}: expected all tensors on one device, but one is on cpu: {shape}")
         if name.startswith("c10d::") and any(tensor.is_floating_point() for tensor in strangers):
             raise RuntimeError(f"{name}: no backend of NCCL for a tensor of {strangers[0].shape} on cpu")
 

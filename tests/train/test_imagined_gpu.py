@@ -48,7 +48,7 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("workload, extra", [("resnet50", OF_IMAGES), ("fourcastnet", {})])
 def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path, workload, extra):
-    """From the command to the record, with a fake NVML beside it: 300 W, so many joules as the training lasts."""
+    """From the command to the record, with a fake NVML of 300 W: its energy is known from the training time."""
     fakes = [REPOSITORY / "tests/train/imagined", REPOSITORY / "tests/measure/fake_sensors", REPOSITORY]
     gpus = [dict(shape="constant", high_W=300.0, update_s=0.1, averaged=True)]
     environment = {"PYTHONPATH": os.pathsep.join(map(str, fakes)), "FAKE_GPUS": json.dumps(gpus)}
@@ -103,6 +103,10 @@ def test_what_cuda_allows_is_allowed(gpu):
         there.numpy()
     with pytest.raises(RuntimeError, match="one is on cpu"):
         there + here
+    with pytest.raises(RuntimeError, match="one is on cpu"):
+        here[torch.tensor([0], device=GPU)]
+    with pytest.raises(RuntimeError, match="one is on cpu"):
+        torch.zeros(()).add_(there.sum())
 
 
 def test_sums_over_ranks_are_the_gpus(gpu, monkeypatch):
