@@ -197,4 +197,4 @@ build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)
 	@cmp -s build/figures/energy_against_gpu_hours.png paper/example.png || \
 	  cp build/figures/energy_against_gpu_hours.png paper/example.png  # the README's picture
-	$(BIN)/python -m energynn.analysis.paper
+	$(BIN)/python -m energynn.analysis

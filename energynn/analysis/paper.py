@@ -59,19 +59,3 @@ def captions(build_dir: str | Path = "build") -> dict[str, str]:
     titles = {label: f"“{found[name].split('.')[0]}”" for name, label in labels if name in found}
     named = re.compile("«(.*?)»")
     return {name: named.sub(lambda label: titles.get(label[1], "the text"), words) for name, words in found.items()}
-
-
-def make(build_dir: Path = Path("build")) -> list[Path]:
-    """Merge the numbers of the executed notebooks and write paper, supplement and report."""
-    from energynn.analysis import numbers, report
-
-    numbers.colophon(build_dir)
-    numbers.merge(build_dir)
-    return [*compile(build_dir), report.build(build_dir)]
-
-
-if __name__ == "__main__":
-    try:
-        print("wrote", *make())
-    except ValueError as error:
-        raise SystemExit(f"energynn: {error}") from None
