@@ -27,11 +27,7 @@ COMMANDS = (
     analysis.add_compare,
     analysis.add_export,
     records.add_check,
-    records.add_merge,
-    records.add_ignore,
     runs.add_measure,
-    records.add_recompute,
-    records.add_footprint,
     records.add_import_perun,
     runs.add_watch,
     data.add_manifest,
@@ -51,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         if slip := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            from energynn.names import suggestion
+            from energynn.config import suggestion
 
             message += suggestion(slip[1], re.findall(r"[\w-]+", slip[2]))
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` says more\n")
@@ -74,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.print_help()
         return 0
     if not words[0].startswith("-") and words[0] not in commands.choices:
-        from energynn.names import suggestion
+        from energynn.config import suggestion
 
         near = suggestion(words[0], commands.choices)
         parser.error(f"no command is called {words[0]!r}{near}")

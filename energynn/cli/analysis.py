@@ -83,10 +83,9 @@ def show(options) -> int:
     from energynn.launch import command
 
     run_dir = find_run(options.run, options.runs_dir)
-    record, why = records.read_record(run_dir), records.why_ignored(run_dir)
+    record = records.read_record(run_dir)
     lines = [command.report(record)]
     lines += [f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()]
-    lines += [f"  left out of figures and fits: {why}"] if why else []
     reply(options, record, "\n".join([*lines, f"  {run_dir}"]))
     return 0
 
@@ -169,7 +168,7 @@ def add_number(commands) -> None:
 
 
 def number(options) -> int:
-    from energynn.names import suggestion
+    from energynn.config import suggestion
     from energynn.reading import json_table
 
     path = options.build_dir / "numbers.json"

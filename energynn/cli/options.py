@@ -114,7 +114,7 @@ def find_run(run: str, runs_dir: Path) -> Path:
         return found[0]
     if found:
         raise ValueError(f"run: {len(found)} runs begin with {run!r}, as {found[0].name} and {found[1].name}; say more")
-    from energynn.names import suggestion
+    from energynn.config import suggestion
 
     near = suggestion(run, [folder.name for folder in known])
     raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}{near}")

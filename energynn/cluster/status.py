@@ -162,8 +162,6 @@ def _row_or_fault(folder: Path, submission: dict, queue: dict | None) -> dict:
 def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     """The entry of one run; ``queue`` is None where the scheduler does not answer."""
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
-    if why := records.why_ignored(folder):
-        row["ignored"] = why
     if submission:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
@@ -301,8 +299,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
 
 
 def _words(row: dict) -> str:
-    parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
-    parts += [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
+    parts = [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
     parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
     live = [f"epoch {row['epoch']}/{row['epochs']}"] if {"epoch", "epochs"} <= row.keys() else []

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from energynn.config import suggestion
 from energynn.files import shipped
 from energynn.measure.samples import LIMITS_S, limit_variable
-from energynn.names import suggestion
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
