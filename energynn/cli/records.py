@@ -1,61 +1,195 @@
-"""Commands on records: check, import-perun."""
+"""Commands on records: show, compare, export, check, import-perun, claims."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from energynn.cli.options import (
-    add_command,
-    add_flag,
-    add_json,
-    add_runs_dir,
+    BuildDir,
+    Json,
+    Run,
+    RunsDir,
+    find_run,
+    folder_of_runs,
     reply,
-    require_folder,
-    runs_dir,
     tell,
 )
 
-
-def add_check(commands) -> None:
-    text = "derive every number of the records again and compare"
-    parser = add_command(commands, check, text, "energynn check runs")
-    default = runs_dir()
-    parser.add_argument("runs_dir", type=Path, nargs="?", default=default, metavar="DIR", help="default: runs")
-    add_flag(parser, "--recover", "first write records for runs whose launcher died")
+BESIDE = 3  # runs beside each other on 80 columns; further ones stand below
 
 
-def check(options) -> int:
+def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
+    """Show one run: energy, time, metrics, and whether they are valid."""
+    from energynn import records
+    from energynn.launch import command
+
+    run_dir = find_run(run, runs_dir)
+    record = records.read_record(run_dir)
+    metrics = [f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()]
+    reply(as_json, record, "\n".join([command.report(record), *metrics, f"  {run_dir}"]))
+    return 0
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="folders or names")],
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Put runs side by side: times, energies, metrics, and the parameters that differ."""
+    import json
+
+    from energynn import interface
+
+    table = interface.compare(*[find_run(run, runs_dir) for run in runs])
+    rows = json.loads(table.reset_index().to_json(orient="records"))
+    reply(as_json, {"rows": rows}, _side_by_side(table))
+    return 0
+
+
+def _side_by_side(table) -> str:
+    runs = [name for name in table if not name.startswith("ratio")]
+    numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
+    lines = [f"{number}  {run}" for run, number in numbers.items()]
+    width = 30 // min(len(runs), BESIDE)
+    for begin in range(0, len(runs), BESIDE):
+        shown = runs[begin : begin + BESIDE]
+        is_last = begin + BESIDE >= len(runs)
+        heads = "".join(f"{numbers[run]:>{width}}" for run in shown)
+        ratio = f"  {numbers[shown[-1]]} / run 1" if is_last else ""
+        lines.append(f"{'':28}{heads}{ratio}")
+        for quantity, row in table.iterrows():
+            cells = "".join(f"{_short(row[run], width - 1):>{width}}" for run in shown)
+            lines.append(f"{quantity:28}{cells}" + (_ratio_text(row) if is_last else ""))
+    return "\n".join([*lines, "in brackets: what the sensors' readings leave open"])
+
+
+def _short(value, width: int) -> str:
+    if value is None or value != value:
+        return ""
+    text = f"{value:.{min(5, width - 5)}g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if len(text) > width and isinstance(value, int) else text[:width]
+
+
+def _ratio_text(row) -> str:
+    ratio, low = row.get("ratio"), row.get("ratio_low", 0)
+    if ratio is None or ratio != ratio:
+        return ""
+    interval = f" [{low:.3f}, {row['ratio_high']:.3f}]" if low > 0 else ""
+    return f"  {ratio:.3f}{interval}"
+
+
+def export(
+    csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    netcdf: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Write all runs, own and published, as one table for other programs."""
+    from energynn import interface
+
+    if len([path for path in (csv, netcdf, parquet) if path]) != 1:
+        raise ValueError("export: give one of --csv, --netcdf and --parquet")
+    folder = folder_of_runs(runs_dir, must_exist=True)
+    written, number = interface.export(folder, csv, netcdf, parquet)
+    tell(f"{written}: {number} runs; each says its origin and its provenance")
+    return 0
+
+
+def check(
+    runs_dir: Annotated[Path | None, typer.Argument(metavar="DIR", help="default: runs")] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="first write records of runs whose launcher died")
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="compare the default study with its reference")
+    ] = False,
+    build_dir: BuildDir = Path("build"),
+) -> int:
+    """Derive every number of the records again and compare."""
     from energynn import records
 
-    require_folder(options.runs_dir)
-    if options.recover:
-        for line in records.recover(options.runs_dir):
-            print(line)
-    faults, counts = records.check_and_count(options.runs_dir)
+    folder = folder_of_runs(runs_dir, must_exist=True)
+    if reference:
+        return _reference(folder, build_dir)
+    for line in records.recover(folder) if recover else []:
+        print(line)
+    faults, counts = records.check_and_count(folder)
     for fault in faults:
         print(f"FAULT {fault}")
-    words = [f"{counts['readable']} records below {options.runs_dir}, {counts['valid']} of them valid as evidence"]
-    words += [f"{counts['simulated']} simulated"] if counts["simulated"] else []
-    tell(f"{', '.join(words)}; {len(faults)} faults")
+    words = f"{counts['readable']} records below {folder}, {counts['valid']} of them valid"
+    simulated = f", {counts['simulated']} simulated" if counts["simulated"] else ""
+    tell(f"{words}{simulated}; {len(faults)} faults")
     return 1 if faults else 0
 
 
-def add_import_perun(commands) -> None:
-    text = "read a perun HDF5 file (0.8 to 1.0) into our records"
-    parser = add_command(commands, import_perun, text, "energynn import-perun perun_results/train.hdf5")
-    parser.add_argument("file", type=Path, metavar="FILE", help="perun's .hdf5")
-    add_runs_dir(parser)
-    add_json(parser)
+def _reference(folder: Path, build_dir: Path) -> int:
+    from energynn.analysis import reference
+    from energynn.reading import one_fault
+
+    with one_fault(build_dir):
+        lines, passed = reference.compare(folder, build_dir)
+    tell("\n".join(lines))
+    return 0 if passed else 1
 
 
-def import_perun(options) -> int:
+def import_perun(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="perun's .hdf5")],
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Read a perun HDF5 file (0.8 to 1.0) into our records."""
     from energynn import records
     from energynn.launch import command, perun_import
 
-    folders = perun_import.import_file(options.file, options.runs_dir)
+    folders = perun_import.import_file(file, folder_of_runs(runs_dir))
     imported = [records.read(folder) for folder in folders]
     lines = []
     for folder, record in zip(folders, imported, strict=True):
-        lines += [command.report(record), f"  method: {record['method']}", f"  record: {folder}"]
-    reply(options, {"runs": imported}, "\n".join(lines))
+        lines.append(command.report(record))
+        lines += [f"  method: {record['method']}", f"  record: {folder}"]
+    reply(as_json, {"runs": imported}, "\n".join(lines))
     return 0
+
+
+def claims(
+    data: Annotated[Path | None, typer.Option(metavar="DIR", help="own records")] = None,
+    number: Annotated[
+        str, typer.Option(metavar="NAME", help="where a number of the paper comes from")
+    ] = "",
+    as_json: Json = False,
+    build_dir: BuildDir = Path("build"),
+) -> int:
+    """Judge the study's statements on published values and on own runs."""
+    if number:
+        tell(_number(number, build_dir))
+        return 0
+    from energynn.analysis import claims
+
+    verdicts = claims.evaluate(folder_of_runs(data, must_exist=True))
+    reply(as_json, verdicts, claims.report(verdicts))
+    return 0
+
+
+def _number(name: str, build_dir: Path) -> str:
+    """Value, source and notebook of a number, or the names that contain the given one."""
+    from energynn.config import suggestion
+    from energynn.reading import json_table
+
+    path = build_dir / "numbers.json"
+    if not path.is_file():
+        raise ValueError(f"number: {path} is not there; `make paper` writes it")
+    numbers = json_table(path)
+    if name in numbers:
+        entry = numbers[name]
+        value = f"{name} = {entry['text']} {entry['unit']} ({entry['provenance']})"
+        return f"{value}\n  from {entry['source']}\n  by notebooks/{entry['notebook']}.ipynb"
+    alike = [known for known in numbers if name.lower() in known.lower()]
+    if not alike:
+        near = suggestion(name, numbers)
+        raise ValueError(f"number: no number of the paper is called {name!r}{near}")
+    return "\n".join(
+        f"{known} = {numbers[known]['text']} {numbers[known]['unit']}" for known in alike
+    )
