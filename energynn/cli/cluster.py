@@ -5,7 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 from energynn.cli.options import (
-    add_budgets,
     add_command,
     add_flag,
     add_json,
@@ -35,7 +34,6 @@ def add_submit(commands) -> None:
         "--limit", type=float, metavar="GPU_HOURS", help="ask before spending more; default: the system's"
     )
     add_flag(parser, "--yes", "do not ask")
-    add_budgets(parser)
     parser.add_argument("--account", metavar="NAME", help="who pays, as sbatch takes it")
     parser.add_argument("--reservation", metavar="NAME", help="as sbatch takes it")
     _add_minutes(parser)

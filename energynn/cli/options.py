@@ -63,12 +63,6 @@ def add_build_dir(parser: ArgumentParser) -> None:
     parser.add_argument("--build-dir", type=Path, default=Path("build"), metavar="DIR", help=text)
 
 
-def add_budgets(parser: ArgumentParser) -> None:
-    text = "of this study on this system, from now on: no run begins that might exceed it"
-    parser.add_argument("--budget-gpu-hours", type=number, metavar="H", help=text)
-    parser.add_argument("--budget-kwh", type=number, metavar="KWH", help="the same in kWh")
-
-
 def add_run_dir(parser: ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
 

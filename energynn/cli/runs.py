@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from energynn.cli.options import (
-    add_budgets,
     add_command,
     add_flag,
     add_json,
@@ -94,7 +93,6 @@ def add_study(commands) -> None:
     )
     text = "end a run that lasts longer, as one that hangs"
     parser.add_argument("--run-minutes", type=number, default=float("inf"), metavar="M", help=text)
-    add_budgets(parser)
     parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
     add_flag(parser, "--warm-up", "make the first run once before, and forget it")
     add_flag(parser, "--dry-run", "of gpu and gpu-grid: the same points in small, on CPU cores")
@@ -116,8 +114,8 @@ def study(options) -> int:
 
 
 def _run_study(options) -> int:
-    from energynn import config, studies
-    from energynn.cluster import budget, local
+    from energynn import studies
+    from energynn.cluster import local
     from energynn.files import require_place
 
     if options.archive:
@@ -127,11 +125,6 @@ def _run_study(options) -> int:
         raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
     if options.dry_run:
         runs = studies.STUDIES[options.name](dry_run=True)
-    for system in sorted({run.system for run in runs}):
-        limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
-        names = [config.run_id(run) for run in runs if run.system == system]
-        system_dir = options.runs_dir.absolute() / system
-        budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
     how = options.minutes, options.archive, options.warm_up, options.run_minutes
     failed = local.run_study(runs, options.runs_dir.absolute(), *how)
     valid, not_valid = local.count_valid(runs, options.runs_dir.absolute())
