@@ -288,7 +288,7 @@ class FourCastNetConfig(RunConfig):
     workload: str = "fourcastnet"
     dataset: str = parameter(
         "era5_ensemble",
-        "era5_ensemble (embedded), era5 (the store of `energynn era5 prepare`) or synthetic (random, full size)",
+        "era5_ensemble (embedded), era5 (the store of `energynn data era5`) or synthetic (random, full size)",
         form=FOLDER_NAME,
     )
     training_years: str = parameter("1979-2015", "years of era5 to train on", form=YEARS, origin="section 3.3.1")
@@ -573,7 +573,7 @@ def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
         known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
         raise ValueError(
             f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}"
-            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn manifest build "
+            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn data describe "
             f"{dataset}` describes data of your own"
         )
     return path

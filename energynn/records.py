@@ -369,7 +369,7 @@ def hold(run_dir: Path):
         if file := lock(run_dir / "run.json"):
             return file
         time.sleep(0.05)
-    raise ValueError(f"{run_dir.name}: this run goes on already; watch it with `energynn watch {run_dir}`")
+    raise ValueError(f"{run_dir.name}: this run goes on already; watch it with `energynn status --watch {run_dir}`")
 
 
 def is_running(run_dir: Path) -> bool:

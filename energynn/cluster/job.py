@@ -54,7 +54,7 @@ def main(run_dir: Path) -> int:
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
     files.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
-        remedy = "`energynn resubmit --failed` tries again"
+        remedy = "`energynn submit` tries again"
         return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; {remedy}")
     signals = _signals_heard()
     with _staged_in(run_dir, signals) as problem:

@@ -320,7 +320,7 @@ def _require_slurm(site: Site) -> None:
 
 
 def again(options) -> int:
-    """`energynn resubmit --failed`."""
+    """`energynn submit`."""
     rows, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
     failed = [row for row in rows if row["state"] in ("failed", "stopped") and "job" in row and "user" not in row]
     names = sorted({name for row in failed for name in row["studies"]})

@@ -61,7 +61,7 @@ def measure(
         raise ValueError("perun: it or mpi4py is not installed: pip install perun mpi4py, or measure without")
     if rank == 0:
         print(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}", file=sys.stderr)
-        print(f"  in another shell:\n    energynn watch {_short(run_dir)}", file=sys.stderr, flush=True)
+        print(f"  in another shell:\n    energynn status --watch {_short(run_dir)}", file=sys.stderr, flush=True)
     if with_perun:
         gpus = [gpu["index"] for gpu in machine.gpus()]
         perun_adapter.write_configuration(folder / "perun.ini", PERUN_PERIOD_S, on_gpu=True, gpus=gpus)

@@ -212,7 +212,7 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
         if other_digest != first_digest:
             raise ValueError(
                 f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {first_host} from "
-                f"{first_place}; copy them again, and `energynn manifest verify` on each host"
+                f"{first_place}; copy them again, and `energynn data verify` on each host"
             )
 
 
