@@ -21,7 +21,7 @@ from PIL import Image
 
 from energynn import cli, config, records
 from energynn.analysis import profiles, results
-from energynn.cluster import budget, submit
+from energynn.cluster import submit
 from energynn.data import describe, imagenet, manifests
 from energynn.files import REPOSITORY
 from energynn.launch import start
@@ -244,27 +244,21 @@ def test_a_field_of_another_type_is_a_fault_of_one_run(here, two_runs, name, val
 SUBMITTED = {"studies": ["smoke"], "system_file": "local", "scheduler": "local", "submitted_at": "2026-01-01T00:00:00Z"}
 SUBMITTED |= {"after": "", "job_id": "1_0", "task": 0, "user": getpass.getuser(), "options": [], "minutes": 5}
 STARTED = {"started_at": "2026-01-01T00:00:00Z", "minutes": 5, "devices_held": 1, "submission": "2026-01-01T00:00:00Z"}
-LIMITED = {"mine": {"limits": {"gpu_hours": 9}, "runs": ["bad"]}}
 BESIDE = {  # file: what each value of it may be instead, and files that are something else as a whole
     ".state.json": ("power_W samples_per_s time_left_s epoch epochs energy_J energy_before_J", [{"epoch": 1}]),
     "job/submission.json": ("scheduler job_id studies system_file user task options submitted_at after comment", []),
     "job/parameters.json": ("", [[], {}, {"workload": []}]),
     "job/start-1.json": ("started_at ended_at minutes devices_held outcome submission", []),
-    "../budgets.json": ("", [{"a": {"limits": {"gpu_hours": "x"}, "runs": ["bad"]}}, {"a": 5}, []]),
-    "job/site_energy.json": ("energy_J plugin", []),
 }
-BESIDE["../budgets.json"][1].extend({"a": {"limits": {"gpu_hours": 1}, "runs": runs}} for runs in (5, [[]], "bad"))
 LIVE = dict(epoch=1, epochs=2, samples_per_s=1.5, power_W=3.0, time_left_s=7.0, energy_J=1.0, energy_before_J=2.0)
-SITE = {"energy_J": 1.0, "plugin": "acct_gather_energy/rapl", "read_every_s": 1, "time_s": 1}
-WHOLE = {"submission.json": SUBMITTED, "start-1.json": STARTED, ".state.json": LIVE, "site_energy.json": SITE}
-ILL_TYPED_BESIDE, OF_BUDGETS = [], [("../budgets.json", value) for value in BESIDE["../budgets.json"][1]]
+WHOLE = {"submission.json": SUBMITTED, "start-1.json": STARTED, ".state.json": LIVE}
+ILL_TYPED_BESIDE = []
 for path, (names, instead) in BESIDE.items():
     ILL_TYPED_BESIDE += [(path, value) for value in instead]
     for name in names.split():
         texts = [] if name == "system_file" else ["x"]  # which may be one that is gone
         cases = [(path, WHOLE[Path(path).name] | {name: value}) for value in (*texts, [1], {"a": []}, 10**400)]
         ILL_TYPED_BESIDE += cases
-        OF_BUDGETS += cases if "start" in path and name not in ("outcome", "submission") else []
 
 
 @pytest.mark.parametrize("path, value", ILL_TYPED_BESIDE)
@@ -275,12 +269,7 @@ def test_an_ill_typed_file_beside_a_run_concerns_no_other(here, two_runs, monkey
         (here / "runs" / "local" / name / "job").mkdir(parents=True)
         for file, content in (("submission", SUBMITTED), ("parameters", config.to_dict(config.make("resnet50")))):
             (here / "runs" / "local" / name / "job" / f"{file}.json").write_text(json.dumps(content))
-    if path == "job/site_energy.json":  # is read of a run of Slurm that has its record
-        (here / "runs" / "local" / "bad" / "job").rename(finished / "job")
-        rewritten(finished / "run.json", lambda intent: intent.update(job={"scheduler": "slurm"}))
-        records.build(finished, "finished", "")
-    bad = finished if path == "job/site_energy.json" else finished.with_name("bad")
-    (here / "runs" / "local" / "budgets.json").write_text(json.dumps(LIMITED))
+    bad = finished.with_name("bad")
     (bad / path).write_text(json.dumps(value))
     monkeypatch.setattr(submit, "_hand_over", lambda runs, *_: handed.extend(runs))
     handed = []
@@ -293,15 +282,6 @@ def test_an_ill_typed_file_beside_a_run_concerns_no_other(here, two_runs, monkey
     assert len(handed) >= 1, "the good one is made again"
 
 
-@pytest.mark.parametrize("path, value", OF_BUDGETS)
-def test_a_budget_that_cannot_be_told_is_refused(here, path, value):
-    bad = here / "local" / "bad"
-    (bad / "job").mkdir(parents=True)
-    (here / "local" / "budgets.json").write_text(json.dumps(LIMITED))
-    (bad / path).write_text(json.dumps(value))
-    with pytest.raises(ValueError, match="cannot be read; mend or delete") as error:
-        budget.beyond(bad, None, 0.0)
-    assert "\n" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------------------ raw files
@@ -772,7 +752,7 @@ GOOD_SITE = 'scheduler = "local"\ndevices_per_node = 2\n'
 SITES = {
     "is not TOML": "scheduler = ",
     "not known; known are": GOOD_SITE + "nonsense = 1",
-    "must be slurm, pbs, local": "devices_per_node = 2",
+    "must be slurm, local": "devices_per_node = 2",
     "devices_per_node: must be of type int": GOOD_SITE.replace("2", '"2"'),
     "devices_per_node: must be more than 0": GOOD_SITE.replace("2", "-2"),
     "devices_per_node: must be": GOOD_SITE.replace("2", "1e21"),
