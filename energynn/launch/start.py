@@ -29,7 +29,6 @@ from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import segments
-from energynn.names import meant
 from energynn.progress import energy_words, tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
@@ -217,10 +216,10 @@ def _hours_on_cores(config: RunConfig) -> float:
 def _refuse_a_slip(system_dir: Path) -> None:
     """Raise ValueError for a system that is new here and nearly has the name of a known one."""
     known = {"local", *(path.stem for path in shipped("systems").glob("*.toml"))}
-    near = meant(system_dir.name, known)
+    near = configuration.suggestion(system_dir.name, known)
     if near and system_dir.name not in known and not system_dir.exists():
         raise ValueError(
-            f"system: {system_dir.name} is not known; did you mean {near}? For a new one make the folder {system_dir}"
+            f"system: {system_dir.name} is not known{near} For a new one make the folder {system_dir}"
         )
 
 
