@@ -111,7 +111,8 @@ class Samples:
 
     t_ns, wall_ns: (samples,) monotonic and wall clock in ns; readings: (samples, sensors), NaN where a read failed;
     duration_us: (samples,) what reading all sensors took; perun_lines: see ``perun``, as text or
-    parsed; status: how the loop kept up, the newest last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    parsed; status: how the loop kept up, the newest last; problems: what the sampler complained about;
+    unreadable_lines: cut or damaged ones.
     thinned_s: 0, or how far apart the lines are that were read: energies of counters are exact, peaks are not seen.
     """
 
