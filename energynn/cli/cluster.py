@@ -52,8 +52,6 @@ def submit(
         minutes=minutes,
         sbatch=sbatch,
         runs_dir=folder_of_runs(runs_dir),
-        budget_gpu_hours=None,
-        budget_kwh=None,
     )
     return submit.main(options)
 
