@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
+.PHONY: size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -43,7 +43,7 @@ help: ## this list
 
 reproduce: needs $(TRAIN) ## everything: install, verify the data, run the default study, rebuild the paper, compare (10 min)
 	@echo "=== 1 of 7: verify the data that ship (seconds)"
-	@$(BIN)/energynn manifest verify
+	@$(BIN)/energynn data verify
 	@echo "=== 2 of 7: train ResNet50 and FourCastNet on one and two devices, ten runs (5 min)"
 	@$(BIN)/energynn study run smoke
 	@echo "=== 3 of 7: one run more on one device, which the forecast is fitted to (1 min)"
@@ -53,12 +53,12 @@ reproduce: needs $(TRAIN) ## everything: install, verify the data, run the defau
 	@echo "=== 5 of 7: execute the notebooks, compile the paper and the report (2 min)"
 	@$(MAKE) --no-print-directory paper
 	@echo "=== 6 of 7: forecast two devices from one (seconds)"
-	-@$(BIN)/energynn forecast held-out --runs-dir runs --system local
+	-@$(BIN)/energynn forecast predict --held-out --system local
 	@echo "=== 7 of 7: compare with the committed reference (seconds)"
-	@$(BIN)/energynn reference
+	@$(BIN)/energynn check --reference
 
 kick-the-tires: needs $(TRAIN) ## two short runs and the paper, to see whether all is well (5 min)
-	$(BIN)/energynn manifest verify
+	$(BIN)/energynn data verify
 	$(BIN)/energynn study run kick-the-tires
 	$(BIN)/energynn check runs
 	$(MAKE) --no-print-directory paper
@@ -90,6 +90,9 @@ docs: $(DOCS) ## README, guides, executed notebooks, commands and Python interfa
 check: $(BASE) ## derive every number of every record again and compare
 	$(BIN)/energynn check runs
 
+size: ## code tokens by folder, tokens a line, words of the guides, commands
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/size.py
+
 bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
 
@@ -100,14 +103,19 @@ GPU_MINUTES ?= 9
 GPU_CALL_MINUTES ?= $(GPU_MINUTES)
 GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
-	PYTHONPATH=. $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
+	PYTHONPATH=.:build/packages $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
 	  $(if $(DRY_RUN),--dry-run,--run-minutes 4) --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
 
 gpu-probe: ## what that GPU's sensors say and what it can do at most, two minutes, to build/ or $OUT
-	-PYTHONPATH=. $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
+	-PYTHONPATH=.:build/packages $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
 
-gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data and build/commit
-	$(BIN)/energynn manifest verify photographs photographs_large
+GPU_PYTHON_VERSION ?= 3.12
+gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages
+	$(BIN)/energynn data verify photographs photographs_large
+	rm -rf build/packages
+	$(BIN)/pip install -q --no-compile --no-deps --target build/packages -c requirements.lock --only-binary=:all: \
+	  --implementation cp --python-version $(GPU_PYTHON_VERSION) --platform manylinux_2_17_x86_64 \
+	  --platform manylinux_2_28_x86_64 msgspec typer annotated-doc shellingham rich
 	$(BIN)/python -c "from energynn.measure.machine import write_commit; write_commit()"
 
 lock: ## choose new versions: writes requirements.lock from a fresh environment
@@ -171,7 +179,7 @@ $(ALL): | python
 # ---------------------------------------------------------------------------------------------------- the paper
 
 # The analysis is made again if a record was added, changed or removed; the name of the stamp carries their list.
-RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name ignored.txt -o -name '*.csv' -o -name '*.toml' \) \
+RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name '*.csv' -o -name '*.toml' \) \
 	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
 COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
 NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))
@@ -189,4 +197,4 @@ build/notebooks/%.ipynb: notebooks/%.ipynb $(RECORDS) $(ANALYSIS)
 build/paper.pdf: $(NOTEBOOKS) $(COMMIT) $(wildcard paper/*)
 	@cmp -s build/figures/energy_against_gpu_hours.png paper/example.png || \
 	  cp build/figures/energy_against_gpu_hours.png paper/example.png  # the README's picture
-	$(BIN)/energynn paper
+	$(BIN)/python -m energynn.analysis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib
@@ -12,11 +13,11 @@ import re
 import sys
 import textwrap
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from energynn.files import DATA_MANIFESTS
-from energynn.names import suggestion
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -288,7 +289,7 @@ class FourCastNetConfig(RunConfig):
     workload: str = "fourcastnet"
     dataset: str = parameter(
         "era5_ensemble",
-        "era5_ensemble (embedded), era5 (the store of `energynn era5 prepare`) or synthetic (random, full size)",
+        "era5_ensemble (embedded), era5 (the store of `energynn data era5`) or synthetic (random, full size)",
         form=FOLDER_NAME,
     )
     training_years: str = parameter("1979-2015", "years of era5 to train on", form=YEARS, origin="section 3.3.1")
@@ -421,6 +422,12 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
             "gradient_noise_steps: one local batch has none to compare with; give devices, or accumulation"
         )
     return config_class(**values)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Words for the end of a message: "; did you mean X?", or nothing where no known name is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def facts(config_class: type[RunConfig]) -> dict[str, Facts]:
@@ -573,7 +580,7 @@ def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
         known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
         raise ValueError(
             f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}"
-            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn manifest build "
+            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn data describe "
             f"{dataset}` describes data of your own"
         )
     return path

@@ -14,7 +14,7 @@ from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.reading import json_table
 
-if TYPE_CHECKING:  # `energynn paper` starts without waiting for them
+if TYPE_CHECKING:  # the command line starts without waiting for them
     import pandas as pd
 
     from energynn.analysis.regression import Fit

@@ -2,98 +2,96 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import re
-import signal
 import sys
+from typing import Annotated
 
-from energynn.cli import analysis, cluster, completion, data, forecast, records, runs
-from energynn.cli.runs import _literal as _literal
+import typer
 
-ENDED_BY_PIPE = 128 + signal.SIGPIPE  # as a shell says it of any other command
+from energynn.cli import cluster, data, forecast, records, runs
 
-# In the order in which `energynn --help` lists them.
-COMMANDS = (
-    runs.add_run,
-    runs.add_study,
-    cluster.add_submit,
-    cluster.add_resubmit,
-    cluster.add_status,
-    cluster.add_cancel,
-    cluster.add_system,
-    runs.add_doctor,
-    analysis.add_show,
-    analysis.add_compare,
-    analysis.add_export,
-    records.add_check,
-    records.add_merge,
-    records.add_ignore,
-    runs.add_measure,
-    records.add_recompute,
-    records.add_footprint,
-    records.add_import_perun,
-    runs.add_watch,
-    data.add_manifest,
-    data.add_imagenet,
-    data.add_era5,
-    forecast.add_forecast,
-    analysis.add_claims,
-    analysis.add_number,
-    analysis.add_paper,
-    analysis.add_reference,
-    completion.add_completion,
+app = typer.Typer(
+    help="What does it cost, in energy, time and accuracy, to train on more GPUs?",
+    epilog="examples: energynn doctor; energynn measure -- python my_trainer.py",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with an argument in one line, too."""
+@app.callback(invoke_without_command=True)
+def energynn(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
+) -> None:
+    from energynn import __version__
 
-    def error(self, message: str):
-        if slip := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            from energynn.names import suggestion
+    if version:
+        print(f"energynn {__version__}")
+    elif context.invoked_subcommand is None:
+        print(context.get_help())
 
-            message += suggestion(slip[1], re.findall(r"[\w-]+", slip[2]))
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}; `{self.prog} --help` says more\n")
+
+# In the order in which `energynn --help` lists them, each with a line to type.
+COMMANDS = {
+    runs.run: "energynn run workload=resnet50 devices=2",
+    runs.study: "energynn study show smoke",
+    runs.measure: "energynn measure -- python my_trainer.py",
+    runs.doctor: "energynn doctor",
+    cluster.submit: "energynn submit paper-a100 --system horeka-a100 --dry-run",
+    cluster.status: "energynn status --watch resnet50-photographs-n2",
+    cluster.cancel: "energynn cancel R1",
+    records.show: "energynn show resnet50-photographs-n2",
+    records.compare: "energynn compare resnet50-photographs-n1 resnet50-photographs-n2",
+    records.export: "energynn export --csv build/runs.csv",
+    records.check: "energynn check runs",
+    records.import_perun: "energynn import-perun perun_results/train.hdf5",
+    data.data: "energynn data verify photographs",
+    forecast.forecast: "energynn forecast plan --workload resnet50 --system horeka-a100",
+    records.claims: "energynn claims --json",
+}
+for _command, _example in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_example.split()[1], epilog=f"example: {_example}")
+    else:
+        settings = {"allow_interspersed_args": _command is not runs.measure}
+        app.command(epilog=f"example: {_example}", context_settings=settings)(_command)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2 (cannot be done so)."""
-    from energynn import __version__
-
-    words = "what does it cost, in energy, time and accuracy, to train on more GPUs?"
-    example = "examples:\n  energynn doctor\n  energynn measure -- python my_trainer.py\n  energynn COMMAND --help"
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog="energynn", description=words, epilog=example, formatter_class=raw)
-    parser.add_argument("--version", action="version", version=f"energynn {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
     words = sys.argv[1:] if arguments is None else arguments
-    if not words:
-        parser.print_help()
-        return 0
-    if not words[0].startswith("-") and words[0] not in commands.choices:
-        from energynn.names import suggestion
-
-        near = suggestion(words[0], commands.choices)
-        parser.error(f"no command is called {words[0]!r}{near}")
-    for_sbatch = []
-    if words[0] == "submit" and "--" in words:
-        place = words.index("--")
-        words, for_sbatch = words[:place], words[place + 1 :]
-    options = parser.parse_args(words, argparse.Namespace(sbatch=for_sbatch))
     try:
-        status = options.function(options)
+        status = app(_prepared(words), prog_name="energynn", standalone_mode=False)
         if sys.stdout:  # which may be closed
             sys.stdout.flush()
-        return status
+        return status or 0
     except BrokenPipeError:  # the reader has seen enough, as in `energynn claims | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing fails when Python ends
-        return ENDED_BY_PIPE
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, OSError) as error:
-        print(f"energynn: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nenergynn: interrupted; nothing is lost, the same command goes on from here", file=sys.stderr)
+        return _say(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        print("\nenergynn: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # of the library: a word that is no command
+            raise
+        return _say(f"{error.format_message()} `energynn COMMAND --help` says more")
+
+
+def _say(message: str) -> int:
+    print(f"energynn: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def _prepared(words: list[str]) -> list[str]:
+    """Join `-p NAME VALUE`, and give what follows `--` of submit to sbatch."""
+    end = words.index("--") if "--" in words else len(words)
+    prepared, rest = list(words[:end]), list(words[end:])
+    for place, word in enumerate(prepared[:-2]):
+        if word == "-p" and "=" not in prepared[place + 1]:
+            prepared[place + 1 : place + 3] = ["=".join(prepared[place + 1 : place + 3]), ""]
+    prepared = [word for word in prepared if word != ""]
+    if words[:1] == ["submit"]:
+        rest = [f"--sbatch={option}" for option in rest[1:]]
+    return prepared + rest

@@ -1,32 +1,32 @@
-"""What several commands share: how a command is added, and options that mean the same everywhere."""
+"""What several commands share: typed options, answers as text or JSON, and runs by their name."""
 
 from __future__ import annotations
 
-import math
-import textwrap
-from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable
+import ast
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunsDir = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="folder of the records [default: $ENERGYNN_RUNS, else runs]"),
+]
+BuildDir = Annotated[Path, typer.Option(metavar="DIR", help="folder of what is generated")]
+Json = Annotated[bool, typer.Option("--json", help="for a program: JSON on standard output")]
+Run = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="a run's folder, its name, or the beginning of its name"),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
+]
 
 
-def add_command(commands, function: Callable, text: str, example: str, **facts) -> ArgumentParser:
-    """A parser for the command that has the function's name; ``function(options)`` returns its exit status.
-
-    ``text`` and ``example``, a line to type, are shown by its --help.
-    """
-    facts = {"formatter_class": RawDescriptionHelpFormatter, "epilog": f"example:\n  {example}"} | facts
-    name = function.__name__.replace("_", "-")
-    parser = commands.add_parser(name, help=text, description=textwrap.fill(text, 79), **facts)
-    parser.set_defaults(function=function)
-    return parser
-
-
-def add_flag(parser: ArgumentParser, name: str, text: str) -> None:
-    parser.add_argument(name, action="store_true", help=text)
-
-
-def add_json(parser: ArgumentParser) -> None:
-    add_flag(parser, "--json", "for a program: JSON on standard output")
+def group(help: str) -> typer.Typer:
+    """Make a command that holds others."""
+    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 
 def tell(text: str) -> None:
@@ -36,85 +36,66 @@ def tell(text: str) -> None:
     progress.tell(text)
 
 
-def reply(options, table: dict, text: str) -> None:
-    """Print the table as JSON where --json asks for it, else the text."""
+def reply(as_json: bool, table: dict, text: str) -> None:
+    """Print the table as JSON, or the text."""
     import json
 
-    if options.json:
+    if as_json:
         print(json.dumps(table, indent=1))
     elif text:
         tell(text)
 
 
-def add_runs_dir(parser: ArgumentParser) -> None:
-    text = "folder of the records; default: $ENERGYNN_RUNS, else runs"
-    parser.add_argument("--runs-dir", type=Path, default=runs_dir(), metavar="DIR", help=text)
-
-
-def runs_dir() -> Path:
-    """The folder of the records where nobody names one."""
+def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
+    """The folder that was given, else the default; raises ValueError where it must exist."""
     from energynn.files import default_runs_dir
 
-    return default_runs_dir()
+    folder = runs_dir or default_runs_dir()
+    if must_exist and not folder.is_dir():
+        raise ValueError(f"runs_dir: {folder} is no folder")
+    return folder
 
 
-def add_build_dir(parser: ArgumentParser) -> None:
-    text = "folder of what is generated; default: build"
-    parser.add_argument("--build-dir", type=Path, default=Path("build"), metavar="DIR", help=text)
+def parameters_of(assignments: list[str] | None) -> dict:
+    """Read NAME=VALUE; values are Python literals where they can be, else texts."""
+    parameters = {}
+    for assignment in assignments or []:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(
+                f"{assignment!r} is no parameter; write NAME=VALUE, for example devices=2"
+            )
+        parameters[name] = _literal(value)
+    return parameters
 
 
-def add_budgets(parser: ArgumentParser) -> None:
-    text = "of this study on this system, from now on: no run begins that might exceed it"
-    parser.add_argument("--budget-gpu-hours", type=number, metavar="H", help=text)
-    parser.add_argument("--budget-kwh", type=number, metavar="KWH", help="the same in kWh")
+def _literal(text: str):
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value if isinstance(value, int | float | bool | None) else text
 
 
-def add_run_dir(parser: ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run's folder")
-
-
-def add_run(parser: ArgumentParser, **facts) -> None:
-    """For ``find_run``."""
-    text = "a run's folder, its name, or the beginning of its name below --runs-dir"
-    parser.add_argument(metavar="RUN", help=text, **facts)
-
-
-def number(text: str) -> float:
-    """A finite number that is not negative."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"must be a finite number, at least 0, got {text}")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number from 1 to a million."""
-    value = int(text)
-    if not 1 <= value <= 10**6:
-        raise ArgumentTypeError(f"must be a whole number from 1 to a million, got {text}")
-    return value
-
-
-def require_folder(runs_dir: Path) -> None:
-    """Raise ValueError where there is no folder with records."""
-    if not runs_dir.is_dir():
-        raise ValueError(f"runs_dir: {runs_dir} is no folder")
-
-
-def find_run(run: str, runs_dir: Path) -> Path:
-    """The folder of a run that a person names: the folder itself, or the beginning of a name that one run has.
+def find_run(run: str, runs_dir: Path | None) -> Path:
+    """The folder of a run that a person names by folder, name, or beginning of the name.
 
     Raises ValueError where no run, or more than one, has such a name.
     """
     if (Path(run) / "run.json").is_file():
         return Path(run)
+    runs_dir = folder_of_runs(runs_dir)
     known = sorted(path.parent for path in runs_dir.glob("*/*/run.json"))
-    found = [folder for folder in known if folder.name == run] or [f for f in known if f.name.startswith(run)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ValueError(f"run: {len(found)} runs begin with {run!r}, as {found[0].name} and {found[1].name}; say more")
-    from energynn.names import suggestion
+    exact = [folder for folder in known if folder.name == run]
+    candidates = exact or [folder for folder in known if folder.name.startswith(run)]
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        first, second = candidates[:2]
+        raise ValueError(
+            f"run: {len(candidates)} runs begin with {run!r}, as {first.name} and {second.name}"
+        )
+    from energynn.config import suggestion
 
     near = suggestion(run, [folder.name for folder in known])
     raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}{near}")

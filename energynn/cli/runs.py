@@ -1,194 +1,159 @@
-"""Commands that make or measure a run on this machine: run, study, measure, watch, doctor."""
+"""Commands that make or measure a run on this machine: run, study, measure, doctor."""
 
 from __future__ import annotations
 
-import argparse
-import ast
+import math
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from energynn.cli.options import (
-    add_budgets,
-    add_command,
-    add_flag,
-    add_json,
-    add_run_dir,
-    add_runs_dir,
-    count,
-    number,
+    Json,
+    Parameters,
+    RunsDir,
+    folder_of_runs,
+    group,
+    parameters_of,
     reply,
-    runs_dir,
     tell,
 )
 
-
-class _HelpWithParameters(argparse.Action):
-    """``run --help``: the parameters are described by the fields of energynn.config, imported only when asked."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        from energynn import config
-
-        parser.epilog += f"\n\n{config.help_text()}"
-        parser.print_help()
-        parser.exit()
+Study = Annotated[str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")]
 
 
-def add_run(commands) -> None:
-    text = "make one run, as notebooks/run_training.ipynb does"
-    parser = add_command(commands, run, text, "energynn run workload=resnet50 devices=2", add_help=False)
-    text = "show this help message and every parameter"
-    parser.add_argument("-h", "--help", nargs=0, action=_HelpWithParameters, help=text)
-    parser.add_argument("assigned", nargs="*", type=_assignment, metavar="NAME=VALUE", help="a parameter: devices=2")
-    facts = dict(metavar=("NAME", "VALUE"), dest="parameters", help="the same, as for papermill")
-    parser.add_argument("-p", nargs=2, action="append", default=[], **facts)
-    add_flag(parser, "--list", "list every parameter with type, default and meaning; make no run")
-    add_runs_dir(parser)
-
-
-def run(options) -> int:
+def run(
+    assigned: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="a parameter: devices=2")
+    ] = None,
+    p: Parameters = None,
+    list_parameters: Annotated[
+        bool, typer.Option("--list", help="list every parameter; make no run")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Make one run, as notebooks/run_training.ipynb does."""
     from energynn import config, launchers
     from energynn.launch import start
 
-    if options.list:
+    if list_parameters:
         print(config.help_text())
         return 0
-    options.parameters += options.assigned
+    parameters = parameters_of([*(assigned or []), *(p or [])])
     try:
-        start.run(config.make(**parameters_of(options)), options.runs_dir)
-    except (InterruptedError, RuntimeError) as error:  # the run began and did not end well; its record says more
+        start.run(config.make(**parameters), folder_of_runs(runs_dir))
+    except (InterruptedError, RuntimeError) as error:  # its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
     return 0
 
 
-def parameters_of(options) -> dict:
-    """The parameters of a run that ``-p`` gives, by name."""
-    return {name: _literal(value) for name, value in options.parameters}
+study = group("Run a study on this machine; list all of them; show one and its cost.")
 
 
-def _assignment(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is no parameter; write NAME=VALUE, for example devices=2")
-    return name, value
-
-
-def _literal(text: str):
-    """A number, True, False or None where the text is one, else the text; as papermill reads -p."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
-    return value if isinstance(value, int | float | bool | None) else text
-
-
-def add_study(commands) -> None:
-    text = "run a study on this machine; list all of them; show one and its cost"
-    parser = add_command(commands, study, text, "energynn study show smoke")
-    parser.add_argument("action", choices=["run", "list", "show"], help="what to do")
-    parser.add_argument("name", nargs="?", default="smoke", help="a study's name, or a file of your own")
-    add_json(parser)
-    add_runs_dir(parser)
-    parser.add_argument(
-        "--minutes", type=number, default=float("inf"), metavar="M", help="begin no run that would end later"
-    )
-    text = "end a run that lasts longer, as one that hangs"
-    parser.add_argument("--run-minutes", type=number, default=float("inf"), metavar="M", help=text)
-    add_budgets(parser)
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="pack the runs into a .tar.gz, after each of them")
-    add_flag(parser, "--warm-up", "make the first run once before, and forget it")
-    add_flag(parser, "--dry-run", "of gpu and gpu-grid: the same points in small, on CPU cores")
-
-
-def study(options) -> int:
-    if options.action == "run":
-        return _run_study(options)
+@study.command("run")
+def study_run(
+    name: Study = "smoke",
+    minutes: Annotated[float, typer.Option(min=0, help="begin no run that would end later")] = (
+        math.inf
+    ),
+    run_minutes: Annotated[float, typer.Option(min=0, help="end a run that lasts longer")] = (
+        math.inf
+    ),
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="pack the runs, after each of them")
+    ] = None,
+    warm_up: Annotated[bool, typer.Option("--warm-up", help="make the first run once before")] = (
+        False
+    ),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="of gpu and gpu-grid: in small, on CPU cores")
+    ] = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Make every run of a study that has no valid record."""
     from energynn import studies
-    from energynn.cluster import costs
-
-    is_one = options.action == "show"
-    runs_by_study = studies.find([options.name] if is_one else list(studies.STUDIES))
-    if options.json:
-        print(costs.as_json(runs_by_study))
-    else:
-        tell(costs.report(runs_by_study, each_run=is_one))
-    return 0
-
-
-def _run_study(options) -> int:
-    from energynn import config, studies
-    from energynn.cluster import budget, local
+    from energynn.cluster import local
     from energynn.files import require_place
 
-    if options.archive:
-        require_place(options.archive)
-    runs = [run for runs in studies.find([options.name]).values() for run in runs]
-    if options.dry_run and options.name not in ("gpu", "gpu-grid"):
-        raise ValueError(f"dry-run: the study {options.name} is small as it is; only gpu and gpu-grid have one")
-    if options.dry_run:
-        runs = studies.STUDIES[options.name](dry_run=True)
-    for system in sorted({run.system for run in runs}):
-        limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
-        names = [config.run_id(run) for run in runs if run.system == system]
-        system_dir = options.runs_dir.absolute() / system
-        budget.keep(system_dir, budget.with_another(budget.read(system_dir), [options.name], limits, names))
-    how = options.minutes, options.archive, options.warm_up, options.run_minutes
-    failed = local.run_study(runs, options.runs_dir.absolute(), *how)
-    valid, not_valid = local.count_valid(runs, options.runs_dir.absolute())
-    tell("\n".join([f"\n{valid} of {len(runs)} runs have a valid record in {options.runs_dir}", *failed, *not_valid]))
+    if archive:
+        require_place(archive)
+    runs = [run for runs in studies.find([name]).values() for run in runs]
+    if dry_run and name not in ("gpu", "gpu-grid"):
+        raise ValueError(f"dry-run: the study {name} is small as it is")
+    if dry_run:
+        runs = studies.STUDIES[name](dry_run=True)
+    folder = folder_of_runs(runs_dir).absolute()
+    failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
+    valid, not_valid = local.count_valid(runs, folder)
+    counts = f"\n{valid} of {len(runs)} runs have a valid record in {folder}"
+    tell("\n".join([counts, *failed, *not_valid]))
     return 1 if failed else 0
 
 
-def add_measure(commands) -> None:
-    text = "measure any command as our own trainers are"
-    parser = add_command(commands, measure, text, "energynn measure -- python my_trainer.py")
-    parser.add_argument("--period", type=number, default=0.04, metavar="S", help="seconds between two samples")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder; a second start adds a segment")
-    add_flag(parser, "--json", "print the record; the command's output goes to stderr")
-    add_flag(parser, "--perun", "under perun, whose number then stands beside ours; takes some seconds more")
-    parser.add_argument("measured", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="and its arguments")
+@study.command("list")
+def study_list(as_json: Json = False) -> int:
+    """List all studies with their cost."""
+    return _show_studies(None, as_json)
 
 
-def measure(options) -> int:
-    from energynn.launch import command
-
-    words = options.measured[1:] if options.measured[:1] == ["--"] else options.measured
-    record, status = command.measure(words, options.out, options.period, quiet=options.json, perun=options.perun)
-    if record:
-        folder = options.out or runs_dir() / "measured" / record["run_id"]
-        reply(options, record, f"{command.report(record)}\n  record: {folder}")
-    return status
+@study.command("show")
+def study_show(name: Study = "smoke", as_json: Json = False) -> int:
+    """Show the runs of a study and what they cost."""
+    return _show_studies(name, as_json)
 
 
-def add_watch(commands) -> None:
-    text = "power, energy and time left of a run that goes on, from any shell"
-    parser = add_command(commands, watch, text, "energynn watch runs/local/resnet50-photographs-n2")
-    add_run_dir(parser)
-    parser.add_argument("--every", type=number, default=2.0, metavar="S", help="seconds between two looks")
-    add_flag(parser, "--once", "look once; also where standard output is no terminal")
+def _show_studies(name: str | None, as_json: bool) -> int:
+    from energynn import studies
+    from energynn.cluster import costs
 
-
-def watch(options) -> int:
-    from energynn.launch import watch
-
-    watch.follow(options.run, options.every, options.once)
+    runs_by_study = studies.find([name] if name else list(studies.STUDIES))
+    if as_json:
+        print(costs.as_json(runs_by_study))
+    else:
+        tell(costs.report(runs_by_study, each_run=bool(name)))
     return 0
 
 
-def add_doctor(commands) -> None:
-    text = "what a run on this machine would measure, how well, and what to mend"
-    parser = add_command(commands, doctor, text, "energynn doctor")
-    parser.add_argument("--devices", type=count, default=2, help="ranks of the MPI world to try")
-    add_json(parser)
+def measure(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="with arguments")],
+    period: Annotated[float, typer.Option(metavar="S", help="seconds between two samples")] = 0.04,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="the run's folder; again: a segment more")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="the record; the command's output goes to stderr")
+    ] = False,
+) -> int:
+    """Measure any command as our own trainers are measured."""
+    from energynn.launch import command as launch
+
+    record, status = launch.measure(command, out, period, quiet=as_json)
+    if record:
+        folder = out or folder_of_runs(None) / "measured" / record["run_id"]
+        reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
+    return status
 
 
-def doctor(options) -> int:
+def doctor(
+    devices: Annotated[int, typer.Option(min=1, help="ranks of the MPI world to try")] = 2,
+    system: Annotated[
+        str, typer.Option(metavar="NAME", help="instead: prove a cluster by a job of a minute")
+    ] = "",
+    as_json: Json = False,
+) -> int:
+    """Say what a run on this machine would measure, how well, and what to mend."""
+    if system:
+        from energynn.cluster import submit, systems
+
+        return submit.check(systems.site(system))
     import os
 
     from energynn.launch import doctor
     from energynn.measure import perun_adapter, sensors
 
     powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
-    findings = doctor.examine(options.devices, powercap)
-    reply(options, doctor.as_json(findings), doctor.report(findings))
+    findings = doctor.examine(devices, powercap)
+    reply(as_json, doctor.as_json(findings), doctor.report(findings))
     return doctor.exit_status(findings)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import files, records
-from energynn.cluster import budget, local, status
+from energynn.cluster import local, slurm, status
 from energynn.config import RunConfig
 from energynn.data import stage_in
 from energynn.launchers import CAN_GO_ON
@@ -48,16 +48,14 @@ def main(run_dir: Path) -> int:
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "failures_before": failures,
-        **{name: value for name, value in submitted.items() if name in ("minutes", "devices_held")},
+        **{name: value for name, value in submitted.items() if name == "minutes"},
         **machine.job_of_process(),
     }
     print(f"energynn: {now['started_at']} {run_dir.name}: start {len(starts) + 1} on {now['host']}", flush=True)
     files.write_json(run_dir / "job" / f"start-{len(starts) + 1}.json", now)
     if failures >= MOST_FAILURES:
-        remedy = "`energynn resubmit --failed` tries again"
+        remedy = "`energynn submit` tries again"
         return _end(run_dir, now, 1, f"failed: {failures} starts in a row came to no new checkpoint; {remedy}")
-    if refused := budget.beyond(run_dir, config, 0.0):
-        return _end(run_dir, now, 1, f"failed: {refused}")
     signals = _signals_heard()
     with _staged_in(run_dir, signals) as problem:
         exit_status, last_line = (1, problem) if problem else _execute(config, run_dir, signals)
@@ -85,15 +83,9 @@ def _is_ours(run_dir: Path) -> bool:
     submitted = status.submission(run_dir)
     if os.environ.get(status.SUBMISSION, submitted["submitted_at"]) != submitted["submitted_at"]:
         return False
-    if (job := _executor().this_task()) and not submitted.get("job_id"):
+    if (job := slurm.this_task()) and not submitted.get("job_id"):
         files.write_json(run_dir / "job" / "submission.json", submitted | {"job_id": job})
     return True
-
-
-def _executor():
-    """The module of the scheduler that has started this process."""
-    found = [executor for executor in status.EXECUTORS.values() if executor.this_task()]
-    return found[0] if found else status.EXECUTORS["local"]
 
 
 def _failures_in_a_row(starts: list[dict], submission: str, checkpoint: str) -> int:
@@ -179,12 +171,11 @@ def _end(run_dir: Path, start: dict, exit_status: int, outcome: str) -> int:
 
 def _go_on(run_dir: Path) -> int:
     """Queue this job again; where the site forbids that, a new one that takes its place."""
-    executor = _executor()
-    if not (job := executor.this_task()):  # the local executor starts it again
+    if not (job := slurm.this_task()):  # an own script, which may start it again
         return CAN_GO_ON
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        new = executor.queue_again(str(run_dir / "job" / "job.sh"))
+        new = slurm.queue_again(str(run_dir / "job" / "job.sh"))
     except ValueError as error:
         print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
         return 1

@@ -6,7 +6,7 @@
 runs=(
 @runs@
 )
-run=${runs[${ENERGYNN_TASK:-${SLURM_ARRAY_TASK_ID:-${PBS_ARRAY_INDEX:-${1:-0}}}}]}
+run=${runs[${SLURM_ARRAY_TASK_ID:-${1:-0}}]}
 exec >> "$run/job/log.txt" 2>&1
 @setup@
 cd @repository@ || exit

@@ -17,11 +17,9 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import records
-from energynn.cluster import budget
 from energynn.config import RunConfig
 from energynn.files import REPOSITORY, shipped
 from energynn.launch import start
-from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.processes import end_with_parent
 from energynn.progress import tell
 
@@ -66,10 +64,6 @@ def run_study(
             elapsed_s = time.monotonic() - begun
             if elapsed_s + _expected_s(config, made) > 60 * minutes:
                 failed.append(f"{configuration.run_id(config)}: left out for lack of time")
-                continue
-            hours = _expected_s(config, made) / SECOND_PER_HOUR * config.devices
-            if over := budget.beyond(_folder(config, runs_dir), config, hours):
-                failed.append(f"{configuration.run_id(config)}: left out: {over}")
                 continue
             left_s = sum(_expected_s(later, made) for later in missing[index:])
             left = f", about {min(left_s / 60, minutes - elapsed_s / 60):.0f} min left" if made else ""

@@ -15,22 +15,20 @@ from itertools import groupby
 from pathlib import Path
 
 from energynn import records
-from energynn.cluster import background, budget, pbs, site_energy, slurm
+from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
 from energynn.reading import json_or_nothing, one_fault
 
-EXECUTORS = {"slurm": slurm, "pbs": pbs, "local": background}
 SET_UP_FAILED = "energynn: failed: "
 NOISE = ("slurmstepd:", "srun:")
 GONE = "its job is gone; nothing was recorded"
 # Of what kind the values are that others write beside a run: how it was submitted, and the live view.
 SUBMITTED = dict.fromkeys(("job_id", "scheduler", "system_file", "user", "after", "submitted_at", "comment"), "text")
 SUBMITTED |= {"studies": "texts", "options": "texts", "task": "number"}
-JOBS = {"pbs": r"[1-9]\d{0,11}(\[\])?_\d+"}  # what a scheduler calls a run's job; one bad name fails the whole question
-NUMBERED = r"[1-9]\d{0,9}_\d+"  # that of Slurm, and of a process in the background
+NUMBERED = r"[1-9]\d{0,9}_\d+"  # what Slurm calls a run's job; one bad name fails the whole question
 PROGRESS = ("epoch", "epochs", "samples_per_s", "power_W", "time_left_s")
 LIVE = dict.fromkeys((*PROGRESS, "energy_J", "energy_before_J"), "number")
 SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` has made it
@@ -39,18 +37,14 @@ SUBMISSION = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """One entry for each run, and what is to be said beside them."""
     submissions = {folder: submission(folder) for folder in folders}
-    queue, notes = {}, []
+    notes = []
     with contextlib.suppress(ValueError):  # Slurm does not answer, as is said below
         confirm(submissions)
-    schedulers = {str(submitted.get("scheduler")) for submitted in submissions.values()}
-    for scheduler in sorted(schedulers & EXECUTORS.keys()):
-        submitted = [each for each in submissions.values() if each.get("scheduler") == scheduler]
-        try:
-            queue |= EXECUTORS[scheduler].queue(each.get("job_id", "") for each in submitted)
-        except ValueError as error:
-            notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
-            queue = None
-            break
+    try:
+        queue = slurm.queue(each.get("job_id", "") for each in submissions.values())
+    except ValueError as error:
+        notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
+        queue = None
     rows = [_row_or_fault(folder, submissions[folder], queue) for folder in folders]
     firsts: dict[str, dict] = {}
     for row in rows:
@@ -58,20 +52,10 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
         if digest and (first := firsts.setdefault(digest, row)) is not row:
             row["copy_of"] = f"{first['system']}/{first['run_id']}"
     lost = {row["job"]: row for row in rows if row.get("reason") == GONE and row["job"]}
-    last_words = {}
-    for scheduler in schedulers & EXECUTORS.keys() if lost else ():  # each is asked once for all of its jobs
-        of_it = {each.get("job_id") for each in submissions.values() if each.get("scheduler") == scheduler}
-        if jobs := [job for job in lost if job in of_it]:
-            last_words |= EXECUTORS[scheduler].last_words(jobs)
+    last_words = slurm.last_words(list(lost)) if lost else {}
     for job, row in lost.items():
         state = last_words.get(job, "nobody remembers it")
         row["reason"] = f"its job {job} is gone ({state}); nothing was recorded"
-    in_jobs = {Path(row["folder"]): row for row in rows if row.get("scheduler") == "slurm"}
-    site_energy.ask(list(in_jobs))
-    for folder, row in in_jobs.items():
-        with one_fault(f"{row['run_id']}: {site_energy.FILE} cannot be read", notes):
-            if told := site_energy.words(folder):
-                row["site_energy"] = told
     return rows, notes
 
 
@@ -79,8 +63,7 @@ def confirm(submissions: dict[Path, dict]) -> None:
     """Find the jobs of those submissions by folder that were not answered; raises ValueError without an answer."""
     for folder, submitted in submissions.items():
         is_open = {"comment", "task"} <= submitted.keys() and "job_id" not in submitted
-        executor = EXECUTORS.get(submitted.get("scheduler"), background)
-        if is_open and is_ours(submitted) and (number := executor.number_of(submitted["comment"])):
+        if is_open and is_ours(submitted) and (number := slurm.number_of(submitted["comment"])):
             submitted["job_id"] = f"{number}_{submitted['task']}"
             write_json(folder / "job" / "submission.json", submitted)
 
@@ -90,7 +73,6 @@ def main(options) -> int:
     while True:
         runs, notes = rows(folders(options.runs_dir.absolute(), options.studies))
         runs = newest_first(runs)
-        notes += _budgets(runs)
         shown = json.dumps({"runs": runs, "notes": notes}, indent=1) if options.json else text(runs, notes)
         if options.watch and sys.stdout.isatty():
             print("\x1b[H\x1b[J", end="")  # clear the screen
@@ -98,17 +80,6 @@ def main(options) -> int:
         if not options.watch or not any(map(goes_on, runs)):
             return 0
         time.sleep(options.watch)
-
-
-def _budgets(rows: list[dict]) -> list[str]:
-    """A line for each budget of the systems that are shown."""
-    lines = []
-    for system_dir in sorted({Path(row["folder"]).parent for row in rows}):
-        queued = [row["run_id"] for row in rows if goes_on(row) and Path(row["folder"]).parent == system_dir]
-        with one_fault(system_dir, lines):
-            for each in budget.read(system_dir):
-                lines.append(budget.Account(system_dir, each, queued).words())
-    return lines
 
 
 def goes_on(row: dict) -> bool:
@@ -162,8 +133,6 @@ def _row_or_fault(folder: Path, submission: dict, queue: dict | None) -> dict:
 def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
     """The entry of one run; ``queue`` is None where the scheduler does not answer."""
     row = {"run_id": folder.name, "system": folder.parent.name, "state": "not submitted", "folder": str(folder)}
-    if why := records.why_ignored(folder):
-        row["ignored"] = why
     if submission:
         row["job"] = submission.get("job_id", "")
         row |= {name: submission[name] for name in ("studies", "system_file")}
@@ -181,7 +150,6 @@ def _row(folder: Path, submission: dict, queue: dict | None) -> dict:
         row |= {"state": "finished", "time_s": record["training_time_s"], "starts": len(record["segments"])}
         joules = record.get("energy_total_J")
         row["provenance"] = record.get("energy_total_provenance", "")
-        row |= {"scheduler": record["job"]["scheduler"]} if record.get("job") else {}
         return row | {"energy_kWh": joules and joules / JOULE_PER_KWH}
     live = _of_kinds(folder / ".state.json", LIVE)
     row |= {name: live[name] for name in PROGRESS if name in live}
@@ -259,7 +227,7 @@ def wait_instead(system_dir: Path, new_jobs: dict[str, str]) -> None:
         waiting = submission(path.parent.parent)
         if waiting.get("after") in new_jobs and waiting.get("job_id") and path.parent.parent.name not in new_jobs:
             with contextlib.suppress(ValueError, KeyError):  # it has left the queue, or does not say which one
-                EXECUTORS[waiting["scheduler"]].depend(waiting["job_id"], new_jobs[waiting["after"]])
+                slurm.depend(waiting["job_id"], new_jobs[waiting["after"]])
 
 
 def starts(folder: Path) -> list[Path]:
@@ -270,8 +238,7 @@ def starts(folder: Path) -> list[Path]:
 def submission(folder: Path) -> dict:
     """What `energynn submit` wrote beside a run, but for ill-typed values; empty if it was not submitted."""
     submitted = _of_kinds(folder / "job" / "submission.json", SUBMITTED)
-    form = JOBS.get(submitted.get("scheduler"), NUMBERED)
-    if not re.fullmatch(form, submitted.get("job_id", ""), re.ASCII):
+    if not re.fullmatch(NUMBERED, submitted.get("job_id", ""), re.ASCII):
         submitted.pop("job_id", None)
     return submitted
 
@@ -301,8 +268,7 @@ def text(rows: list[dict], notes: list[str]) -> str:
 
 
 def _words(row: dict) -> str:
-    parts = [f"ignored: {row['ignored']}"] if "ignored" in row else []
-    parts += [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
+    parts = [f"is a copy of {row['copy_of']}; keep one of the two"] if "copy_of" in row else []
     parts += [f"{row['user']}'s"] if "user" in row else []
     parts += [row["what"]] if "what" in row else []
     live = [f"epoch {row['epoch']}/{row['epochs']}"] if {"epoch", "epochs"} <= row.keys() else []
@@ -316,7 +282,7 @@ def _words(row: dict) -> str:
         live.append(f"in {duration(row['time_s'])}")
     parts += [", ".join(live)] if live else []
     parts += [f"job {row['job']}"] if row.get("job") else []
-    parts += [str(row[name]) for name in ("site_energy", "reason") if row.get(name)]
+    parts += [str(row["reason"])] if row.get("reason") else []
     if (log := row.get("log")) and row["reason"] not in log and log not in row["reason"]:
         parts.append(log)  # it often ends with the reason itself
     return "; ".join(parts)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import files, records, studies
-from energynn.cluster import budget, costs, slurm, status, systems
+from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.status import SUBMISSION
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
@@ -102,7 +102,7 @@ def queued_runs(runs_dir: Path, site: Site) -> set[str]:
     """Names of the runs of a system that go on, or whose jobs are queued or run."""
     folders = [path for path in (runs_dir / site.name).glob("*") if status.is_run(path)]
     status.confirm({folder: status.submission(folder) for folder in folders})
-    queue = status.EXECUTORS[site.scheduler].queue(map(job_of, folders))
+    queue = slurm.queue(map(job_of, folders))
     return {folder.name for folder in folders if job_of(folder) in queue or records.is_running(folder)}
 
 
@@ -152,8 +152,6 @@ def _folders(job: Job, site: Site, runs_dir: Path) -> list[Path]:
 
 def _directives(job: Job, site: Site, folder: Path, names: list[str], facts: dict) -> list[str]:
     """What the scheduler is told in the first lines of a script whose log lies in the first run's folder."""
-    if site.scheduler == "local":
-        return []
     title = re.sub(r"[^\w.-]", "_", "+".join(names))[:40]
     needs = {
         "title": f"energynn-{title}",
@@ -167,7 +165,7 @@ def _directives(job: Job, site: Site, folder: Path, names: list[str], facts: dic
         "log_folder": folder / "job",
         "options": facts["options"],
     }
-    return status.EXECUTORS[site.scheduler].directives(needs, site)
+    return slurm.directives(needs, site)
 
 
 def _stage_in(job: Job, site: Site) -> dict[str, str]:
@@ -178,8 +176,6 @@ def _stage_in(job: Job, site: Site) -> dict[str, str]:
         return {}
     if not site.stage_to:
         raise ValueError(f"{name}: names an archive, but {Path(site.file).name} has no stage_to; give it one")
-    if site.scheduler == "pbs" and job.nodes > 1:
-        raise ValueError(f"{name}: names an archive, which PBS cannot unpack on all nodes; name a folder that all see")
     return {"variable": name, "archive": archive, "to": site.stage_to}
 
 
@@ -200,7 +196,7 @@ def submit(jobs: list[Job], site: Site, runs_dir: Path, names: list[str], option
         raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that batch scripts cannot hold; choose another")
     for job in jobs:
         configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-    arrays = _arrays(jobs, status.EXECUTORS[site.scheduler].most_tasks())
+    arrays = _arrays(jobs, slurm.most_tasks())
     ids, begun_at = {}, files.utc_now()
     for index, job in enumerate(arrays):
         facts = _facts(job, site, names, options, begun_at, index)
@@ -228,37 +224,11 @@ def _facts(job: Job, site: Site, names: list[str], options: list[str] = (), begu
         "after": job.after,
         "submitted_at": begun_at,
         "minutes": job.minutes,
-        "devices_held": _held(job, site),
         "user": getpass.getuser(),
         "options": list(options),
         "comment": f"energynn:{begun_at}:{index}",
         "stage_in": _stage_in(job, site),
     }
-
-
-def _held(job: Job, site: Site) -> int:
-    """How many devices a run of the job holds: those of whole nodes."""
-    return job.nodes * site.devices_per_node if site.scheduler != "local" else job.devices
-
-
-def within_budgets(jobs: list[Job], accounts: list[budget.Account], site: Site) -> list[Job]:
-    """The jobs with those runs that every budget of theirs still takes up to their time limit, first come first served.
-
-    What waits for a run that is held back is held back, too.
-    """
-    kept, held_back = [], set()
-    for job in jobs:
-        hours, runs = job.minutes / 60 * _held(job, site), []
-        for run in job.runs:
-            name = configuration.run_id(run)
-            concerned = [account for account in accounts if name in account.budget.runs]
-            if job.after not in held_back and all([account.takes(run, hours) for account in concerned]):
-                runs.append(run)
-            else:
-                held_back.add(name)
-        if runs:
-            kept.append(dataclasses.replace(job, runs=tuple(runs)))
-    return kept
 
 
 def _arrays(jobs: list[Job], most: int) -> list[Job]:
@@ -300,11 +270,10 @@ def _hand_in(job: Job, site: Site, runs_dir: Path, facts: dict, text: str, after
 
 def _number(site: Site, path: Path, tasks: int, after: str, comment: str) -> str:
     """The number of the job that a script becomes."""
-    executor = status.EXECUTORS[site.scheduler]
     try:
-        return executor.submit(path, tasks, after)
+        return slurm.submit(path, tasks, after)
     except slurm.NoAnswer:
-        if number := executor.number_of(comment):
+        if number := slurm.number_of(comment):
             return number
         raise ValueError(f"{site.scheduler}: did not answer, and has not taken the job") from None
 
@@ -320,25 +289,23 @@ def cancel(folders: list[Path]) -> Counter:
     What goes on leaves a checkpoint if it is given the time.
     """
     owners, me = Counter(), getpass.getuser()
-    for scheduler, executor in status.EXECUTORS.items():
-        submissions = {folder: status.submission(folder) for folder in folders}
-        jobs = {
-            each.get("job_id", ""): folder for folder, each in submissions.items() if each.get("scheduler") == scheduler
-        }
-        states = executor.queue(jobs)
-        queued = {job: submissions[folder].get("user", me) for job, folder in jobs.items() if job in states}
-        owners.update(queued.values())
-        ours = [job for job, user in queued.items() if user == me]
-        for job in ours:
-            (jobs[job] / "job" / "cancelled").touch()
-        if ours:
-            executor.cancel(ours)
+    submissions = {folder: status.submission(folder) for folder in folders}
+    jobs = {each.get("job_id", ""): folder for folder, each in submissions.items()}
+    states = slurm.queue(jobs)
+    queued = {job: submissions[folder].get("user", me) for job, folder in jobs.items() if job in states}
+    owners.update(queued.values())
+    ours = [job for job, user in queued.items() if user == me]
+    for job in ours:
+        (jobs[job] / "job" / "cancelled").touch()
+    if ours:
+        slurm.cancel(ours)
     return owners
 
 
 def main(options) -> int:
     """`energynn submit`: show what it will cost, ask if that is much, and hand it over."""
     site = systems.site(options.system)
+    _require_slurm(site)
     studies_of_runs = studies.find(options.studies, site.name)
     for name, study in studies_of_runs.items():
         sums = costs.total(costs.expect(run, site.gpu) for run in dict.fromkeys(study))
@@ -347,8 +314,13 @@ def main(options) -> int:
     return _hand_over(runs, list(studies_of_runs), site, options)
 
 
+def _require_slurm(site: Site) -> None:
+    if site.scheduler != "slurm":
+        raise ValueError(f"system: {site.name} is no cluster; `energynn study run NAME` makes a study on this machine")
+
+
 def again(options) -> int:
-    """`energynn resubmit --failed`."""
+    """`energynn submit`."""
     rows, _ = status.rows(status.folders(options.runs_dir.absolute(), options.studies))
     failed = [row for row in rows if row["state"] in ("failed", "stopped") and "job" in row and "user" not in row]
     names = sorted({name for row in failed for name in row["studies"]})
@@ -364,7 +336,6 @@ def again(options) -> int:
         again = argparse.Namespace(
             **vars(options)
             | {"sbatch": words, "limit": math.inf, "yes": True, "dry_run": False}
-            | {"budget_gpu_hours": None, "budget_kwh": None}
         )
         _hand_over(runs, names, systems.site(system), again)
     print(f"{len(failed) - len(faults)} runs submitted again" if failed else "no run has failed")
@@ -408,7 +379,6 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
     names_here = {configuration.run_id(run) for run in runs}
     done = sum(name in queued or records.is_made(runs_dir / site.name / name) for name in names_here)
     done = f"{done} of {len(runs)} runs are made or queued"
-    jobs = _held_to_budgets(jobs, runs, names, site, queued, options)
     if options.dry_run:
         for job in jobs:
             print(f"\n{script(job, site, runs_dir, names, _facts(job, site, names, options.sbatch))}")
@@ -426,28 +396,6 @@ def _plan_and_submit(runs: list[RunConfig], names: list[str], site: Site, option
         print(line, flush=True)
     print("`energynn status` shows what becomes of them")
     return 0
-
-
-def _held_to_budgets(
-    jobs: list[Job], runs: list[RunConfig], names: list[str], site: Site, queued: set[str], options
-) -> list[Job]:
-    """The jobs that all budgets still take, the one that this call gives included; prints a line for each budget."""
-    system_dir = options.runs_dir.absolute() / site.name
-    limits = {"gpu_hours": options.budget_gpu_hours, "kWh": options.budget_kwh}
-    own = [configuration.run_id(run) for run in runs]
-    budgets = budget.with_another(budget.read(system_dir), names, limits, own)
-    accounts = [
-        budget.Account(system_dir, each, queued, site.gpu) for each in budgets if not {*own}.isdisjoint(each.runs)
-    ]
-    kept = within_budgets(jobs, accounts, site)
-    if not options.dry_run:
-        budget.keep(system_dir, budgets)
-    for account in accounts:
-        tell(account.words())
-    missing = sum(len(job.runs) for job in jobs) - sum(len(job.runs) for job in kept)
-    if missing:
-        tell(f"{missing} runs are held back: a budget does not last to their time limits; {budget.REMEDY}")
-    return kept
 
 
 def _tell_of_a_renamed_file(runs_dir: Path, site: Site) -> None:
@@ -494,8 +442,9 @@ def _tell_costs(done: str, jobs: list[Job], site: Site) -> float:
 def check(site: Site) -> int:
     """Prove a system by a short measured run on two nodes, and say what is not as its file says; returns 1 then."""
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
-    nodes = 1 if site.scheduler == "local" else 2
-    devices = 2 if site.scheduler == "local" else nodes * site.devices_per_node
+    _require_slurm(site)
+    nodes = 2
+    devices = nodes * site.devices_per_node
     small = dict(embed_dim=32, depth=1, epochs=40, step_period_s=0.015 * devices)  # twelve seconds on anything
     probe = configuration.make("fourcastnet", system=site.name, devices=devices, **small)
     list(submit([Job((probe,), nodes, 10)], site, runs_dir, ["check"]))
@@ -518,11 +467,11 @@ def check(site: Site) -> int:
         return 1
     asked = {"nodes": nodes, "sockets": nodes * site.sockets_per_node}
     wrong = [f"{name}: {record[name]}, where the file says {n}" for name, n in asked.items() if record[name] != n]
-    asks_for_gpus = any("gpu" in option for option in [*site.sbatch, site.select])
+    asks_for_gpus = any("gpu" in option for option in site.sbatch)
     if asks_for_gpus and record["device_kind"] != "gpu":
         wrong.append(f"no GPU was visible, though sbatch asks for some: the run was made on {record['device_name']}")
     is_other_gpu = record["device_kind"] == "gpu" and site.gpu not in record["device_name"]
-    if is_other_gpu and site.scheduler != "local":
+    if is_other_gpu:
         wrong.append(f"gpu: {record['device_name']}, where the file says {site.gpu}")
     if "perun_time_s" not in record:
         wrong.append("perun measured nothing: `energynn doctor` in a job tells why")

@@ -9,21 +9,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from energynn.config import suggestion
 from energynn.files import shipped
 from energynn.measure.samples import LIMITS_S, limit_variable
-from energynn.names import suggestion
 from energynn.reading import toml_table
 
 # What may stand in a batch script without quotes: an option, a module, a folder that may begin with a variable.
 OPTION = re.compile(r"(?!.*\.\.)--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*")
-CHUNK = re.compile(r"[\w:=.,-]*")  # of PBS: ncpus=32:ngpus=4
 LINE = re.compile(r"[ -~]*\S[ -~]*")  # of a shell: what it does is the site's own affair
 MODULE = re.compile(r"(?!.*\.\.)\w[\w.+/-]*")
 FOLDER = re.compile(r"((\$[A-Z_]+|/[\w+-][\w.+-]*)(/[\w+-][\w.+-]*)*)?")
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 GPU = re.compile(r"[\w -]+")
 VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-SCHEDULERS = ("slurm", "pbs", "local")
+SCHEDULERS = ("slurm", "local")
 KINDS = {"str": str, "int": int, "float": (int, float), "dict[str, str]": dict}  # all other fields are lists of texts
 
 
@@ -42,8 +41,6 @@ class Site:
     default_hours: float = 1.0  # of a run for which nothing published tells how long it takes
     ask_above_gpu_hours: float = 100.0
     sbatch: list[str] = field(default_factory=list, metadata={"form": OPTION})
-    qsub: list[str] = field(default_factory=list, metadata={"form": OPTION})
-    select: str = field(default="", metadata={"form": CHUNK})
     srun: list[str] | None = field(default=None, metadata={"form": OPTION})
     python: str = field(default="", metadata={"form": LINE})  # how srun calls it, where it is in a container
     runs_at_once: int = 0  # of one job array; 0: as many as Slurm starts

@@ -292,7 +292,7 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 def _note(root: Path, year: int) -> dict:
     if missing := [name for name in files_of(year) if not (root / name).is_file()]:
-        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn era5 prepare` makes them")
+        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn data era5` makes them")
     with one_fault(root):
         return json_table(root / f"{year}.json")
 
@@ -314,7 +314,7 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     years = sorted(int(path.stem) for path in root.glob("[0-9]*.npy"))
     unfinished = sorted(path.name for path in root.glob("*.part"))
     if unfinished or not years:
-        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; `energynn era5 prepare` goes on with it")
+        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it")
     notes = {year: _note(root, year) for year in years}
     sums = {}
     for year, note in notes.items():

@@ -113,13 +113,13 @@ def _list_split(root: Path, split: str, progress: Callable[[str], None]) -> List
     store, tree, archive = root / f"{split}.ppm", root / split, root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         if not store.with_suffix(".npz").is_file():
-            raise ValueError(f"images: {store} is not complete; `energynn imagenet prepare` goes on with it")
+            raise ValueError(f"images: {store} is not complete; `energynn data imagenet` goes on with it")
         table = store.with_suffix(".npz")
         try:
             require_file(table)
             return _listing(store, **np.load(table))
         except (*ILL_TYPED, zipfile.BadZipFile) as error:
-            raise ValueError(f"images: {table} cannot be read ({error}); `energynn imagenet prepare` anew") from error
+            raise ValueError(f"images: {table} cannot be read ({error}); `energynn data imagenet` anew") from error
     if tree.is_dir():
         return _listing(root, list(_names_of_tree(root, split)))
     if archive.is_file():

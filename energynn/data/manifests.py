@@ -96,7 +96,7 @@ def prepare(dataset: str, progress: Callable[[str], None] = print) -> Path:
         verify_sources(dataset)
         remedy = (
             f"the manifest's crops were made with {manifest['energynn:made_with']}, here is {photographs.made_with()}: "
-            f"install the versions of requirements.lock, or `energynn manifest build {dataset}` describes your own"
+            f"install the versions of requirements.lock, or `energynn data describe {dataset}` describes your own"
         )
         photographs.make_crops(folder, lambda fresh: _check(dataset, fresh, progress, remedy))
         progress(f"{dataset}: made {len(expected)} crops in {folder}")

@@ -261,7 +261,7 @@ def hand_over(probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir:
     _write_study(study, [probe.run for probe in probes])
     _write_study(goal, asked)
     given = dict(studies=[str(study)], system=site.file, runs_dir=runs_dir, dry_run=False, limit=None, yes=False)
-    given |= dict(minutes=None, budget_gpu_hours=None, budget_kwh=None, sbatch=[])
+    given |= dict(minutes=None, sbatch=[])
     if submit.main(argparse.Namespace(**given)):
         return
     words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload, "--system", site.file]

@@ -1,4 +1,4 @@
-"""`energynn watch RUN`: what a run draws, has used and will still use, from any shell that sees its files."""
+"""`energynn status --watch RUN`: what a run draws, has used and will still use, from any shell that sees its files."""
 
 from __future__ import annotations
 

@@ -141,8 +141,7 @@ def _start_sampler():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it must not end before its rank
         signal.signal(number, signal.SIG_IGN)
     folder = Path(os.environ[RUN_DIR_VARIABLE])
-    sampler = sampler_process.make_sampler(folder, ranks_of_this_host())
-    sampler.start()
+    sampler = sampler_process.begin(folder, ranks_of_this_host())
     multiprocessing.util.Finalize(None, sampler.stop, exitpriority=1)
     return lambda values: None
 
@@ -481,15 +480,3 @@ def energies_as_perun(run: PerunRun) -> dict:
     if run.reported_J is not None:
         result["energy_perun_reported_J"] = run.reported_J
     return result
-
-
-def energy_of_readings(sensor: dict, t_ns: np.ndarray, values: np.ndarray) -> float:
-    """Energy in J that perun 1.0 computes from readings: a counter becomes power, and power is integrated."""
-    seconds = (t_ns - t_ns[0]) / 1e9
-    watts = values * sensor["to_SI"]
-    if sensor["kind"] == "energy":
-        steps = np.diff(values)
-        steps = np.where(steps < 0, steps + (sensor["wraps_at"] or 0), steps) * sensor["to_SI"]
-        watts = steps / np.diff(seconds)
-        watts = np.insert(watts, 0, watts[0])
-    return float(np.trapezoid(watts, seconds))

@@ -65,14 +65,13 @@ def sample(folder: str, ranks: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     label_lines()
-    sampler = make_sampler(Path(folder), ranks)
-    sampler.start()
+    sampler = begin(Path(folder), ranks)
     sys.stdin.readline()
     sampler.stop()
 
 
-def make_sampler(folder: Path, ranks: int) -> sensors.Sampler:
-    """Make the sampler of this host, for the run or segment whose raw files lie in a folder."""
+def begin(folder: Path, ranks: int) -> sensors.Sampler:
+    """Sample this host from now on, for the run or segment whose raw files lie in a folder."""
     intent = perun_adapter.intent_of(folder)
     powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
     gpus = intent.get("uses_gpus", True)
@@ -81,7 +80,11 @@ def make_sampler(folder: Path, ranks: int) -> sensors.Sampler:
     inventory = sensors.find(intent["cpu_model"], powercap, visible, gpus, others)
     facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
     path = folder / f"samples-{os.uname().nodename}.jsonl"
-    return sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
+    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
+    sampler.start()
+    for line in sampler.inventory.problems + sampler.inventory.unaccounted:
+        sensors.say(line)
+    return sampler
 
 
 def announce_gpus(folder: Path) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from energynn.measure.samples import Lines
 
@@ -182,9 +183,10 @@ def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
             wraps_at = int((zone / "max_energy_range_uj").read_text())
             if wraps_at < 0:
                 raise ValueError(f"its range is {wraps_at}")
+            _read_whole_number(zone / "energy_uj")
             counter = os.stat(zone / "energy_uj")
         except (OSError, ValueError) as error:
-            read = partial(_fail, error)
+            read = partial(_fail, ValueError(f"{error}; sudo chmod a+r {zone}/*"))
             sensors.append(Sensor(zone.name, "cpu", zone.name, "energy", provenance, read))
             continue
         if (counter.st_dev, counter.st_ino) in counters:  # a link to a zone
@@ -224,12 +226,10 @@ def cpu_estimate(model: dict) -> Sensor:
     return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", busy_core_seconds, model=model)
 
 
-def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Return the time that all cores have been busy since boot, in core-seconds (Linux)."""
-    # Guest time is part of user; stolen time is somebody else's.
-    numbers = map(int, stat.read_text().split(None, 8)[1:8])
-    user, nice, system, _idle, _iowait, irq, softirq = numbers
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+def busy_core_seconds() -> float:
+    """Return the time that all cores have been busy since boot, in core-seconds."""
+    times = psutil.cpu_times()  # guest time is part of user; stolen time is somebody else's
+    return times.user + times.nice + times.system + times.irq + times.softirq
 
 
 # ------------------------------------------------------------------------------------------ GPUs
@@ -250,30 +250,30 @@ def nvml_sensors(visible: str | None = None) -> Inventory:
         return inventory
     there = nvidia_gpus()
     try:
-        pynvml = _start_nvml()
-        names = [names_of_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        pynvml = start_nvml()
+        notes = notes_of_gpus(pynvml)
     except Exception as error:
         if there or type(error).__name__ not in NO_GPU:
-            text = f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error})"
+            fault = f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error})"
             remedy = "install nvidia-ml-py, look at nvidia-smi, or say --no-gpu"
-            inventory.unaccounted.append(f"{text}; {remedy}")
+            inventory.unaccounted.append(f"{fault}; {remedy}")
         return inventory
-    if visible is None and len(there) > len(names):
-        text = f"NVML lists {len(names)} of the {len(there)} NVIDIA GPUs {' '.join(there)}"
-        inventory.unaccounted.append(f"{text}; look at nvidia-smi, or say --no-gpu")
-    indices, unknown = visible_devices(names, visible)
+    if visible is None and len(there) > len(notes):
+        fault = f"NVML lists {len(notes)} of the {len(there)} NVIDIA GPUs {' '.join(there)}"
+        inventory.unaccounted.append(f"{fault}; look at nvidia-smi, or say --no-gpu")
+    chosen, unknown = visible_gpus(notes, visible)
     if unknown:
-        text = f"CUDA_VISIBLE_DEVICES names {unknown!r}, no whole GPU of this host; correct it"
-        inventory.unaccounted.append(text)
-    for index in sorted(indices):
-        if names[index] and names[index] in names[:index]:
-            inventory.unaccounted.append(f"GPU {index} has the UUID of another; look at nvidia-smi")
-        else:
-            inventory.sensors += _sensors_of_gpu(pynvml, index)
+        fault = f"CUDA_VISIBLE_DEVICES names {unknown!r}, no whole GPU of this host; correct it"
+        inventory.unaccounted.append(fault)
+    for index in sorted(chosen):
+        inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
+    uuids = [notes[index].get("uuid", index) for index in chosen]
+    if len(set(uuids)) < len(uuids):
+        inventory.unaccounted.append("two GPUs have one UUID; look at nvidia-smi")
     return inventory
 
 
-def _start_nvml():
+def start_nvml():
     """Import NVML's binding and start it; a driver may need a moment, so this is tried twice."""
     import pynvml
 
@@ -323,16 +323,13 @@ NVML_READERS = {
 }
 
 
-def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
-    """List the energy counter and powers that a GPU may have; reading tells which of them it has."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except Exception as error:
-        read = partial(_fail, error)
-        return [Sensor(f"gpu_{index}", "gpu", str(index), "power", "measured", read)]
-    notes = notes_of_gpu(pynvml, handle)
-    semantics = {"power": power_semantics(notes.get("name", "")), "power_instant": "instantaneous"}
+def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
+    """List energy counter and powers that a GPU may have; reading tells which of them it has."""
     simulated = getattr(pynvml, "SIMULATED", False)  # tests bring their own NVML
+    semantics = {"power": power_semantics(notes.get("name", "")), "power_instant": "instantaneous"}
+    handle = None  # of a GPU that is lost; to read it raises
+    with suppress(Exception):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     sensors = []
     for name, read in NVML_READERS.items():
         sensor = Sensor(
@@ -343,33 +340,35 @@ def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
             "simulated" if simulated else "measured",
             read=partial(read, pynvml, handle),
             to_SI=1e-3,
-            notes=notes | ({"power": semantics[name]} if name in semantics else {}),
+            notes=dict(notes),
         )
+        if name in semantics:
+            sensor.notes["power"] = semantics[name]
         sensors.append(sensor)
     return sensors
 
 
-def notes_of_gpu(pynvml, handle) -> dict:
-    """Return UUID, name, power limit and driver of a GPU, as far as it says them."""
+def notes_of_gpus(pynvml) -> list[dict]:
+    """Return UUID, name, power limit and driver of each GPU, as far as it says them."""
     questions = {
-        "uuid": lambda: _decoded(pynvml.nvmlDeviceGetUUID(handle)),
-        "name": lambda: _decoded(pynvml.nvmlDeviceGetName(handle)),
-        "limit_W": lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-        "driver": lambda: _decoded(pynvml.nvmlSystemGetDriverVersion()),
+        "uuid": lambda handle: _decoded(pynvml.nvmlDeviceGetUUID(handle)),
+        "name": lambda handle: _decoded(pynvml.nvmlDeviceGetName(handle)),
+        "limit_W": lambda handle: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+        "driver": lambda handle: _decoded(pynvml.nvmlSystemGetDriverVersion()),
     }
-    notes = {}
-    for name, ask in questions.items():
-        with suppress(Exception):  # laptops and virtual GPUs do not say all
-            notes[name] = ask()
-    return notes
+    gpus = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        notes = {}
+        for name, ask in questions.items():
+            with suppress(Exception):  # laptops and virtual GPUs do not say all, a lost one nothing
+                notes[name] = ask(pynvml.nvmlDeviceGetHandleByIndex(index))
+        gpus.append(notes)
+    return gpus
 
 
-def names_of_gpu(pynvml, index: int) -> set[str]:
-    """Return the UUID by which CUDA_VISIBLE_DEVICES may name a GPU, in small letters."""
-    with suppress(Exception):  # a GPU that is lost has no name any more
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        return {_decoded(pynvml.nvmlDeviceGetUUID(handle)).lower()}
-    return set()
+def visible_gpus(notes: list[dict], visible: str | None) -> tuple[list[int], str | None]:
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and an unknown entry."""
+    return visible_devices([{gpu.get("uuid", "lost").lower()} for gpu in notes], visible)
 
 
 def visible_devices(
@@ -458,14 +457,12 @@ class Sampler:
         self.stopping.set()
         self.thread.join(self.LAST_S)
         if self.thread.is_alive():
-            _say(f"{self.asked} does not answer; the samples end where it fell silent")
+            say(f"{self.asked} does not answer; the samples end where it fell silent")
         if not self.lines.flush(self.DISK_S):
-            _say("the last samples are lost: the disk is full, or does not answer")
+            say("the last samples are lost: the disk is full, or does not answer")
 
     def _loop(self) -> None:
         self.inventory = choose(self.inventory, watch(self.inventory.sensors, self._ask))
-        for line in self.inventory.problems + self.inventory.unaccounted:
-            _say(line)
         sensors = [sensor.describe() for sensor in self.inventory.sensors]
         self.lines.add(self.header | vars(self.inventory) | {"sensors": sensors})
         self.sample()
@@ -503,11 +500,11 @@ class Sampler:
         except Exception as error:  # whatever a driver throws: a gap, and the run continues
             if sensor.id not in self.failing:
                 self.failing.add(sensor.id)
-                _say(f"{sensor.id} cannot be read ({error}); the gap is in the record")
+                say(f"{sensor.id} cannot be read ({error}); the gap is in the record")
             return None
         self.failing.discard(sensor.id)
         return value
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(f"energynn: {line}", file=sys.stderr, flush=True)

@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from energynn import launchers
 from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
-from energynn.measure import clocks, machine
+from energynn.measure import machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
+from energynn.train import addresses
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -91,7 +92,7 @@ def join(config: RunConfig) -> World:
     world = World(rank, size, local_rank, device, socket.gethostname(), store)
     if device.type == "cuda":
         uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(world, machine.part_of_gpu(index) or uuid)
+        require_own_gpu(world, uuid)
         machine.pin_to_gpu(uuid)  # before any worker is forked
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
@@ -212,7 +213,7 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
         if other_digest != first_digest:
             raise ValueError(
                 f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {first_host} from "
-                f"{first_place}; copy them again, and `energynn manifest verify` on each host"
+                f"{first_place}; copy them again, and `energynn data verify` on each host"
             )
 
 
@@ -295,7 +296,7 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
         if world.rank == 0:
             # The server listens on every interface; the address is only how rank 0 reaches itself.
             store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = clocks.address_for_ranks(alone=len(set(hosts)) == 1)
+        address = addresses.address_for_ranks(alone=len(set(hosts)) == 1)
         address, port = world.bcast((address, store.port) if store else None)
         return store or dist.TCPStore(address, port, world.size, False, timeout)
 

@@ -112,7 +112,7 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     if config.image_loading == "store" and not (root / "train.ppm").is_file():
         store = REPOSITORY / "build" / "store" / config.dataset
         if config.dataset in manifests.VARIABLES:
-            raise ValueError(f"image_loading: {root} is no prepared store; `energynn imagenet prepare` writes one")
+            raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
         if world.rank == 0:
             prepare(root, store)
         distributed.barrier(world)

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from energynn import config, files
-from energynn.cluster import budget, job, local, slurm
+from energynn.cluster import job, local, slurm
 from energynn.launchers import CAN_GO_ON
 from tests.conftest import minimal_record
 
@@ -53,11 +53,6 @@ def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(star
     assert start(submitted_at="later") == CAN_GO_ON and start.last()["outcome"] == "failed: RuntimeError: out of memory"
 
 
-@pytest.mark.parametrize("limit_h, status", [(2.1, CAN_GO_ON), (1.9, 1)])
-def test_a_start_that_a_budget_does_not_last_for_does_not_begin(start, limit_h, status):
-    budget.keep(start.run_dir.parent, [budget.Budget("mine", {"gpu_hours": limit_h}, [start.run_dir.name])])
-    assert start() == status
-    assert ("failed: budget of mine: 0 of 1.9 GPU hours" in start.last()["outcome"]) == (status == 1)
 
 
 def test_a_run_may_fail_and_go_on_as_long_as_it_comes_further(start):

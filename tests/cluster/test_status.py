@@ -4,19 +4,16 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from energynn import cli, records
-from energynn.cluster import background, pbs, slurm, status, submit
+from energynn import cli
+from energynn.cluster import slurm, status, submit
 from energynn.files import REPOSITORY, write_json
-from tests.conftest import minimal_record
 
 FACTS = {"studies": ["mine"], "system_file": "slurm", "scheduler": "slurm", "submitted_at": "t", "after": ""}
 
@@ -92,33 +89,26 @@ def test_a_run_is_queued_running_finished_failed_stopped_or_cancelled(tmp_path, 
     assert state_of(tmp_path / "slurm" / "g")["state"] == "cancelled"
 
 
-@pytest.mark.parametrize("scheduler, whole", [("slurm", "77"), ("pbs", "77[]")])
 @pytest.mark.parametrize("job", ["x_0", "0_0", "77", "77_0,x_0", "-1_0", "²_0", "77_0\n", "9" * 20 + "_0"])
-def test_a_job_that_is_none_costs_only_its_own_run(tmp_path, monkeypatch, scheduler, whole, job):
+def test_a_job_that_is_none_costs_only_its_own_run(tmp_path, monkeypatch, job):
     """And a question that the scheduler refuses is no answer: the runs in its queue would be made again."""
-    folders = [submitted(tmp_path, name, each) for name, each in (("a", f"{whole}_0"), ("b", f"{whole}_1"), ("c", job))]
-    for folder in folders:
-        rewritten = json.loads((folder / "job" / "submission.json").read_text()) | {"scheduler": scheduler}
-        write_json(folder / "job" / "submission.json", rewritten)
+    folders = [submitted(tmp_path, name, each) for name, each in (("a", "77_0"), ("b", "77_1"), ("c", job))]
 
     def answer(*command):
         if command[0] == "squeue" and command[1] == "--jobs=77":
             return "77_0|RUNNING|None\n77_1|PENDING|Resources\n"
-        if command[0] == "qstat" and command[-1] == "77[]":
-            return json.dumps({"Jobs": {f"77[{task}].host": {"job_state": "QR"[task]} for task in (0, 1)}})
-        if command[0] in ("squeue", "qstat"):
+        if command[0] == "squeue":
             raise ValueError(f"{command[0]}: error: Invalid job id: x")
         raise ValueError(f"{command[0]}: no")
 
-    for module in (slurm, pbs):
-        monkeypatch.setattr(module, "call", answer)
+    monkeypatch.setattr(slurm, "call", answer)
     rows, notes = status.rows(folders)
     assert sorted(row["state"] for row in rows[:2]) == ["queued", "running"] and not notes
     assert rows[2]["state"] == "failed" and rows[2]["job"] == ""
-    site = SimpleNamespace(name="slurm", scheduler=scheduler)
+    site = SimpleNamespace(name="slurm", scheduler="slurm")
     assert submit.queued_runs(tmp_path, site) == {"a", "b"}
     with pytest.raises(ValueError, match="Invalid job id: x"):
-        status.EXECUTORS[scheduler].queue([f"{whole}_0", "x_0"])
+        slurm.queue(["77_0", "x_0"])
 
 
 def test_own_runs_stand_first_on_80_columns_and_say_what_they_are():
@@ -283,59 +273,8 @@ def test_cancel_asks_which(capsys):
 # ------------------------------------------------------------------------------------------------- without a scheduler
 
 
-def content(path):
-    """What a file holds; nothing of one that was written meanwhile, and has got its name."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
 
 
-@pytest.mark.slow
-def test_the_local_executor_behaves_as_a_cluster_does(tmp_path):
-    """Submit, status, cancel, resubmit, finish: the same commands, one measured run at a time, in the background."""
-    study = tmp_path / "mine.py"
-    study.write_text(
-        "from energynn import config\n"
-        "def study(system):\n"
-        "    tiny = dict(system=system, device='cpu', embed_dim=32, depth=1, step_period_s=0.03)\n"
-        "    tiny |= dict(sampling_period_s=0.02)\n"
-        "    return [config.make('fourcastnet', epochs=n, **tiny) for n in (40, 10)]\n"
-    )
-
-    def energynn(*words):
-        command = [sys.executable, "-m", "energynn.cli", *map(str, words), "--runs-dir", str(tmp_path / "runs")]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-        environment["A_SECRET_TOKEN"] = "hush-hush"
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def wait(condition, what):
-        """Look in this process: `energynn status` would start Python twice a second and slow the run down."""
-        deadline = time.monotonic() + 250
-        while not condition(found := status.rows(status.folders(tmp_path / "runs", []))[0]):
-            assert time.monotonic() < deadline, f"{what}: {found}"
-            time.sleep(0.2)
-        return found
-
-    energynn("submit", study, "--system", "local")
-    wait(lambda found: any("epoch" in row for row in found), "a run in its epochs")
-    first = json.loads(energynn("status", "--json"))["runs"]
-    assert sorted(row["state"] for row in first) == ["queued", "running"]
-    assert "2 of 2 runs are made or queued" in energynn("submit", study, "--system", "local")
-    (running,) = [row["run_id"] for row in first if row["state"] == "running"]
-    assert "1 jobs cancelled" in energynn("cancel", running)
-    found = wait(lambda found: all(row["state"] not in ("queued", "running") for row in found), "the end")
-    assert {row["run_id"] == running: row["state"] for row in found} == {True: "cancelled", False: "finished"}
-    record = records.read(tmp_path / "runs" / "local" / running)
-    assert record["status"] == "interrupted" and "it can go on" in record["status_reason"]
-    assert "no run has failed" in energynn("resubmit", "--failed"), "what was cancelled is not made again unasked"
-    energynn("submit", study, "--system", "local")
-    wait(lambda found: all(row["state"] == "finished" for row in found), "the run that goes on")
-    assert len(records.read(tmp_path / "runs" / "local" / running)["segments"]) == 2
-    assert records.check(tmp_path / "runs") == []
-    assert not [path for path in (tmp_path / "runs").rglob("*") if path.is_file() and b"hush-hush" in content(path)]
 
 
 def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, capsys):
@@ -351,69 +290,12 @@ def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, caps
     assert "1 runs: 1 finished" in shown and "60 needed" in shown
 
 
-def test_in_the_background_runs_wait_for_all_before_them(tmp_path, monkeypatch):
-    """And to cancel one that waits leaves the one that goes on alone."""
-    alive, waited = {11, 12}, []
-
-    def sleep(seconds):
-        waited.append(sorted(alive))
-        alive.remove(min(alive))
-
-    monkeypatch.setattr(background.time, "sleep", sleep)
-    monkeypatch.setattr(background.psutil, "pid_exists", lambda pid: pid in alive)
-    background.work(tmp_path / "job.sh", 0, [11, 12])
-    assert waited == [[11, 12], [12]]
-
-    write_json(tmp_path / "current.json", {"task": 0, "pid": 99})
-    monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
-    killed = []
-    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
-    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
-    monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
-    background.cancel(["7_1"])
-    assert killed == [] and (tmp_path / "cancelled-1").exists()
-    background.cancel(["7_0"])
-    assert killed == [99]
 
 
-ILL_CURRENT = [{"task": task, "pid": 99} for task in ("x", None, [0], 0.0, False, 10**400)]
-ILL_CURRENT += [{"task": 0, "pid": pid} for pid in (-1, 0, 1, -99, "x", None, 99.0, True)]
-ILL_CURRENT += [{"task": 0}, {"pid": 99}, [], "x"]
 
 
-@pytest.mark.parametrize("told", ILL_CURRENT)
-def test_an_ill_typed_file_of_the_run_that_goes_on_ends_nothing(tmp_path, monkeypatch, capsys, told):
-    """To signal -1 would end every process of the user."""
-    folder = submitted(tmp_path / "runs", "a", "7_0")
-    write_json(folder / "job" / "submission.json", FACTS | {"scheduler": "local", "job_id": "7_0"})
-    write_json(tmp_path / "current.json", told)
-    monkeypatch.setattr(background, "_workers", lambda: {7: (tmp_path / "job.sh", 2)})
-    killed = []
-    child = SimpleNamespace(pid=99, terminate=lambda: killed.append(99))
-    monkeypatch.setattr(background.psutil, "Process", {7: SimpleNamespace(children=lambda: [child])}.get)
-    monkeypatch.setattr(background.os, "kill", lambda pid, number: killed.append(pid))
-    assert cli.main(["status", "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert "1 runs: 1 queued" in capsys.readouterr().out
-    assert cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
-    assert killed == [] and (tmp_path / "cancelled-0").exists()
 
 
-def test_only_a_job_of_its_own_process_is_cancelled(tmp_path, monkeypatch):
-    """Whatever number stands in the file, and however soon the job has ended."""
-    monkeypatch.setattr(background, "_workers", lambda: {os.getpid(): (tmp_path / "job.sh", 2)})
-    sent = []
-    monkeypatch.setattr(background.os, "kill", lambda pid, number: sent.append((pid, number)))
-    child = subprocess.Popen(["sleep", "60"])
-    try:
-        for pid, expected in ((child.pid, [(child.pid, signal.SIGTERM)]), (os.getppid(), []), (10**400, [])):
-            sent.clear()
-            write_json(tmp_path / "current.json", {"task": 0, "pid": pid})
-            background.cancel([f"{os.getpid()}_0"])
-            assert sent == expected
-    finally:
-        monkeypatch.undo()
-        child.kill()
-        child.wait()
 
 
 # ------------------------------------------------------------------------------------------ Slurm's own energy
@@ -426,58 +308,9 @@ SACCT = """7|COMPLETED|130|2|{job}
 """
 
 
-@pytest.fixture
-def in_a_job(tmp_path, monkeypatch):
-    """A finished run of 100 kJ, of which its CPUs took 40 kJ; call with what the first step's energy is."""
-    folder = tmp_path / "slurm" / "run"
-    folder.mkdir(parents=True)
-    energies = dict(energy_total_J=1e5, energy_cpu_J=4e4, energy_total_provenance="measured")
-    facts = dict(status="finished", valid=True, training_time_s=90.0, job={"scheduler": "slurm", "job_id": "7"})
-    write_json(folder / "record.json", minimal_record(**facts, **energies, segments=[{}]))
-    asked = []
-
-    def begin(step, plugin="ipmi", state="COMPLETED", job="", read_every_s=1):
-        def call(*command):
-            asked.append(command[0])
-            if command[0] == "scontrol":
-                every = f"AcctGatherNodeFreq      = {read_every_s} sec\n"
-                return f"AcctGatherEnergyType    = acct_gather_energy/{plugin}\n{every}"
-            return SACCT.format(step=step, job=job).replace("COMPLETED", state)
-
-        (folder / "job" / "site_energy.json").unlink(missing_ok=True)
-        monkeypatch.setattr(slurm, "call", call)
-        return state_of(folder).get("site_energy", "")
-
-    begin.asked, begin.folder = asked, folder
-    return begin
 
 
-def test_slurms_own_energy_stands_beside_ours_and_more_than_the_nodes_had_is_said(in_a_job):
-    assert in_a_job(160_000) == "Slurm: 0.0444 kWh of whole nodes, starts and ends included; ours is 62%"
-    assert in_a_job(90_000).endswith("ours is 111%, MORE than they had: one of the two is wrong")
-    assert (
-        in_a_job(50_000, plugin="rapl") == "Slurm: 0.0139 kWh of all cpu and ram, starts and ends included; ours is 80%"
-    )
-    told = json.loads((in_a_job.folder / "job" / "site_energy.json").read_text())
-    assert told["provenance"] == "reported by Slurm" and told["energy_J"] == 50_000 and len(told["steps"]) == 4
-    assert records.hash_files(in_a_job.folder) == {}  # no part of the record
-    number = len(in_a_job.asked)
-    assert "ours is" in state_of(in_a_job.folder)["site_energy"] and len(in_a_job.asked) == number  # asked once
 
 
-@pytest.mark.parametrize("step", ["", "0", "18446744073709551614", "18446744073709439536"])
-def test_what_no_plugin_has_measured_is_not_measured(in_a_job, step):
-    """The last is what a real Slurm wrote where its plugin had once read an empty file: a negative energy."""
-    assert in_a_job(step, plugin="none", job=step) == ""
-    assert json.loads((in_a_job.folder / "job" / "site_energy.json").read_text())["provenance"] == "not measured"
 
 
-def test_slurm_is_asked_again_while_the_job_goes_on_or_where_it_does_not_answer(in_a_job, monkeypatch):
-    assert in_a_job(160_000, state="RUNNING") == "" and not (in_a_job.folder / "job" / "site_energy.json").exists()
-
-    def silent(*command):
-        raise ValueError("sacct: Slurm accounting storage is disabled")
-
-    monkeypatch.setattr(slurm, "call", silent)
-    assert state_of(in_a_job.folder)["state"] == "finished"
-    assert in_a_job(160_000).startswith("Slurm: ")

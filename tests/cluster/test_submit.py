@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tomllib
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import papermill.parameterize
@@ -20,7 +19,7 @@ import papermill.translators
 import pytest
 
 from energynn import cli, config, files, records, studies
-from energynn.cluster import budget, costs, job, local, slurm, status, submit, systems
+from energynn.cluster import costs, job, slurm, status, submit, systems
 from energynn.data import manifests
 from energynn.files import REPOSITORY
 from tests.conftest import minimal_record, own_manifests
@@ -537,7 +536,7 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
     for words in (
         command[1:],
         ["manifest", "verify", "era5_ensemble"],
-        ["submit", "smoke", "--system", "local", "--dry-run"],
+        ["submit", "smoke", "--system", "slurm", "--dry-run"],
     ):
         done = subprocess.run(
             [sys.executable, "-m", "energynn.cli", *words],
@@ -782,76 +781,14 @@ def test_a_workload_of_ones_own_is_found_in_the_job_and_has_no_known_cost(tmp_pa
 # -------------------------------------------------------------------------------------------------------------- budgets
 
 
-def test_a_budget_holds_back_what_it_may_not_last_for_until_it_is_raised(tmp_path, fake_slurm, capsys):
-    """A job of 15 minutes on one node of one device, and one on two nodes."""
-    assert cli.main(words_of(tmp_path, "submit", "--budget-gpu-hours", "0.6", "--dry-run")) == 0
-    assert "1 runs are held back" in capsys.readouterr().out and not list(tmp_path.glob("runs/*/budgets.json"))
-    assert cli.main(words_of(tmp_path, "submit", "--budget-gpu-hours", "0.6")) == 0
-    told = capsys.readouterr().out
-    assert "job 41: 1 x " in told and "job 42" not in told and "1 runs are held back: a budget does not last" in told
-    assert "0 of 2 runs are made or queued; 1 to make" in told
-    assert cli.main(words_of(tmp_path)) == 0 and "1 runs are held back" in capsys.readouterr().out  # also without it
-    cli.main(words_of(tmp_path, "status"))
-    assert "budget of mine.py: 0 of 0.6 GPU hours spent, up to 0.25 more reserved" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    assert cli.main(words_of(tmp_path, "submit", "--budget-gpu-hours", "0.75")) == 0
-    assert "job 42: 1 x " in capsys.readouterr().out
 
 
-def test_a_fine_tuning_is_held_back_with_its_pre_training(tmp_path):
-    site, runs = systems.site(TWO_NODES), fine_tuning()
-    jobs = submit.plan(runs, site, tmp_path, set())
-    names = [config.run_id(run) for run in runs]
-    mine = budget.Budget("mine", {"gpu_hours": jobs[0].minutes / 60 * submit._held(jobs[0], site) * 0.9}, names)
-    assert submit.within_budgets(jobs, [budget.Account(tmp_path, mine)], site) == []
-    free = budget.Budget("mine", {"gpu_hours": 1e6}, names)
-    assert submit.within_budgets(jobs, [budget.Account(tmp_path, free)], site) == jobs
 
 
-def test_a_budget_in_kwh_needs_to_know_what_runs_draw(tmp_path, fake_slurm, capsys):
-    assert cli.main(words_of(tmp_path, "submit", "--budget-kwh", "1")) == 2
-    assert "give --budget-gpu-hours" in capsys.readouterr().err and not list(tmp_path.glob("runs/*/budgets.json"))
 
 
-def test_what_is_spent_are_all_hours_that_jobs_held_devices(tmp_path):
-    """One start of half an hour that failed without a word, one that goes on; and a run that no job has made."""
-    now = datetime.now(UTC)
-    told = {"minutes": 60, "devices_held": 4}
-    (tmp_path / "first" / "job").mkdir(parents=True)
-    for number, before_min in ((1, 45), (2, 15)):
-        at = (now - timedelta(minutes=before_min)).isoformat()
-        files.write_json(tmp_path / "first" / "job" / f"start-{number}.json", told | {"started_at": at})
-    facts = dict(perun_time_s=3600.0, devices=2, mean_power_total_W=600.0)
-    for folder in ("second", "superseded/second.1"):
-        (tmp_path / folder).mkdir(parents=True)
-        files.write_json(tmp_path / folder / "record.json", minimal_record(**facts))
-    limits = {"gpu_hours": 12.0, "kWh": 3.6}
-    budget.keep(tmp_path, budget.with_another([], ["mine"], limits, ["first", "second", "third"]))
-    (mine,) = budget.read(tmp_path)
-    account = budget.Account(tmp_path, mine)
-    assert account.spent == pytest.approx({"gpu_hours": 2 + 1 + 4, "kWh": 7 * 0.3}, rel=0.01)
-    assert account.promised == pytest.approx({"gpu_hours": 2 + 4 + 4, "kWh": 10 * 0.3}, rel=0.01)
-    assert budget.beyond(tmp_path / "third", None, 1.9) == ""
-    said = budget.beyond(tmp_path / "third", None, 2.1)
-    assert float(re.search("spent, up to (.+?) more reserved", said)[1]) == pytest.approx(3, rel=0.01)
-    assert budget.beyond(tmp_path / "another", None, 100.0) == ""
 
 
-def test_a_study_on_this_machine_leaves_out_what_its_budget_does_not_last_for(tmp_path, monkeypatch):
-    made = []
-
-    def execute(run, runs_dir, run_dir, _most_s):
-        made.append(run)
-        run_dir.mkdir()
-        files.write_json(run_dir / "record.json", minimal_record(valid=True, perun_time_s=3600.0, devices=run.devices))
-        return 0, ""
-
-    monkeypatch.setattr(local, "execute", execute)
-    runs = [config.make("fourcastnet", devices=devices, device="cpu") for devices in (1, 2)]
-    budget.keep(tmp_path / "local", [budget.Budget("mine", {"gpu_hours": 0.9}, [config.run_id(run) for run in runs])])
-    (left_out,) = local.run_study(runs, tmp_path)
-    assert made == runs[:1] and "1 of 0.9 GPU hours spent; raise it with" in left_out
 
 
 # -------------------------------------------------------------------------------------------------- a renamed system

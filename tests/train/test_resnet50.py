@@ -118,7 +118,7 @@ def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_pa
     assert (ours.drawn - theirs.drawn).abs().mean() < 1
     tree = manifests.root("photographs")
     monkeypatch.setattr(manifests, "verify", lambda *given, **named: tree)
-    with pytest.raises(ValueError, match="image_loading: .* is no prepared store; `energynn imagenet prepare`"):
+    with pytest.raises(ValueError, match="image_loading: .* is no prepared store; `energynn data imagenet`"):
         resnet50.load_images(configuration.make("resnet50", image_loading="store", dataset="imagenet"), alone)
 
 

@@ -1,0 +1,79 @@
+"""`make size`: code tokens by folder, tokens a line, words of the guides, commands.
+
+A code token is one of Python's tokens that is no comment, no docstring and no end of a line.
+"""
+
+import ast
+import re
+import tokenize
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+NOT_COUNTED = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def docstring_lines(source: str) -> set[int]:
+    """The numbers of the lines that hold docstrings."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            lines.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return lines
+
+
+def tokens_and_lines(path: Path) -> tuple[int, int]:
+    """Count the code tokens of a file, and the lines that hold them."""
+    docstrings = docstring_lines(path.read_text())
+    tokens, lines = 0, set()
+    with open(path, "rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type not in NOT_COUNTED and token.start[0] not in docstrings:
+                tokens += 1
+                lines.update(range(token.start[0], token.end[0] + 1))
+    return tokens, len(lines)
+
+
+def sizes(folder: str) -> dict[str, tuple[int, int]]:
+    """Count tokens and lines of code of each part of a folder, and of all of it."""
+    parts: dict[str, tuple[int, int]] = {}
+    for path in sorted((REPOSITORY / folder).rglob("*.py")):
+        names = path.relative_to(REPOSITORY / folder).parts
+        tokens, lines = tokens_and_lines(path)
+        for part in (folder, f"{folder}/{names[0]}" if len(names) > 1 else f"{folder}/*.py"):
+            known = parts.get(part, (0, 0))
+            parts[part] = known[0] + tokens, known[1] + lines
+    return parts
+
+
+def words(pattern: str) -> int:
+    return sum(len(path.read_text().split()) for path in REPOSITORY.glob(pattern))
+
+
+def commands() -> int:
+    """Count the commands that `energynn --help` lists."""
+    source = (REPOSITORY / "energynn/cli/__init__.py").read_text()
+    table = re.search(r"^COMMANDS = \{\n(.*?)^\}", source, re.MULTILINE | re.DOTALL)
+    return len(table[1].splitlines())
+
+
+def main() -> None:
+    for folder in ("energynn", "tests"):
+        for part, (tokens, lines) in sorted(sizes(folder).items()):
+            print(f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line")
+    print(f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words")
+    print(f"{'README':22} {words('README.md'):8,} words")
+    print(f"{'CHANGELOG':22} {words('CHANGELOG.md'):8,} words")
+    print(f"{'energynn --help':22} {commands():8,} commands")
+
+
+if __name__ == "__main__":
+    main()
