@@ -18,7 +18,11 @@ from energynn.measure import machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
 
 TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
-GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
+GOOD, WEAK, BAD = (
+    "good",
+    "weak",
+    "bad",
+)  # weak: something will be estimated or absent; bad: no run is possible
 LOOK_S = 2.0  # how long all sensors are sampled
 PERIOD_S = 0.05
 
@@ -36,7 +40,9 @@ class Finding:
 def examine(devices: int = 2, powercap: Path = sensors.POWERCAP) -> list[Finding]:
     """Look at sensors, permissions, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings(powercap)
-    if not any(finding.state == BAD for finding in findings):  # a silent driver would not answer here
+    if not any(
+        finding.state == BAD for finding in findings
+    ):  # a silent driver would not answer here
         findings += _gpu_findings()
     findings += _package_findings()
     findings.append(_mpi_finding(devices))
@@ -68,7 +74,10 @@ def _filled(text: str, indent: int) -> str:
 
 
 def as_json(findings: list[Finding]) -> dict:
-    return {"exit_status": exit_status(findings), "findings": [asdict(finding) for finding in findings]}
+    return {
+        "exit_status": exit_status(findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 def _sensor_findings(powercap: Path) -> list[Finding]:
@@ -166,13 +175,22 @@ def _mpi_finding(devices: int) -> Finding:
     program += "; os.write(1, f'{MPI.COMM_WORLD.size} {v}\\n'.encode())"
     command = [*launchers.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launchers.mpi_environment())
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=launchers.mpi_environment()
+        )
     except subprocess.TimeoutExpired:
-        return Finding("MPI", BAD, f"{mpirun} -n {devices} did not end within 60 s", "look at your MPI installation")
+        return Finding(
+            "MPI",
+            BAD,
+            f"{mpirun} -n {devices} did not end within 60 s",
+            "look at your MPI installation",
+        )
     lines = done.stdout.split("\n")
     sizes = [line.split()[0] for line in lines if line.strip()]
     if done.returncode or sizes != [str(devices)] * devices:
         said = f"{mpirun} -n {devices} gave worlds of {', '.join(sizes) or 'no'} ranks"
-        remedy = "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        remedy = (
+            "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        )
         return Finding("MPI", BAD, said, remedy)
     return Finding("MPI", GOOD, f"{mpirun} ({lines[0].split()[1]}) makes a world of {devices}")

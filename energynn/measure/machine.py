@@ -29,7 +29,18 @@ CPU_MODEL = {
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "numpy", "xarray", "papermill", "pillow")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "perun",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "numpy",
+    "xarray",
+    "papermill",
+    "pillow",
+)
 
 
 # As Slurm's variables are called.
@@ -47,7 +58,9 @@ def describe_host() -> dict:
     return {
         "hostname": platform.node(),
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),  # that this process may use, which can be fewer than the machine has
+        "cores": len(
+            os.sched_getaffinity(0)
+        ),  # that this process may use, which can be fewer than the machine has
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.platform(),
@@ -113,7 +126,9 @@ def gpus() -> list[dict]:
     try:
         pynvml = sensors.start_nvml()
         notes = sensors.notes_of_gpus(pynvml)
-    except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
+    except (
+        Exception
+    ):  # no library, no driver, no permission: this host has no GPU that we could use
         return []
     described = []
     for index in sensors.visible_gpus(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
@@ -140,11 +155,15 @@ def fault_of_split(gpu: dict) -> str:
 
 def pin_to_gpu(uuid: str) -> None:
     """Keep this process and those that it starts on the cores beside its GPU, as NVML tells them; else as it is."""
-    with contextlib.suppress(Exception):  # no NVML, or no such facts; another NUMA node is slower, no fault
+    with contextlib.suppress(
+        Exception
+    ):  # no NVML, or no such facts; another NUMA node is slower, no fault
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(
+            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        )
         words = pynvml.nvmlDeviceGetCpuAffinity(handle, math.ceil((os.cpu_count() or 1) / 64))
         beside = {core for core in range(64 * len(words)) if words[core // 64] >> core % 64 & 1}
         if usable := beside & os.sched_getaffinity(0):
@@ -160,7 +179,9 @@ def versions() -> dict[str, str]:
     if PYTHON_VARIABLE in os.environ:
         program = "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
         options = os.environ.get(SRUN_VARIABLE)
-        srun = [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+        srun = (
+            [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+        )
         words = [*srun, "env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks(), "-c", program]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
@@ -179,7 +200,9 @@ def git(*words: str) -> str:
     if not IS_CHECKOUT:
         return ""
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
 
@@ -215,7 +238,9 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_toml(system, described))
         except OSError as error:
-            raise ValueError(f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own") from error
+            raise ValueError(
+                f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own"
+            ) from error
     try:
         values = toml_table(path)
         for name in ("idle_W_per_core", "full_W_per_core"):

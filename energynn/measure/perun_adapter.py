@@ -206,7 +206,11 @@ def _add_amd_sensors(inventory: Inventory) -> None:
         name = amdsmi.amdsmi_get_gpu_board_info(handle)["product_name"]
         read = partial(_amd_power_W, amdsmi, handle)
         sensor = Sensor(f"ROCM:{uuid}_POWER", "gpu", str(number), "power", "measured", read)
-        sensor.notes = {"uuid": uuid, "name": name, "power": "average, or current where there is no average"}
+        sensor.notes = {
+            "uuid": uuid,
+            "name": name,
+            "power": "average, or current where there is no average",
+        }
         if "MI250" in name and _is_silent(sensor):
             inventory.problems.append(f"AMD GPU {number}: the other half of its MI250 counts it")
         else:
@@ -411,7 +415,9 @@ def _read_run(application: str, name: str, run) -> PerunRun:
                 # A component that perun knows but did not read has no nodes.
                 for sensor_name, sensor in group.get("nodes", {}).items():
                     raw = sensor["raw_data"]
-                    sensors.append(PerunSensor(round_name, host, component, sensor_name, *_read_raw(raw)))
+                    sensors.append(
+                        PerunSensor(round_name, host, component, sensor_name, *_read_raw(raw))
+                    )
     total = run.get("metrics/ENERGY")
     reported_J = None if total is None else float(total.attrs["sum"])
     attributes = {name: run.attrs[name] for name in ORIGIN if name in run.attrs}

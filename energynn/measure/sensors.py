@@ -23,6 +23,7 @@ from energynn.measure.samples import Lines
 POWERCAP = Path("/sys/class/powercap")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+UNREADABLE = "cannot be read"
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 LONGEST_UPDATE_S = 1.5  # a counter that changes less often is not valid
 
@@ -107,12 +108,13 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> Inventory:
     chosen = Inventory(working, list(inventory.problems), list(inventory.unaccounted))
     rapl_works = any(_is_zone(sensor) for sensor in working)
     for sensor in inventory.sensors:
-        if sensor.id not in faults:
-            continue
+        fault = faults.get(sensor.id)
         has_another = (sensor.component, sensor.device) in primary
+        if fault is None or (has_another and fault.startswith(UNREADABLE)):
+            continue  # many GPUs lack one of their sensors
         is_spare = has_another or (_is_zone(sensor) and not rapl_works)
         lines = chosen.problems if is_spare else chosen.unaccounted
-        lines.append(f"{sensor.id} {faults[sensor.id]}")
+        lines.append(f"{sensor.id} {fault}")
     return chosen
 
 
@@ -132,7 +134,7 @@ def watch(sensors: list[Sensor], read: Callable[[Sensor], float]) -> dict[str, s
             try:
                 value = read(sensor)
             except Exception as error:  # whatever a driver throws
-                faults[sensor.id] = f"cannot be read ({error})"
+                faults[sensor.id] = f"{UNREADABLE} ({error})"
                 continue
             if value != last.setdefault(sensor.id, value):
                 changes[sensor.id].append(time.monotonic())
@@ -229,14 +231,19 @@ def cpu_estimate(model: dict) -> Sensor:
 def busy_core_seconds() -> float:
     """Return the time that all cores have been busy since boot, in core-seconds."""
     times = psutil.cpu_times()  # guest time is part of user; stolen time is somebody else's
-    return times.user + times.nice + times.system + times.irq + times.softirq
+    return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
 # ------------------------------------------------------------------------------------------ GPUs
 
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW; bindings of before 2023 do not name it
 # What NVML raises where there is no NVIDIA GPU, or none that a program could use.
-NO_GPU = ("ImportError", "ModuleNotFoundError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+NO_GPU = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "NVMLError_LibraryNotFound",
+    "NVMLError_DriverNotLoaded",
+)
 NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
