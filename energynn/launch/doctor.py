@@ -15,7 +15,8 @@ from pathlib import Path
 from energynn import launchers
 from energynn.files import INSTALL, IS_CHECKOUT
 from energynn.measure import machine, sensors
-from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
+from energynn.measure.perun_adapter import PERUN_VERSION
+from energynn.measure.perun_backends import backend_sensors
 
 TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
 GOOD, WEAK, BAD = (

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from energynn.files import is_locked, lock, write_json
 from energynn.launchers import label_lines, rank, ranks_of_this_host
-from energynn.measure import machine, perun_adapter, sensors
+from energynn.measure import machine, sensors
+from energynn.measure.perun_backends import backend_sensors
 from energynn.measure.samples import has_begun, limit_s
 from energynn.processes import end_with_parent
 
@@ -72,10 +73,10 @@ def sample(folder: str, ranks: int) -> None:
 
 def begin(folder: Path, ranks: int) -> sensors.Sampler:
     """Sample this host from now on, for the run or segment whose raw files lie in a folder."""
-    intent = perun_adapter.intent_of(folder)
-    powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
+    intent = intent_of(folder)
+    powercap = Path(os.environ.get(sensors.POWERCAP_VARIABLE) or sensors.POWERCAP)
     gpus = intent.get("uses_gpus", True)
-    others = perun_adapter.backend_sensors(gpus)
+    others = backend_sensors(gpus)
     visible = visible_gpus(folder, ranks)
     inventory = sensors.find(intent["cpu_model"], powercap, visible, gpus, others)
     facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
@@ -85,6 +86,12 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     for line in sampler.inventory.problems + sampler.inventory.unaccounted:
         sensors.say(line)
     return sampler
+
+
+def intent_of(folder: Path) -> dict:
+    """Read run.json of the run whose raw files, or those of a segment, lie in a folder."""
+    path = folder / "run.json"
+    return json.loads((path if path.exists() else folder.parent / "run.json").read_text())
 
 
 def announce_gpus(folder: Path) -> None:

@@ -21,6 +21,7 @@ import psutil
 from energynn.measure.samples import Lines
 
 POWERCAP = Path("/sys/class/powercap")
+POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 UNREADABLE = "cannot be read"
