@@ -24,7 +24,7 @@ from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import APART, DELETED, STOOD_STILL, alone_on_host
+from energynn.launch.supervise import APART, DELETED, alone_on_host
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
@@ -59,11 +59,9 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
     try:
-        goes_on = not records.is_made(run_dir)  # it may have ended since we looked
-        while goes_on:
+        if not records.is_made(run_dir):  # it may have ended since we looked
             begin(intent)
             _supervised(intent, held)
-            goes_on = (records.read(run_dir) or {}).get("status_reason", "").startswith(STOOD_STILL)
     finally:
         held.close()
     record = records.read(run_dir)
