@@ -17,7 +17,9 @@ from typing import Annotated, Literal
 
 import msgspec
 from msgspec import NODEFAULT, Meta
-from msgspec.structs import asdict, fields
+from msgspec.structs import asdict as asdict
+from msgspec.structs import fields
+from msgspec.structs import replace as replace
 
 from energynn.files import DATA_MANIFESTS
 
@@ -119,7 +121,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     repeat: Annotated[
         CountOrNone, about("number of a repetition with the same seed: the machine's noise")
     ] = 0
-    learning_rate: Number
+    learning_rate: Annotated[Number, about("of the optimizer")]
     loader_workers: Annotated[
         int,
         Meta(ge=0, le=1024, description="processes of each rank that load data; 0: the trainer"),
@@ -425,25 +427,27 @@ def number_of_years(text: str) -> int:
 
 CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
 
-# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object of study and is
-# never made faster. ResNet50's defaults above belong to it. FourCastNet's float32 and unfused Adam are inferred from
-# the paper's silence, its workers and pinned memory from the published code (AFNO.yaml, data_loader_multifiles.py).
+# "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object
+# of study and is never made faster. ResNet50's defaults above belong to it. FourCastNet's float32
+# and unfused Adam are inferred from the paper's silence, its workers and pinned memory from the
+# published code (AFNO.yaml, data_loader_multifiles.py).
 LOADING = dict(loader_workers=4, perun_sampling_period_s=1.0)
 IMAGENET = dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224)
 ERA5 = dict(dataset="era5", local_batch_size=1, pinned_memory=True, save_weights=True)
 AFNO = dict(patch_size=8, embed_dim=768, depth=12)
 PAPER = {"resnet50": LOADING | IMAGENET, "fourcastnet": LOADING | ERA5 | AFNO}
-# "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each can be set alone.
+# "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each
+# can be set alone.
 FAST = dict(
     precision="bfloat16",
     fused_optimizer=True,
     deterministic=False,
     pinned_memory=True,
     persistent_workers=True,
+    gradient_buckets=True,
 )
-FAST |= dict(gradient_buckets=True)
-# compile stays off: nobody has seen it on a GPU here, and it needs a C compiler, and before each training about as long
-# as a run of the study gpu takes. `-p compile true` tries it, and the study gpu-grid does, beside the same run without.
+# compile stays off: it needs a C compiler, and before each training about as long as a run of the
+# study gpu takes. `-p compile true` tries it, and the study gpu-grid does, beside a run without.
 FAST_IMAGES = dict(
     channels_last=True,
     uint8_to_device=True,
@@ -452,20 +456,14 @@ FAST_IMAGES = dict(
     evaluate_training_set=False,
     top5_per_sample=False,
 )
-FAST_ALONE = dict(
-    precision="bfloat16", channels_last=True, fused_optimizer=True
-)  # those that make steps faster
-# "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs shrink. ResNet50 has
-# no warm-up there, because its first epoch at a learning rate of 0.1 would be most of the run.
+# Those that make steps faster.
+FAST_ALONE = dict(precision="bfloat16", channels_last=True, fused_optimizer=True)
+# "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs
+# shrink. ResNet50 has no warm-up there, because its first epoch at a learning rate of 0.1 would be
+# most of the run.
+SMOKE_IMAGES = dict(image_size=64, training_samples=288, validation_samples=50)
 SMOKE = {
-    "resnet50": dict(
-        local_batch_size=16,
-        epochs=2,
-        warmup_epochs=0,
-        image_size=64,
-        training_samples=288,
-        validation_samples=50,
-    ),
+    "resnet50": dict(local_batch_size=16, epochs=2, warmup_epochs=0) | SMOKE_IMAGES,
     "fourcastnet": dict(
         local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True
     ),
@@ -549,9 +547,8 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
     known, values = types(config_class), {}
     for name, value in given.items():
         if name not in known:
-            workload = config_class.__name__.removesuffix("Config") or config_class.__module__
             raise ValueError(
-                f"{name}: not a parameter of {workload}{suggestion(name, known)}; "
+                f"{name}: not a parameter of {config_class.__name__}{suggestion(name, known)}; "
                 f"`energynn run --list` shows all {len(known)} of them"
             )
         if name.endswith("_years") and type(value) is int:  # one year, as papermill reads it
@@ -566,33 +563,33 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
 
 
 def _batch_sizes(values: dict, given: dict) -> dict:
-    """Local batch size, accumulation steps and global batch size, each from what is given of the others."""
-    devices = values["devices"]
-    steps = given.get("accumulation_steps", 1)
+    """Return local batch size, accumulation steps and global batch size, each from the others."""
+    devices, steps = values["devices"], given.get("accumulation_steps", 1)
     global_size = given.get("global_batch_size") or values["local_batch_size"] * devices * steps
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))
-    if global_size % (devices * steps):
+    local_size, rest = divmod(global_size, devices * steps)
+    if rest:
         raise ValueError(
-            f"global_batch_size: {global_size} is not divisible by {devices} devices x {steps} accumulation_steps; "
-            f"choose a multiple of {devices * steps}"
+            f"global_batch_size: {global_size} is not divisible by {devices} devices x {steps} "
+            f"accumulation_steps; choose a multiple of {devices * steps}"
         )
-    local_size = global_size // (devices * steps)
     if given.get("local_batch_size", local_size) != local_size:
         raise ValueError(
-            f"local_batch_size: {given['local_batch_size']} x {devices} devices x {steps} accumulation_steps is "
-            f"not the global batch size {global_size}; give a local batch size that divides it"
+            f"local_batch_size: {given['local_batch_size']} x {devices} devices x {steps} "
+            f"accumulation_steps is not the global batch size {global_size}; give one that divides"
         )
-    return dict(
-        local_batch_size=local_size, accumulation_steps=steps, global_batch_size=global_size
-    )
+    return {
+        "local_batch_size": local_size,
+        "accumulation_steps": steps,
+        "global_batch_size": global_size,
+    }
 
 
 def _check_fourcastnet(values: dict) -> None:
-    is_tuning = values["stage"] == "finetune"
-    if is_tuning != bool(values["initial_run"]):
+    if (values["stage"] == "finetune") != bool(values["initial_run"]):
         raise ValueError(
-            "initial_run: fine-tuning, and only it, needs the run_id of a pre-training run"
+            "initial_run: fine-tuning, and only it, needs the run_id of a pre-training"
         )
     if values["embed_dim"] % values["num_blocks"]:
         raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
@@ -605,26 +602,26 @@ def _check_fourcastnet(values: dict) -> None:
 
 
 def trainer(workload: str) -> str:
-    """Name of the module whose ``main(config, run_dir, folder)`` trains: one of ours, or a workload of your own."""
+    """Name the module whose ``main(config, run_dir, folder)`` trains."""
     return f"energynn.train.{workload}" if workload in CONFIGS else workload
 
 
 def _class(workload: str) -> type[RunConfig]:
-    """The configuration of a workload: one of ours, or ``Config`` in a module of that name on PYTHONPATH."""
+    """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH."""
     if isinstance(workload, str) and workload in CONFIGS:
         return CONFIGS[workload]
     try:
         if not isinstance(workload, str) or workload.partition(".")[0] in sys.stdlib_module_names:
             raise ValueError("it is no module of a workload")
-        found = importlib.import_module(workload).Config
-        if not issubclass(found, RunConfig):
+        config_class = importlib.import_module(workload).Config
+        if not issubclass(config_class, RunConfig):
             raise ValueError("its Config is not made from RunConfig")
-        return found
+        return config_class
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"workload: {_shown(workload)} is not known ({error}){suggestion(workload, CONFIGS)}; "
-            f"choose one of {', '.join(CONFIGS)}, or a module on "
-            "PYTHONPATH with a Config, a dataclass made from RunConfig, and a main"
+            f"workload: {reprlib.repr(workload)} is not known ({error})"
+            f"{suggestion(workload, CONFIGS)}; choose one of {', '.join(CONFIGS)}, or a module on "
+            "PYTHONPATH with a class Config(RunConfig) and a main"
         ) from error
 
 
@@ -651,21 +648,20 @@ def to_dict(config: RunConfig) -> dict:
 
 
 def digest(value) -> str:
-    """Hex SHA-256 of a JSON value in its canonical form."""
-    return hashlib.sha256(
-        json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-    ).hexdigest()
+    """Hash a JSON value in its canonical form: hex SHA-256."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
-    """The list of a data set's checksums, as ``sha256sum -c`` reads it; raises ValueError if there is none."""
+    """Find a data set's checksums, as ``sha256sum -c`` reads them; ValueError if there are none."""
     path = folder / dataset / "SHA256SUMS"
     if not path.is_file():
-        known = sorted(found.parent.name for found in folder.glob("*/SHA256SUMS"))
+        known = sorted(each.parent.name for each in folder.glob("*/SHA256SUMS"))
         raise ValueError(
-            f"dataset {dataset}: no manifest in {path.parent}; known are {', '.join(known) or 'none'}"
-            f"{suggestion(dataset, known)}; `git checkout data_manifests` restores them, `energynn data describe "
-            f"{dataset}` describes data of your own"
+            f"dataset {dataset}: no manifest in {path.parent}; known are "
+            f"{', '.join(known) or 'none'}{suggestion(dataset, known)}; `git checkout "
+            f"data_manifests` restores them, `energynn data describe {dataset}` makes one of yours"
         )
     return path
 
@@ -696,30 +692,25 @@ def run_id(config: RunConfig) -> str:
 
 
 def from_notebook(namespace: dict) -> dict:
-    """Collect the plain parameters of a papermill notebook, so that ``make`` refuses a misspelt one."""
+    """Collect the plain parameters of a papermill notebook, also misspelt ones."""
     plain_types = (str, int, float, bool, list, dict, type(None))
-    return {
-        name: value
-        for name, value in namespace.items()
-        if isinstance(value, plain_types) and not name.startswith("_") and name not in ("In", "Out")
-    }
+    names = [name for name in namespace if not name.startswith("_") and name not in ("In", "Out")]
+    return {name: namespace[name] for name in names if isinstance(namespace[name], plain_types)}
 
 
 def help_text(width: int = 79) -> str:
-    """Describe every parameter: values in the preset smoke and the others, meaning and limits."""
-    lines, shown = ["parameters, with their values in the presets smoke, paper and fast:"], {}
+    """Describe every parameter: values in the presets smoke, paper and fast, meaning, limits."""
+    lines = []
     for workload, config_class in CONFIGS.items():
-        lines += ["", f"of {workload}:" if not shown else f"of {workload}, where they differ:"]
+        lines += [f"parameters of {workload}, and their values in {', '.join(PRESETS)}:", ""]
         presets = [make(workload, preset=preset) for preset in PRESETS]
         for name, kind in types(config_class).items():
-            values = [str(getattr(run, name)) or "none" for run in presets]
-            values = values[:1] if len(set(values)) == 1 else values
+            values = [str(getattr(run, name)) for run in presets]
+            shown = values[0] if len(set(values)) == 1 else ", ".join(values)
             meaning = msgspec.json.schema(kind).get("description", "")
-            text = "; ".join(filter(None, [meaning, limits(kind)]))
-            indent = dict(initial_indent=" " * 6, subsequent_indent=" " * 6)
-            entry = [f"  {name}: {', '.join(values)}", *textwrap.wrap(text, width, **indent)]
-            lines += entry if shown.get(name) != entry else []
-            shown[name] = entry
+            text = f"{name} ({shown}): {meaning}; {limits(kind)}"
+            lines.append(textwrap.fill(text, width, subsequent_indent="    "))
+        lines.append("")
     return "\n".join(lines)
 
 

@@ -1,7 +1,5 @@
 """A workload of one's own on data of one's own: a straight line through the points of points.csv (docs/own.md)."""
 
-
-
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -11,7 +9,6 @@ from energynn.data import manifests
 from energynn.train import distributed
 from energynn.train.batches import Shard
 from energynn.train.session import Session
-
 
 
 class Config(RunConfig):

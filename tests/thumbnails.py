@@ -6,7 +6,6 @@ joins the other ranks, marks the events, counts the samples, times the phases, a
 
 from __future__ import annotations
 
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from energynn.data import manifests
 from energynn.train import distributed
 from energynn.train.batches import Shard
 from energynn.train.session import Session
-
 
 
 class Config(RunConfig):
