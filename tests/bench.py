@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import copy
-import dataclasses
 import functools
 import gc
 import io
@@ -463,7 +462,7 @@ def remedies() -> list[dict]:
     for row in rows:
         changes = dict(row["changes"])
         changes["global_batch_size"] = changes.get("local_batch_size", base.local_batch_size)
-        changed.append(dataclasses.replace(base, **changes))
+        changed.append(config.replace(base, **changes))
     savings, without_s = [], trained_s(base)
     for turn in range(TURNS):
         saved = []

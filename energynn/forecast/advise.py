@@ -63,7 +63,7 @@ def remedies(run: RunConfig) -> list[Remedy]:
         found = [remedy for remedy in found if not remedy.changes.keys() & {"persistent_workers", "loader_workers"}]
     if run.devices == 1:
         found = [remedy for remedy in found if "gradient_compression" not in remedy.changes]
-    plain = vars(run)
+    plain = config.asdict(run)
     return [
         remedy
         for remedy in found
