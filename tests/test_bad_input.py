@@ -5,7 +5,6 @@ import getpass
 import io
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -30,11 +29,6 @@ from energynn.measure import machine
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
 from tests.measure.test_perun_import import layout_0_8, write_run
-
-ARGUMENTS = []
-for line in (Path(__file__).parent / "bad_arguments.txt").read_text().splitlines():
-    if line and not line.startswith("#"):
-        ARGUMENTS.append(tuple(part.strip() for part in line.split(" : ", 1)))
 
 
 @pytest.fixture(scope="session")
@@ -89,38 +83,6 @@ def refused(here: Path, *words, says: str = "") -> None:
     assert not (here / "canary").exists(), "something was executed"
     after = content(here)
     assert {path: after.get(path) for path in before} == before, "something was lost"
-
-
-@pytest.mark.parametrize("words, says", ARGUMENTS, ids=[words for words, _ in ARGUMENTS])
-def test_bad_arguments(here, two_runs, words, says):
-    shutil.copytree(two_runs, here / "runs")
-    (here / "empty").mkdir()
-    (run,) = (here / "runs" / "local").glob("resnet50*")
-    given = [word.format(here=here / "empty", runs=here / "runs", run=run) for word in shlex.split(words)]
-    refused(here, *given, says=says)
-
-
-# ------------------------------------------------------------------------------------------- parameters of a run
-
-
-def beyond_its_limits():
-    """Each parameter of each workload with values of other types and beyond its limits."""
-    for workload, config_class in config.CONFIGS.items():
-        for name, known in config.facts(config_class).items():
-            values = [["a", "list"], {"a": 1}]
-            values += [known.least - 1] if known.least is not None else []
-            values += [2 * known.most + 1] if known.most is not None else []
-            values += ["/etc/passwd", "\n"] if known.choices or known.form else []
-            if name != "workload":
-                yield from ((workload, name, value) for value in values)
-
-
-@pytest.mark.parametrize("workload, name, value", list(beyond_its_limits()))
-def test_parameters_of_papermill_and_of_run(workload, name, value):
-    namespace = {"workload": workload, name: value, "In": [], "_": 1}
-    with pytest.raises(ValueError, match=f"^{name}: must be ") as error:
-        config.make(**config.from_notebook(namespace))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 # ------------------------------------------------------------------------------------------------- files of a run

@@ -1,6 +1,7 @@
 """The shape of the project: who may import whom, how large it is, clean notebooks."""
 
 import ast
+import os
 import graphlib
 import json
 import re
@@ -124,7 +125,11 @@ def test_nothing_heavy_is_loaded_by_the_analysis(tmp_path):
     program = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\n"
     program += f"print(sorted(set(sys.modules) & {TRAINING_LIBRARIES!r}))"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from math import log2
 
 from energynn import published_values
-from energynn.config import PAPER, RunConfig, run_id, to_dict
+from energynn.config import PAPER, RunConfig, replace, run_id, to_dict
 from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
@@ -104,7 +103,7 @@ def report(found: dict[str, list[RunConfig]], each_run: bool) -> str:
             lines.append(entry(f"{name:15}", f"{sums['runs']} runs{known}", text.splitlines()[0]))
             continue
         lines += [*(textwrap.fill(part, 79) for part in text.split("\n\n")), "", _HEAD]
-        repeats = Counter(dataclasses.replace(run, repeat=0, seed=0) for run in runs)
+        repeats = Counter(replace(run, repeat=0, seed=0) for run in runs)
         lines += [_line(run, number, expect(run, gpu)) for run, number in repeats.items()]
         origin = f", from the paper's runs on {gpu}" if sums["gpu_hours"] else ""
         lines.append(f"together {sums['runs']} runs, {in_words(sums)}{origin}")

@@ -86,7 +86,7 @@ def _learnt_hours(runs: dict[str, RunConfig], system_dir: Path) -> dict[RunConfi
         record = records.read(system_dir / name) or {}
         if epochs := len(record.get("history", [])):
             hours = record["training_time_s"] / epochs * run.epochs / SECOND_PER_HOUR
-            kind = dataclasses.replace(run, repeat=0, seed=0)
+            kind = configuration.replace(run, repeat=0, seed=0)
             learnt[kind] = max(hours, learnt.get(kind, 0.0))
     return learnt
 
@@ -95,7 +95,7 @@ def _hours(run: RunConfig, system_dir: Path, learnt: dict[RunConfig, float]) -> 
     """Hours that a run still needs, by its own epochs and those of its repeats; 0 where none has finished one."""
     record = records.read(system_dir / configuration.run_id(run)) or {}
     done = len(record.get("history", [])) / run.epochs
-    return (1 - done) * learnt.get(dataclasses.replace(run, repeat=0, seed=0), 0.0)
+    return (1 - done) * learnt.get(configuration.replace(run, repeat=0, seed=0), 0.0)
 
 
 def queued_runs(runs_dir: Path, site: Site) -> set[str]:
