@@ -392,11 +392,11 @@ def visible_devices(
         return list(range(len(names))), None
     chosen: list[int] = []
     for entry in filter(None, map(str.strip, value.split(","))):
-        if entry.isdigit():
-            named = [number for number in range(len(names)) if number == int(entry)]
-        else:
-            start = entry.lower()
-            named = [n for n, known in enumerate(names) if any(k.startswith(start) for k in known)]
+        named = []
+        for number, known in enumerate(names):
+            is_prefix = any(name.startswith(entry.lower()) for name in known)
+            if entry == str(number) or (is_prefix and not entry.isdigit()):
+                named.append(number)
         if not named:
             return chosen, None if entry in NOTHING_VISIBLE else entry
         chosen += [number for number in named if number not in chosen]
