@@ -11,7 +11,7 @@ import xarray as xr
 from energynn import records
 from energynn.analysis import observations
 from energynn.files import require_place
-from energynn.measure import energy
+from energynn.measure import account
 from energynn.measure.window import Window, window
 
 __all__ = ["Window", "compare", "load", "trace", "window"]
@@ -83,7 +83,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """
     if not (Path(run) / "run.json").is_file():
         raise ValueError(f"trace: {run} is no run; give a folder with a run.json")
-    found = energy.power_trace(Path(run), period_s)
+    found = account.power_trace(Path(run), period_s)
     arrays = [xr.DataArray(watts, {"time": np.round(t_s, 6)}, name=name) for name, (t_s, watts) in found.items()]
     if not arrays:
         raise ValueError(f"trace: {run} has no samples of any sensor")
@@ -104,8 +104,8 @@ COMPARED += ("energy_total_provenance", "mean_power_total_W", "samples_trained",
 def compare(*runs: str | Path) -> pd.DataFrame:
     """Two or more runs side by side: a row for each quantity, a column for each run, and its ratio to the first.
 
-    ``runs`` are folders. ``ratio_low`` and ``ratio_high`` bound the ratio of the last run's energies by the statistical
-    95 % intervals of both; what their sensors have in common is not in them. Fields of the configuration that differ
+    ``runs`` are folders. ``ratio_low`` and ``ratio_high`` bound the ratio of the last run's energies by the
+    bounds of both; what their sensors have in common is not in them. Fields of the configuration that differ
     stand below. Raises ValueError for fewer than two runs, and for a folder without a record.
     """
     if len(runs) < 2:
@@ -142,12 +142,12 @@ def _values(found: dict[str, dict], name: str) -> dict:
 
 
 def _ratio(first: dict, last: dict, name: str) -> dict:
-    """Ratio of the last to the first, and its bounds where both have intervals."""
+    """Ratio of the last to the first, and its bounds where both have them."""
     a, b = _value(first, name), _value(last, name)
     if not a or b is None or isinstance(a, str):
         return {}
-    spread_a, spread_b = (record.get(name.replace("_J", "_statistical_J")) for record in (first, last))
+    spread_a, spread_b = (record.get(name.replace("_J", "_bound_J")) for record in (first, last))
     if not name.endswith("_J") or spread_a is None or spread_b is None or not b:
         return {"ratio": b / a}
-    relative = np.hypot(spread_a / a, spread_b / b)
+    relative = spread_a / a + spread_b / b
     return {"ratio": b / a, "ratio_low": b / a * (1 - relative), "ratio_high": b / a * (1 + relative)}

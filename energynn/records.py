@@ -23,7 +23,7 @@ from energynn import config as configuration
 from energynn.files import PACKAGE, REPOSITORY, force, is_locked, lock, sha256, utc_now, whole, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
-from energynn.measure.accounting import WORTH_A_PROCESS_B, account
+from energynn.measure.account import account
 from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import events_of_kind, events_of_segments, files_named, read_hosts, segments
 from energynn.reading import LARGEST_B, json_table, one_fault, require_file
@@ -31,9 +31,7 @@ from energynn.reading import LARGEST_B, json_table, one_fault, require_file
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
-MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
-# Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
-ACCOUNTING = 3
+WORTH_THREADS_B = 2**26  # of files: to hash less takes no longer than to start threads
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}  # (unit, meaning)
@@ -41,7 +39,7 @@ KINDS = {name: facts.get("kind") for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 # In run.json, or given at the end.
-NOT_DERIVED = {*FROM_INTENT, "schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256"}
+NOT_DERIVED = {*FROM_INTENT, "schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
 NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
 OF_RUNS = {"run.json", "record.json"}  # a folder with one of them is that of a run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes", "memory_gpu_peak_B")
@@ -59,17 +57,9 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     """
     by_segment = by_segment or events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
-    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment)}
+    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment, intent.get("thresholds"))}
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
-    late_s = 0.0
-    for of_start in by_segment.values():
-        ends = events_of_kind(of_start, "training_end")
-        late_s += max((end.get("late_s", end.get("unsure_s", 0.0)) for end in ends), default=0.0)
-    if late_s and "training_time_s" in result:
-        result["flags"].append(f"for {late_s:.{1 if late_s < 1 else 0}f} s nobody saw whether the command had ended")
-        share = late_s / max(late_s, result["training_time_s"])
-        result["doubtful_share"] = max(share, result.get("doubtful_share", 0.0))
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))
     by_perun, flags = _by_perun(run_dir, by_segment, intent.get("perun_run"), known)
     result |= by_perun
@@ -162,8 +152,7 @@ def reasons_against(record: dict, run_dir: Path) -> list[str]:
         reasons.append(f"{record.get('samples_in_training', 0)} power samples in the training, {FEWEST_SAMPLES} needed")
     if record.get("coverage", 0.0) < LEAST_COVERAGE:
         reasons.append(f"samples cover {record.get('coverage', 0.0):.1%} of the training, {LEAST_COVERAGE:.0%} needed")
-    if record.get("doubtful_share", 0.0) > MOST_DOUBTFUL:
-        reasons.append(f"{record['doubtful_share']:.0%} of the energy may be missing or false; the flags say why")
+    reasons += record.get("doubts", [])
     if not record.get("job", {}).get("is_exclusive", True):
         reasons.append("other jobs could use its nodes, whose energy is that of all; give sbatch --exclusive")
     if record["workload"] in NO_TRAINING:
@@ -184,7 +173,6 @@ def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) 
     intent = read_intent(run_dir)
     record = {
         "schema": SCHEMA,
-        "accounting": ACCOUNTING,
         **{name: intent[name] for name in FROM_INTENT if name in intent},
         "status": status,
         "status_reason": reason,
@@ -209,7 +197,7 @@ def hash_files(run_dir: Path, others: Container[str] = ()) -> dict:
     paths.sort(key=lambda path: path.split("/"))  # folder by folder
     sizes_B = {path: _size_B(path) for path in paths if _is_raw(path[below:]) or path[below:] in others}
     sizes_B = {path: size_B for path, size_B in sizes_B.items() if size_B is not None}
-    if sum(sizes_B.values()) < WORTH_A_PROCESS_B:
+    if sum(sizes_B.values()) < WORTH_THREADS_B:
         digests = [sha256(path) for path in sizes_B]
     else:  # a thread that computes a digest does not keep the others from it
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
@@ -447,8 +435,6 @@ def _check_numbers(record: dict, run_dir: Path, derived: dict) -> list[str]:
     faults = []
     derived["invalid_reasons"] = reasons_against(record | derived, run_dir)
     derived["valid"] = not derived["invalid_reasons"]
-    if record.get("accounting", 1) != ACCOUNTING:
-        derived = with_intervals_of(record, derived)
     for name in FIELDS:
         if name not in NOT_DERIVED and not same(record.get(name), derived.get(name)):
             faults.append(f"{name}: is {shorten(record.get(name))}, the raw files give {shorten(derived.get(name))}")
@@ -459,16 +445,6 @@ def _check_numbers(record: dict, run_dir: Path, derived: dict) -> list[str]:
         if not same(per_device_hour_W, parts_W):
             faults.append(f"energy per device hour {per_device_hour_W} W is not the sum of mean powers {parts_W} W")
     return faults
-
-
-def with_intervals_of(record, derived):
-    """What was derived, with the intervals of the record, which is of another version of the accounting."""
-    if isinstance(record, dict) and isinstance(derived, dict):
-        theirs = {name: record[name] for name in derived if name.endswith("statistical_J") and name in record}
-        return {name: with_intervals_of(record.get(name), value) for name, value in derived.items()} | theirs
-    if isinstance(record, list) and isinstance(derived, list) and len(record) == len(derived):
-        return list(map(with_intervals_of, record, derived))
-    return derived
 
 
 def same(a, b) -> bool:
@@ -515,7 +491,7 @@ def recover_one(folder: Path) -> str:
 def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
     """Time of the last event or sample of a run, in UTC; None if there is neither."""
     instants_ns = [event["t_wall_ns"] for event in events]
-    for host in [host for folder in segments(run_dir) for host in read_hosts(folder, thinned=True)]:
+    for host in [host for folder in segments(run_dir) for host in read_hosts(folder)]:
         instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
     if not instants_ns:
         return None

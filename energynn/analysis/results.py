@@ -12,7 +12,7 @@ import xarray as xr
 
 from energynn import config as run_config
 from energynn import records
-from energynn.measure import energy
+from energynn.measure import account, energy
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 from energynn.reading import json_table, one_fault
 
@@ -25,7 +25,7 @@ QUANTITIES += ("forward_backward_passes", "memory_gpu_peak_B", "training_time_s"
 QUANTITIES += ("device_hours_training", "device_hours_perun")
 QUANTITIES += tuple(f"energy_{c}_J" for c in COMPONENTS)
 QUANTITIES += (*(f"energy_perun_{c}_J" for c in COMPONENTS), "energy_perun_reported_J")
-QUANTITIES += tuple(f"energy_{c}_statistical_J" for c in COMPONENTS)
+QUANTITIES += tuple(f"energy_{c}_bound_J" for c in COMPONENTS)
 QUANTITIES += tuple(f"energy_{c}_systematic_J" for c in COMPONENTS)
 QUANTITIES += tuple(f"mean_power_{c}_W" for c in COMPONENTS)
 QUANTITIES += ("perun_samples", "sampling_period_s", "samples_in_training", "coverage")
@@ -268,17 +268,13 @@ def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
 
     Returns ``power_W`` (run, device, time): the mean over steps of ``period_s``, time in s from the start of the
     training to the middle of the step, NaN where a run has no such sensor or had ended; ``run_id`` (run).
-    The steps are longer where one of the runs is so long that its samples are thinned. Runs whose samples cannot be
-    read are left out, and stand with the reason in ``attrs["excluded"]``.
+    Runs whose samples cannot be read are left out, and stand with the reason in ``attrs["excluded"]``.
     """
     by_place, excluded = {}, []
     for place, run_dir in enumerate(runs["run_dir"].values):
         with one_fault(run_dir, excluded):
-            by_place[place] = energy.power_trace(Path(run_dir), period_s)
+            by_place[place] = account.power_trace(Path(run_dir), period_s)
     traces, kept = list(by_place.values()), runs.isel(run=list(by_place))
-    steps_s = [np.diff(t_s[:2]).max(initial=period_s) for trace in traces for t_s, _ in trace.values()]
-    if max(steps_s, default=0.0) > period_s:  # one is of a long run, and thinned
-        return power_traces(runs, max(steps_s))
     ends_s = kept["training_time_s"].values
     devices = sorted({device for trace in traces for device in trace})
     steps = int(np.ceil(max(ends_s, default=0.0) / period_s))

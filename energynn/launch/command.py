@@ -410,11 +410,11 @@ def report(record: dict) -> str:
 def _energy_lines(record: dict, component: str) -> list[str]:
     joules, watts = record[f"energy_{component}_J"], record[f"mean_power_{component}_W"]
     provenance = record[f"energy_{component}_provenance"]
-    statistical_J, systematic_J = (record[f"energy_{component}_{kind}_J"] for kind in ("statistical", "systematic"))
+    bound_J, systematic_J = (record[f"energy_{component}_{kind}_J"] for kind in ("bound", "systematic"))
     net_J = record.get(f"energy_net_{component}_J")
-    is_seen = net_J is not None and abs(net_J) > statistical_J  # a short command hides in the noise of the idle power
+    is_seen = net_J is not None and abs(net_J) > bound_J  # else a short command hides in the idle power
     lines = [
-        f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {statistical_J:.2f} J (95 %) "
+        f"  {component.upper():6}{joules:12.2f} J  {provenance:9} +- {bound_J:.2f} J (sampling) "
         f"+- {systematic_J:.2f} J (sensor), {watts:.1f} W"
     ]
     return [*lines, f"  {'':6}{net_J:12.2f} J  without idle power"] if is_seen else lines
