@@ -57,7 +57,8 @@ def derive(run_dir: Path, intent: dict, by_segment: dict[Path, list[dict]] | Non
     """
     by_segment = by_segment or events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
-    result: dict = {"history": _history(events), "metrics": {}, **account(run_dir, by_segment, intent.get("thresholds"))}
+    result: dict = {"history": _history(events), "metrics": {}}
+    result |= account(run_dir, by_segment, intent.get("thresholds"))
     if result["phases"]:
         result["phase_spread"] = _phase_spread(result["phases"])
     result |= _samples(events) | _counts(events, result["history"]) | _outcome(list(by_segment.values()))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from energynn import config, files, records
+from energynn import records
 
 
 def change_events(run_dir, change):
@@ -60,23 +60,6 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     assert [entry["training_loss"] for entry in record["history"]] == [1.0]
 
 
-def test_a_record_of_older_intervals_keeps_them_and_all_else_is_derived_again(run_dir):
-    def of_another_version(**changes):
-        record = records.build(run_dir, "finished", "") | changes
-        for holder in (record, record["sensors"][0]):
-            for name in [name for name in holder if name.endswith("statistical_J")]:
-                holder[name] = 0.123
-        del record["record_sha256"]
-        record["record_sha256"] = config.digest(record)
-        files.write_json(run_dir / "record.json", record)
-        return records.check_record(run_dir)
-
-    newer = of_another_version()
-    assert newer and all("statistical_J" in fault or "sensors" in fault for fault in newer)
-    assert of_another_version(accounting=1) == []
-    assert "energy_cpu_J" in of_another_version(accounting=1, energy_cpu_J=1.0)[0]
-
-
 def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     path = run_dir / "samples-host.jsonl"
     header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -84,6 +67,5 @@ def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     path.write_text("".join(json.dumps(line) + "\n" for line in [header, *stuck]))
     record = records.build(run_dir, "finished", "")
     assert not record["valid"] and "energy_cpu_J" not in record
-    assert any("may be missing or false" in reason for reason in record["invalid_reasons"])
-    assert any("did not move" in flag for flag in record["flags"])
+    assert any(reason.startswith("S: ") for reason in record["invalid_reasons"])
     assert records.check_record(run_dir) == []

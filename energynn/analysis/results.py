@@ -12,7 +12,7 @@ import xarray as xr
 
 from energynn import config as run_config
 from energynn import records
-from energynn.measure import account, energy
+from energynn.measure import account
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 from energynn.reading import json_table, one_fault
 

@@ -161,9 +161,9 @@ def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> dict:
     described = machine.describe_machine()
     gpus = described["gpus"]
-    model = machine.CPU_MODEL
+    system: dict = {"cpu_model": machine.CPU_MODEL}
     if (default_runs_dir() / "local" / "system.toml").exists():
-        model = machine.load(default_runs_dir(), "local", described)["cpu_model"]
+        system = machine.load(default_runs_dir(), "local", described)
     return {
         "run_id": run_dir.name,
         "workload": "command",
@@ -171,7 +171,8 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> di
         "started_at": utc_now(),
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
         "devices": size if size > 1 else max(1, len(gpus)),
-        "cpu_model": model,
+        "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         **machine.facts_of_run(described, on_gpu=bool(gpus)),
     }
 

@@ -159,6 +159,7 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
         "launcher": launcher.name,
         "devices": config.devices,
         "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         "git_commit": commit,
         "git_dirty": dirty,
         "uses_gpus": on_gpu,

@@ -8,16 +8,24 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
+
 from energynn import records
 from energynn.files import write_json
 from energynn.measure import energy
-from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, events_of_kind, lines_of_view, read_events, segments, times_of_hosts
+from energynn.measure.account import in_use
+from energynn.measure.samples import (
+    Reader,
+    Samples,
+    events_of_kind,
+    host_of_rank,
+    read_events,
+    segments,
+    times_of_hosts,
+)
 from energynn.reading import json_table, one_fault
 
-RECENT_NS = 1_000_000_000  # power is the mean over the last second
-KEPT_NS = 5_000_000_000
-LONGEST_KEPT_NS = 600_000_000_000  # where a sensor has fallen silent; its energy is known once it answers again
+RECENT_S = 1.0  # power is the mean over the last second
 STATE = ".state.json"  # the last look, for who asks from elsewhere (`energynn status`)
 LOOK_S = 2.0  # between two looks in a notebook
 OLD_S = 5.0  # samples older than this are worth a word
@@ -39,8 +47,6 @@ class Watch:
             if last["segment"] < len(segments(self.run_dir)):
                 self.before_J += last["energy_J"]
         self.readers: dict[Path, Reader] = {}
-        self.until_ns: dict[tuple[str, str], int] = {}
-        self.joules: dict[tuple[str, str], float] = {}
 
     def look(self) -> dict:
         """Power in W and energy so far in J of each primary sensor, and what follows from the trainer's progress."""
@@ -50,12 +56,10 @@ class Watch:
         for path in sorted(self.folder.glob("samples-*.jsonl")):
             if path not in self.readers:
                 self.readers[path] = Reader(path)
-                if lines := lines_of_view(self.folder):
-                    self.readers[path].read_thinned(lines)
             reader = self.readers[path]
-            reader.read(to_the_end=False)
-            if reader.header and len(reader.times) > 1:
-                devices += self._look_at(reader, events, starts, ends)
+            reader.read()
+            if reader.header and len(reader.samples_read) > 1:
+                devices += self._look_at(reader.samples(), events, starts, ends)
         state = {
             "run_id": self.intent["run_id"],
             "segment": len(segments(self.run_dir)),
@@ -67,9 +71,9 @@ class Watch:
         for event in events_of_kind(events, "epoch")[-1:]:
             state |= {name: event[name] for name in ("epoch", "epochs")}
         state |= _progress(events, state["energy_J"])
-        last_ns = [reader.walls[-1] for reader in self.readers.values() if len(reader.walls)]
+        read = [reader.samples_read for reader in self.readers.values()]
+        last_ns = [samples[-1].w for samples in read if samples]
         state["age_s"] = time.time() - min(last_ns) / 1e9 if last_ns else None  # by two clocks, if read elsewhere
-        state["thinned_s"] = max((reader.thinned_s for reader in self.readers.values()), default=0.0)
         state["status"] = self._status(starts, ends)
         return state
 
@@ -80,30 +84,25 @@ class Watch:
             return "ending"
         return "training" if starts else "starting"
 
-    def _look_at(self, reader: Reader, events: list[dict], starts: dict, ends: dict) -> list[dict]:
-        samples = reader.samples()
-        leave_out_unused(events, [samples])
-        host, now = samples.host, int(samples.t_ns[-1])
-        begun = starts.get(host)
+    def _look_at(self, samples: Samples, events: list[dict], starts: dict, ends: dict) -> list[dict]:
+        """Power of the last second, and energy since the training began, of each primary sensor."""
+        names = host_of_rank(events)
+        own = [event for event in events if names.get(event["rank"]) == samples.host]
+        sensors = in_use(samples.header["sensors"], own)
         devices = []
-        for curve in energy.curves(samples):
+        for curve in energy.curves(samples.t_ns / 1e9, samples.readings, sensors, samples.period_s):
             if not curve.sensor["primary"]:
                 continue
-            key = (host, curve.sensor["id"])
-            end = int(curve.t_ns[-1])  # a counter knows no more than its last step; the rest is for the next look
-            if begun is not None:
-                since, until = self.until_ns.get(key, begun), min(end, ends.get(host, end))
-                if until > since:
-                    self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
-                    self.until_ns[key] = until
-            recent_ns = max(1, min(RECENT_NS, end - int(curve.t_ns[0])))
-            device = {"host": host} | {name: curve.sensor[name] for name in ("id", "component", "provenance")}
-            device["energy_J"] = self.joules.get(key, 0.0)
-            device["power_W"] = curve.between(end - recent_ns, end)[0] / recent_ns * 1e9
+            last_s = curve.t_s[-1]
+            begin_s = starts.get(samples.host, np.inf) / 1e9
+            end_s = min(last_s, ends.get(samples.host, np.inf) / 1e9)
+            device = {"host": samples.host}
+            device |= {name: curve.sensor[name] for name in ("id", "component", "provenance")}
+            device["energy_J"] = float(curve.at(max(begin_s, end_s)) - curve.at(begin_s))
+            recent_s = min(RECENT_S, last_s - curve.t_s[0])
+            recent_J = float(curve.at(last_s) - curve.at(last_s - recent_s))
+            device["power_W"] = recent_J / max(recent_s, 1e-9)
             devices.append(device)
-        if begun is not None:
-            counted_ns = min((self.until_ns.get((host, device["id"]), begun) for device in devices), default=now)
-            reader.forget(max(counted_ns - KEPT_NS, now - LONGEST_KEPT_NS))
         return devices
 
 
@@ -139,8 +138,6 @@ def text(state: dict) -> str:
         name = f"{device['host']}:{device['id']}" if several else device["id"]
         lines.append(f"  {name:28}{device['power_W']:10.1f} W {device['energy_J']:14.1f} J  {device['provenance']}")
     lines.append(f"  {'together':28}{state['power_W']:10.1f} W {state['energy_J']:14.1f} J")
-    if state["thinned_s"]:
-        lines.append(f"  thinned: until now a sample in {state['thinned_s']:.3g} s; peaks between are not seen")
     if "samples_trained" in state:
         lines.append(
             f"  {state['samples_trained']} of {state['samples_to_train']} samples, "

@@ -6,6 +6,7 @@ Each host is accounted on its own clock, between the marks that its own ranks wr
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -81,17 +82,18 @@ def account(
         "segments": [],
         "energy_phases": [],
         "sensors": [sensor for host in hosts for sensor in host.sensors],
-        "hosts": [_about(host) for host in hosts if host.header.get("machine")],
         "flags": list(dict.fromkeys(problem for host in hosts for problem in host.problems)),
         "doubts": [text for host in hosts for text in host.doubts],
         "phases": _phase_times(hosts),
     }
+    if about := [_about(host) for host in hosts if host.header.get("machine")]:
+        result["hosts"] = about
     if hosts:
         result["nodes"] = max(len(part) for part in parts)
     if any(host.header for host in hosts):
         result["sampling_period_s"] = max(host.header.get("period_s", 0) for host in hosts)
         result["unreadable_lines"] = sum(host.unreadable_lines for host in hosts)
-    trained = [[host for host in part if host.window_s] for part in parts]
+    trained = [list(filter(_has_trained, part)) for part in parts]
     trained = [part for part in trained if part]
     if not trained:
         return result
@@ -101,7 +103,7 @@ def account(
         result["doubts"].append("D: two segments overlap: their energy counts twice")
     time_s = result["training_time_s"] = sum(part["training_time_s"] for part in result["segments"])
     if result["sensors"]:
-        result["samples_in_training"] = sum(min(one.samples for one in part) for part in trained)
+        result["samples_in_training"] = sum(map(_samples, trained))
         covered_s = sum(_coverage(part) * _time_s(part) for part in trained)
         result["coverage"] = covered_s / time_s
         result |= energy.totals(result["sensors"], time_s)
@@ -110,13 +112,23 @@ def account(
     return result
 
 
+def _has_trained(host: Host) -> bool:
+    return host.window_s is not None
+
+
 def _time_s(part: list[Host]) -> float:
     return max(host.time_s for host in part)
 
 
+def _samples(part: list[Host]) -> int:
+    """Samples of the host that has the fewest."""
+    return min(host.samples for host in part)
+
+
 def _coverage(part: list[Host]) -> float:
     """Coverage of the sensor that has the least; 0 if a host has none."""
-    return min(min((one["coverage"] for one in host.primary), default=0.0) for host in part)
+    shares = [sensor["coverage"] for host in part for sensor in host.primary]
+    return min(shares) if all(host.primary for host in part) else 0.0
 
 
 def _about(host: Host) -> dict:
@@ -205,16 +217,10 @@ def _read_host(samples: Samples, events, number: int, phases: dict, thresholds) 
     sensors = in_use(samples.header["sensors"], events)
     curves = energy.curves(t_s, samples.readings, sensors, samples.period_s)
     if host.window_s:
-        is_inside = (t_s >= host.window_s[0]) & (t_s <= host.window_s[1])
-        host.samples = int(is_inside.sum())
-        for curve, failed in zip(curves, np.isnan(samples.readings[is_inside]).T, strict=True):
-            entry = {**curve.sensor, "host": host.name, "segment": number}
-            entry |= {"samples": int((~failed).sum()), "failed_reads": int(failed.sum())}
-            energy_J, bound_J, entry["coverage"] = curve.window(*host.window_s)
-            is_true = not energy.impossible(curve, *host.window_s, thresholds)
-            if is_true and np.isfinite(energy_J):
-                entry |= {"energy_J": energy_J, "bound_J": bound_J}
-            host.sensors.append(entry)
+        host.samples = int(((t_s >= host.window_s[0]) & (t_s <= host.window_s[1])).sum())
+        where = {"segment": number, "host": host.name}
+        entries = energy.entries_of(curves, *host.window_s, thresholds)
+        host.sensors = [where | entry for entry in entries]
         unaccounted = samples.header.get("unaccounted", []) + _unread_gpus(sensors, events)
         host.doubts = energy.doubts(curves, *host.window_s, unaccounted, thresholds)
     for when in IDLE:
@@ -224,9 +230,9 @@ def _read_host(samples: Samples, events, number: int, phases: dict, thresholds) 
     return host
 
 
-def _times_s(events: list[dict], kind: str) -> dict[int, float]:
+def _times_ns(events: list[dict], kind: str) -> dict[int, int]:
     """Rank -> time of an event on its host's clock."""
-    return {event["rank"]: event["t_mono_ns"] / 1e9 for event in events_of_kind(events, kind)}
+    return {event["rank"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
 def _window(events: list[dict], last_s: float) -> tuple[float, float] | None:
@@ -234,8 +240,8 @@ def _window(events: list[dict], last_s: float) -> tuple[float, float] | None:
 
     If no rank wrote an end, it is the host's last sample.
     """
-    begin_s = min(_times_s(events, "training_start").values(), default=np.inf)
-    end_s = max(_times_s(events, "training_end").values(), default=last_s)
+    begin_s = min(_times_ns(events, "training_start").values(), default=np.inf) / 1e9
+    end_s = max(_times_ns(events, "training_end").values(), default=last_s * 1e9) / 1e9
     return (begin_s, end_s) if begin_s < end_s else None
 
 
@@ -274,8 +280,9 @@ def _plain(uuid: str | None) -> str | None:
 def _idle_span(events: list[dict], when: str) -> tuple[float, float]:
     """The time in which all ranks of a host were idle, in s; ends before it begins if never."""
     marks = [event for event in events if event.get("when") == when]
-    begin_s = max(_times_s(marks, "idle_start").values(), default=np.inf)
-    return begin_s, min(_times_s(marks, "idle_end").values(), default=0.0)
+    begin_ns = max(_times_ns(marks, "idle_start").values(), default=np.inf)
+    end_ns = min(_times_ns(marks, "idle_end").values(), default=0)
+    return begin_ns / 1e9, end_ns / 1e9
 
 
 def _idle_W(curves: list[Curve], component: str, span_s: tuple[float, float]) -> float | None:
@@ -320,10 +327,11 @@ def _phases_of_ranks(host: Host, phases: dict, curves: list[Curve]) -> list[dict
 
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM.
     """
-    starts_s, ends_s = (_times_s(host.events, f"training_{edge}") for edge in ("start", "end"))
+    starts_ns = _times_ns(host.events, "training_start")
+    ends_ns = _times_ns(host.events, "training_end")
     gpus = _gpus_of_ranks(host.events)
     entries = []
-    for rank in gpus.keys() & phases.keys() & starts_s.keys() if host.window_s else ():
+    for rank in gpus.keys() & phases.keys() & starts_ns.keys() if host.window_s else ():
         where = {"rank": rank, "host": host.name, "device": gpus[rank] or "cpu"}
         shares = []
         for curve in curves:
@@ -331,43 +339,45 @@ def _phases_of_ranks(host: Host, phases: dict, curves: list[Curve]) -> list[dict
             is_own = not is_gpu or (gpus[rank] and _uuid_of(curve.sensor) == gpus[rank])
             if curve.sensor["primary"] and is_own:
                 shares.append((curve, 1.0 if is_gpu else 1 / len(gpus)))
-        span_s = starts_s[rank], ends_s.get(rank, host.window_s[1])
-        entries += [where | entry for entry in energy_of_phases(phases[rank], span_s, shares)]
+        span_ns = starts_ns[rank], ends_ns.get(rank, int(host.window_s[1] * 1e9))
+        entries += [where | entry for entry in energy_of_phases(phases[rank], span_ns, shares)]
     return entries
 
 
-def energy_of_phases(phases: tuple, span_s: tuple[float, float], shares: list) -> list[dict]:
+def energy_of_phases(phases: tuple, span_ns: tuple[int, int], shares: list) -> list[dict]:
     """Time and energy of each phase of one rank; ``idle`` is what lies in no phase.
 
     phases: as ``read_phases`` has them; shares: curves, each with the share that is this rank's.
     Phases shorter than a sampling period get the mean power around them.
     """
     kinds, begin_ns, end_ns, names = phases
-    begin_s, end_s = np.clip(begin_ns / 1e9, *span_s), np.clip(end_ns / 1e9, *span_s)
+    begin_ns, end_ns = np.clip(begin_ns, *span_ns), np.clip(end_ns, *span_ns)
 
     def by_phase(amounts: np.ndarray, whole: float) -> np.ndarray:
         sums = np.bincount(kinds, weights=amounts, minlength=len(names))
         return np.append(sums, whole - sums.sum())
 
-    columns = {"time_s": by_phase(end_s - begin_s, span_s[1] - span_s[0])}
+    columns = {"time_s": by_phase((end_ns - begin_ns) / 1e9, (span_ns[1] - span_ns[0]) / 1e9)}
     for curve, share in shares:
         name = f"energy_{curve.sensor['component']}_J"
-        whole_J = curve.at(span_s[1]) - curve.at(span_s[0])
-        joules = share * by_phase(curve.at(end_s) - curve.at(begin_s), whole_J)
+        whole_J = curve.at(span_ns[1] / 1e9) - curve.at(span_ns[0] / 1e9)
+        joules = share * by_phase(curve.at(end_ns / 1e9) - curve.at(begin_ns / 1e9), whole_J)
         columns[name] = columns.get(name, 0.0) + joules
-    return [
-        {"phase": phase} | {name: float(column[index]) for name, column in columns.items()}
-        for index, phase in enumerate([*names, "idle"])
-    ]
+    entries = []
+    for index, phase in enumerate([*names, "idle"]):
+        values = {name: float(column[index]) for name, column in columns.items()}
+        entries.append({"phase": phase} | values)
+    return entries
 
 
 def _phases(parts: list[list[Host]], totals: dict) -> list[dict]:
     """Energy per rank, device and phase, and what belongs to no rank; together the totals."""
     sums: dict[tuple, dict] = {}
-    for entry in [entry for part in parts for host in part for entry in host.phases]:
+    hosts = chain.from_iterable(parts)
+    for entry in chain.from_iterable(host.phases for host in hosts):
         same = sums.setdefault((entry["rank"], entry["phase"]), dict.fromkeys(entry, 0.0))
         for name, value in entry.items():
-            same[name] = same[name] + value if name.endswith(("_J", "_s")) else value
+            same[name] = same.get(name, 0.0) + value if name.endswith(("_J", "_s")) else value
     rest = {"rank": None, "host": None, "device": None, "phase": "unattributed"}
     for name in [f"energy_{component}_J" for component in COMPONENTS]:
         if name in totals:
@@ -379,7 +389,9 @@ def _phases(parts: list[list[Host]], totals: dict) -> list[dict]:
 def _phase_times(hosts: list[Host]) -> list[dict]:
     """Seconds of each rank in each phase, all segments added up."""
     ranks: dict[int, dict] = {}
-    for entry in [entry for host in hosts for entry in host.phases if entry["phase"] != "idle"]:
+    for entry in chain.from_iterable(host.phases for host in hosts):
+        if entry["phase"] == "idle":
+            continue
         times = ranks.setdefault(entry["rank"], {"rank": entry["rank"]})
         name = f"{entry['phase']}_s"
         times[name] = times.get(name, 0.0) + entry["time_s"]

@@ -235,10 +235,11 @@ def impossible(one: Curve, begin_s: float, end_s: float, thresholds: dict | None
         new = np.append(0, np.flatnonzero(steps) + 1)
         added_W = steps[new[1:] - 1] / (np.diff(t_s[new]) + one.late_s)
         lowest_W = one.powers_W(t_s[0], t_s[-1], max(0.5, 3 * one.late_s)).min(initial=np.inf)
-        highest_W = added_W.max(initial=0.0)
+        seconds_W = one.powers_W(t_s[0], t_s[-1], max(1.0, 10 * one.late_s))
+        highest_W = max(added_W.max(initial=0.0), seconds_W.max(initial=0.0))
     if lowest_W < least_W:
         reasons.append(f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn")
-    # P: a power's mean over a second, or what a counter adds, is what the device can draw.
+    # P: its mean over a second, and a step of a counter, is what the device can draw.
     if highest_W > most_W:
         reasons.append(f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn")
     return reasons
@@ -299,6 +300,20 @@ def _are_one(one: Curve, other: Curve) -> bool:
 
 
 # ------------------------------------------------------------------------------------------- sums
+
+
+def entries_of(
+    curves: Iterable[Curve], begin_s: float, end_s: float, thresholds: dict | None = None
+) -> list[dict]:
+    """Describe each sensor with its coverage and, if its readings can be true, its energy in J."""
+    entries = []
+    for one in curves:
+        window = one.window(begin_s, end_s)._asdict()
+        if impossible(one, begin_s, end_s, thresholds) or np.isnan(window["energy_J"]):
+            window = {"coverage": window["coverage"]}
+        read = int(((one.t_s >= begin_s) & (one.t_s <= end_s)).sum())
+        entries.append(one.sensor | {"samples": read} | window)
+    return entries
 
 
 def totals(entries: Iterable[dict], window_s: float) -> dict:

@@ -16,7 +16,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from energynn.processes import is_alive, lives
 from energynn.reading import require_file
 
 LARGEST_B = 2**32  # of a file that is read as a whole
@@ -41,11 +40,15 @@ def limit_variable(name: str) -> str:
 # ----------------------------------------------------------------------------------------- samples
 
 
+class NoHeader(ValueError):
+    """A samples file that was cut off before its header."""
+
+
 class Sample(msgspec.Struct):
     """One line of readings; lines of what perun read have no ``v``."""
 
-    t: Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
-    w: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] = 0
+    t: Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
+    w: Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)] = 0
     v: list[float | None] | None = None
 
 
@@ -121,7 +124,7 @@ class Reader:
     def samples(self) -> Samples:
         """Return what was read so far. Raises ValueError without a header."""
         if self.header is None:
-            raise ValueError(f"{self.path}: no header line; the samples cannot be read")
+            raise NoHeader(f"{self.path}: no header line; the samples cannot be read")
         shape = len(self.samples_read), len(self.header["sensors"])
         rows = [sample.v for sample in self.samples_read]
         return Samples(
@@ -138,6 +141,7 @@ def read_samples(path: Path) -> Samples:
     """Read a samples file. Raises ValueError where the header is missing."""
     reader = Reader(path)
     reader.read()
+    reader.unreadable_lines += path.stat().st_size > reader.offset  # a last line that was cut
     return reader.samples()
 
 
@@ -145,10 +149,8 @@ def read_hosts(folder: Path) -> list[Samples]:
     """Read the samples of every host of a folder; a file cut off before its header has none."""
     hosts = []
     for path in files_named(folder, "samples-", ".jsonl"):
-        reader = Reader(path)
-        reader.read()
-        if reader.header:
-            hosts.append(reader.samples())
+        with suppress(NoHeader):
+            hosts.append(read_samples(path))
     return hosts
 
 
@@ -344,87 +346,14 @@ def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
     return []
 
 
-# ----------------------------------------------------------------------------------------- until votes, supervisor
-# and sampler do without them
-
-ENDED = b"\xff" * 8  # the last beat of a sampler that ended as it should
-
-
-class Heartbeat:
-    """The last sign of life of a sampler, in memory that other processes of the host find by what its header says."""
-
-    def __init__(self):
-        self.file = os.memfd_create("energynn-heartbeat")
-
-    def beat(self, sign: bytes | None = None) -> None:
-        """Tell that the sampler lives; ``ENDED`` that it has ended as it should."""
-        os.pwrite(self.file, sign or time.monotonic_ns().to_bytes(8), 0)
-
-
 class Silence:
-    """Whether this host's sampler has died or fallen silent: in words, or "" while all is well.
-
-    Every host watches its own, by its process and its heartbeat, which are no files of the run: a file system may
-    stand still for a minute, and show late what other hosts have written. The folder is asked until the sampler is
-    found. One that has ended as it should is not silent; perun's evaluation, which follows it, is only given
-    ``EVALUATION_S``.
-    """
-
-    LOOK_S = 1.0
-    NOTICED_S = 10.0
-    EVALUATION_S = 600.0
+    """Say nothing: a sampler that died leaves a gap. Votes and supervisor still ask."""
 
     def __init__(self, folder: Path):
-        self.folder, self.host = folder, os.uname().nodename
-        self.path = folder / f"samples-{self.host}.jsonl"
-        self.looked, self.words, self.silent_s = time.monotonic() - self.LOOK_S, "", 0.0
-        self.process, self.heartbeat, self.last = 0, None, b""
+        self.folder = folder
 
     def __call__(self) -> str:
-        """Call it often: it looks once in ``LOOK_S``, and counts no time in which its own process was stopped."""
-        since_s = time.monotonic() - self.looked
-        if since_s >= self.LOOK_S:
-            self.silent_s += min(since_s, 2 * self.LOOK_S)
-            self.looked, self.words = time.monotonic(), self._look()
-        return self.words
+        return ""
 
     def notice(self) -> str:
-        """In words that there has been no sample for ``NOTICED_S``: a reason to look, or for a checkpoint."""
-        is_noticed = self.last not in (b"", ENDED) and self.silent_s > self.NOTICED_S
-        return f"no sample for {self.NOTICED_S:.0f} s on {self.host}" if is_noticed else ""
-
-    def _look(self) -> str:
-        if self.heartbeat is None and not self._find():
-            if self._was_killed():
-                return f"the sampler is dead on {self.host}"
-            most_s = limit_s("first_sample_limit_s")
-            nothing = self.silent_s > most_s and not list(self.folder.glob("samples-*.jsonl"))
-            return f"no sample in the first {most_s:.0f} s" if nothing else ""
-        sign = os.pread(self.heartbeat, 8, 0)
-        if sign != self.last:
-            self.last, self.silent_s = sign, 0.0
-        if sign == ENDED:
-            too_long = self.silent_s > self.EVALUATION_S
-            return f"perun's evaluation takes longer than {self.EVALUATION_S:.0f} s" if too_long else ""
-        if not lives(self.process):
-            return f"the sampler is dead on {self.host}"
-        most_s = limit_s("silence_limit_s")
-        return f"no sample for {most_s:.0f} s on {self.host}" if self.silent_s > most_s else ""
-
-    def _find(self) -> bool:
-        """Find the process and the heartbeat of the sampler by the last header in its file."""
-        with suppress(OSError, ValueError, KeyError, IndexError):
-            header = self._header()
-            self.heartbeat = os.open(f"/proc/{header['pid']}/fd/{header['heartbeat']}", os.O_RDONLY)
-            self.process = header["pid"]
-        return self.heartbeat is not None
-
-    def _was_killed(self) -> bool:
-        """Whether a sampler that was never found has gone, and did not say as its last word that it ended."""
-        with suppress(OSError, ValueError, KeyError, IndexError):
-            return not is_alive(self._header()["process"]) and b'"ended":true' not in self.path.read_bytes()[-1000:]
-        return False
-
-    def _header(self) -> dict:
-        with open(self.path, "rb") as file:
-            return json.loads([line for line in file.read(2**20).splitlines() if b'"header"' in line][-1])
+        return ""
