@@ -179,7 +179,7 @@ $(ALL): | python
 # ---------------------------------------------------------------------------------------------------- the paper
 
 # The analysis is made again if a record was added, changed or removed; the name of the stamp carries their list.
-RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name ignored.txt -o -name '*.csv' -o -name '*.toml' \) \
+RECORDS := build/.records-$(shell find runs -type f \( -name record.json -o -name '*.csv' -o -name '*.toml' \) \
 	-printf '%p %s %T@\n' 2>/dev/null | LC_ALL=C sort | cksum | tr ' ' -)
 COMMIT := build/.commit-$(shell git rev-parse --short=12 HEAD 2>/dev/null || echo none)
 NOTEBOOKS := $(patsubst notebooks/%,build/notebooks/%,$(sort $(wildcard notebooks/[1-9]*.ipynb)))

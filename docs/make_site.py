@@ -3,27 +3,32 @@
 What the site is made of is copied to build/site-source under the same names, so that the links of the documents hold.
 """
 
-import argparse
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import nbformat
+import typer
 from nbconvert import HTMLExporter
 from sphinx.cmd.build import build_main
 
 import energynn
-from energynn import cli
+from energynn import cli, config
 from energynn.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
-COPIED = ("*.md", "LICENSE", "CITATION.cff", "docs/*.md", "runs/README.md", "runs/published/README.md")
+COPIED = (
+    "*.md",
+    "LICENSE",
+    "CITATION.cff",
+    "docs/*.md",
+    "runs/README.md",
+    "runs/published/README.md",
+)
 COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "systems/*")
-GUIDES = ("run", "own", "measure", "python", "forecast", "cluster", "gpu", "era5", "paper", "asked")
+GUIDES = ("run", "measure", "own", "forecast", "cluster", "gpu", "data", "paper", "questions")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
-    "Reference": ["commands", "interface", "docs/parameters", "runs/README"],
-    "How far to believe it": ["docs/ledger", "docs/truth", "docs/attacked"],
+    "Reference": ["commands", "interface", "parameters", "runs/README", "docs/worth"],
     "Work on it": ["CONTRIBUTING", "docs/architecture", "CHANGELOG"],
 }
 CONFIGURATION = f"""
@@ -72,13 +77,16 @@ def main() -> int:
     with (SOURCE / "index.md").open("a") as index:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
+    (SOURCE / "parameters.md").write_text(f"# Parameters\n\n```text\n{config.help_text()}\n```\n")
     (SOURCE / "interface.md").write_text(INTERFACE)
     (SOURCE / "conf.py").write_text(CONFIGURATION)
     (SOURCE / "_static").mkdir()
     (SOURCE / "_static" / "custom.css").write_text(STYLE)
     failed = build_main(["-q", "-W", "--keep-going", str(SOURCE), str(SITE)])
     print(
-        f"open {SITE.relative_to(REPOSITORY)}/index.html" if not failed else "energynn: the site has faults, see above"
+        f"open {SITE.relative_to(REPOSITORY)}/index.html"
+        if not failed
+        else "energynn: the site has faults, see above"
     )
     return failed
 
@@ -93,7 +101,9 @@ def executed_notebooks(folder: Path) -> str:
     folder.mkdir(parents=True)
     links = []
     for path in sorted((REPOSITORY / "build" / "notebooks").glob("*.ipynb")):
-        page, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(nbformat.read(path, 4))
+        page, _ = HTMLExporter(mathjax_url="", require_js_url="").from_notebook_node(
+            nbformat.read(path, 4)
+        )
         (folder / f"{path.stem}.html").write_text(page)
         links.append(f'<li><a href="notebooks/{path.stem}.html">{path.stem}</a></li>')
     if not links:
@@ -102,26 +112,17 @@ def executed_notebooks(folder: Path) -> str:
 
 
 def commands() -> str:
-    """The --help of every command, on one page."""
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", side_effect=Found, autospec=True) as parse:
-        try:
-            cli.main(["status"])
-        except Found:
-            whole = parse.call_args.args[0]
-    return "# Commands\n\n" + "\n".join(sections(whole))
+    """Write the --help of every command on one page."""
+    return "# Commands\n\n" + "\n".join(sections(typer.main.get_command(cli.app), None))
 
 
-class Found(Exception):
-    pass
-
-
-def sections(parser: argparse.ArgumentParser) -> list[str]:
-    found = [f"## {parser.prog}\n\n```text\n{parser.format_help()}```\n"]
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                found += sections(child)
-    return found
+def sections(command, parent) -> list[str]:
+    name = command.name if parent else "energynn"
+    context = command.context_class(command, info_name=name, parent=parent)
+    pages = [f"## {context.command_path}\n\n```text\n{command.get_help(context)}\n```\n"]
+    for child in getattr(command, "commands", {}).values():
+        pages += sections(child, context)
+    return pages
 
 
 if __name__ == "__main__":

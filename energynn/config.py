@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib
@@ -12,11 +13,11 @@ import re
 import sys
 import textwrap
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from energynn.files import DATA_MANIFESTS
-from energynn.names import suggestion
 
 IMAGENET_IMAGES = {"train": 1_281_167, "val": 50_000}  # ImageNet-2012
 RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
@@ -421,6 +422,12 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
             "gradient_noise_steps: one local batch has none to compare with; give devices, or accumulation"
         )
     return config_class(**values)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Words for the end of a message: "; did you mean X?", or nothing where no known name is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def facts(config_class: type[RunConfig]) -> dict[str, Facts]:

@@ -115,7 +115,6 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         record = records.read(Path(run))
         if record is None:
             raise ValueError(f"compare: {run} has no record; `energynn check --recover` writes that of a dead run")
-        record = records.told_apart(record, Path(run).absolute())
         found[record["run_id"]] = record
     if len(found) < len(runs):
         raise ValueError("compare: one run is given twice")

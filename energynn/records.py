@@ -16,7 +16,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -27,13 +26,11 @@ from energynn.measure import energy
 from energynn.measure.accounting import WORTH_A_PROCESS_B, account
 from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import events_of_kind, events_of_segments, files_named, read_hosts, segments
-from energynn.processes import on_all_cores
 from energynn.reading import LARGEST_B, json_table, one_fault, require_file
 
 SCHEMA = "energynn-record/2"
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
-WORTH_A_PROCESS = 200  # records: to check fewer takes no longer than to start processes
 MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 # Version of the intervals. Records of other versions keep theirs; all else in them is derived again.
 ACCOUNTING = 3
@@ -45,8 +42,7 @@ ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 # In run.json, or given at the end.
 NOT_DERIVED = {*FROM_INTENT, "schema", "accounting", "status", "status_reason", "ended_at", "files", "record_sha256"}
-IGNORED = "ignored.txt"  # why somebody leaves the run out of figures and fits
-NO_RAW_FILES = ("record.json", "notebook.ipynb", IGNORED)  # the notebook is a view of the run
+NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
 OF_RUNS = {"run.json", "record.json"}  # a folder with one of them is that of a run
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes", "memory_gpu_peak_B")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
@@ -285,40 +281,9 @@ def is_made(run_dir: Path) -> bool:
 
 
 def read_all(runs_dir: Path) -> list[dict]:
-    """The records below a folder that can be read, ``told_apart``, but for those that do not count."""
-    found = counting(run_dirs(Path(runs_dir)))
-    return [told_apart(record, folder) for folder, record, why_not in found if record and not why_not]
-
-
-def counting(run_dirs: list[Path]) -> Iterator[tuple[Path, dict | None, str]]:
-    """Each folder, its record, None if it cannot be read, and why it does not count: ignored, or a copy of another."""
-    seen: dict[str, Path] = {}
-    for folder in run_dirs:
-        record, ignored = read(folder), why_ignored(folder)
-        why_not = f"ignored: {ignored}" if ignored else ""
-        if record and not ignored:
-            first = seen.setdefault(record["record_sha256"], folder)
-            why_not = f"is a copy of {first}; keep one of the two" if first != folder else ""
-        yield folder, record, why_not
-
-
-def told_apart(record: dict, run_dir: Path) -> dict:
-    """The record as tables name it: of another machine (`energynn merge`), its names end in @MACHINE."""
-    _, at, machine = Path(run_dir).parent.name.partition("@")
-    return record | {name: f"{record[name]}@{machine}" for name in ("run_id", "system")} if at else record
-
-
-def why_ignored(run_dir: Path) -> str:
-    """Why somebody leaves a run out of figures and fits (`energynn ignore`); empty for all others."""
-    path = Path(run_dir) / IGNORED
-    try:
-        require_file(path)
-        with open(path, errors="replace") as file:
-            return file.read(500).strip() or "no reason is given"
-    except FileNotFoundError:
-        return ""
-    except (OSError, ValueError):
-        return f"the reason cannot be read; write {IGNORED} again"
+    """The records below a folder that can be read, each once."""
+    found = filter(None, map(read, run_dirs(Path(runs_dir))))
+    return list({record["record_sha256"]: record for record in found}.values())
 
 
 def read_record(run_dir: Path) -> dict:
@@ -383,38 +348,25 @@ def check(runs_dir: Path) -> list[str]:
 
 
 def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
-    """The faults, and how many records are "readable", "valid" as evidence, "simulated" or "ignored"."""
-    walked = list(_walk(runs_dir))
-    folders, check_one = _folders_with(OF_RUNS, walked), partial(_check_run, runs_dir)
-    are_many = len(folders) > WORTH_A_PROCESS
-    found = on_all_cores(check_one, folders, at_once=20) if are_many else list(map(check_one, folders))
-    faults, first = [], {}
-    for folder, (faults_of_one, _, digest) in zip(folders, found, strict=True):
-        faults += faults_of_one
-        if digest and (other := first.setdefault(digest, folder)) != folder:
-            faults.append(f"{folder.name}: {folder} is a copy of {other}, and counts twice; keep one of the two")
-    for folder in _folders_with({"SHA256SUMS"}, walked):
+    """The faults, and how many records are "readable", "valid" as evidence, or "simulated"."""
+    faults, counts, first = [], Counter(), {}
+    for folder in run_dirs(runs_dir):
+        if not (folder / "record.json").exists():
+            if not is_running(folder):
+                remedy = f"`energynn check --recover {runs_dir}` writes one"
+                faults.append(f"{folder.name}: no record.json; the launcher died. {remedy}")
+            continue
+        if record := read(folder):
+            is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
+            counts.update(["readable", "simulated"] if is_simulated else ["readable"] + ["valid"] * record["valid"])
+            if (other := first.setdefault(record["record_sha256"], folder)) != folder:
+                faults.append(f"{folder.name}: {folder} is a copy of {other}; keep one of the two")
+        with one_fault(f"{folder.name}: cannot be checked", faults):
+            faults += [f"{folder.name}: {fault}" for fault in check_record(folder, record)]
+    for folder in _folders_with({"SHA256SUMS"}, _walk(runs_dir)):
         with one_fault(f"{folder.name}: cannot be checked", faults):
             faults += [f"{folder.name}: {fault}" for fault in check_sums(folder / "SHA256SUMS", folder)]
-    return faults, Counter(word for _, words, _ in found for word in words)
-
-
-def _check_run(runs_dir: Path, folder: Path) -> tuple[list[str], list[str], str]:
-    """The faults of one run, in lines that begin with its name, what its record counts as, and its digest."""
-    name, digest, counts_as = folder.name, "", ["ignored"] if why_ignored(folder) else []
-    if not (folder / "record.json").exists():
-        remedy = f"`energynn check --recover {runs_dir}` writes one"
-        faults = [] if is_running(folder) else [f"{name}: no record.json; the launcher died. {remedy}"]
-        return faults, counts_as, digest
-    if record := read(folder):
-        digest = "" if counts_as else record["record_sha256"]  # what is ignored counts nowhere
-        evidence = ["valid"] if record["valid"] else []
-        is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
-        counts_as += ["readable", *(["simulated"] if is_simulated else evidence)]
-    faults: list[str] = []
-    with one_fault(f"{name}: cannot be checked", faults):
-        faults += [f"{name}: {fault}" for fault in check_record(folder, record)]
-    return faults, counts_as, digest
+    return faults, counts
 
 
 def check_sums(sums: Path, folder: Path) -> list[str]:
@@ -438,36 +390,6 @@ def _read_sums(sums: Path) -> dict[str, str]:
         if not separator or not re.fullmatch("[0-9a-f]{64}", digest):
             raise ValueError(f"{sums}: is no list of SHA-256 as sha256sum writes it")
         digests[name] = digest
-    return digests
-
-
-# An anchor is such a list of all files of all runs: who signs or publishes it can show that nothing was rewritten.
-
-
-def write_anchor(runs_dir: Path, anchor: Path) -> int:
-    """Write the SHA-256 of every record and raw file below a folder, as sha256sum does; returns how many there are."""
-    with whole(anchor) as file:  # to begin with: it refuses what cannot be replaced
-        digests = _anchored(runs_dir)
-        if broken := [name for name in digests if name.splitlines() != [name]]:
-            raise ValueError(f"{broken[0]!r}: has a line break in its name, which no checksum list holds; rename it")
-        file.write("".join(f"{digest}  {name}\n" for name, digest in digests.items()).encode())
-    return len(digests)
-
-
-def check_anchor(runs_dir: Path, anchor: Path) -> tuple[list[str], list[str]]:
-    """Files that were changed or are missing since an anchor was written, one line each, and those that are new."""
-    known = _read_sums(anchor)
-    return check_sums(anchor, runs_dir), [name for name in _anchored(runs_dir) if name not in known]
-
-
-def _anchored(runs_dir: Path) -> dict[str, str]:
-    """Path below ``runs_dir`` -> SHA-256 of every record and raw file, superseded runs included."""
-    digests = {}
-    for folder in run_dirs(runs_dir):
-        found = {name: facts["sha256"] for name, facts in hash_files(folder).items()}
-        if (folder / "record.json").is_file():
-            found["record.json"] = sha256(folder / "record.json")
-        digests |= {str((folder / name).relative_to(runs_dir)): digest for name, digest in found.items()}
     return digests
 
 
@@ -496,78 +418,13 @@ def check_record(run_dir: Path, record: dict | None = None) -> list[str]:
     faults += [f"{name}: differs from run.json" for name in FROM_INTENT if record.get(name) != intent.get(name)]
     if "config_digest" in record and record["config_digest"] != configuration.digest(record["config"]):
         faults.append("config_digest: not the digest of config")
-    faults += _check_name(record, run_dir)
     by_segment = events_of_segments(run_dir)
-    faults += _check_ranks(record, list(by_segment.values())[-1])
-    if any(f"{name}: {CHANGED}" in of_files for name in _of_perun(record)):
+    of_perun = [name for name in record["files"] if name.endswith(".hdf5")]
+    if any(f"{name}: {CHANGED}" in of_files for name in of_perun):
         return [*faults, "its numbers were not derived again: HDF5 may find no end in a damaged file of perun"]
     # Of what could not be read a flag says so.
-    known = set(_of_perun(record)) - {flag.partition(": ")[0] for flag in record["flags"]}
+    known = set(of_perun) - {flag.partition(": ")[0] for flag in record["flags"]}
     return faults + _check_numbers(record, run_dir, derive(run_dir, intent, by_segment, known))
-
-
-def _check_name(record: dict, run_dir: Path) -> list[str]:
-    """Where the run's name, its configuration and the folders that it lies in do not fit each other."""
-    faults, folder, workload = [], Path(os.path.abspath(run_dir)), record["workload"]
-    name, system = folder.name, folder.parent.name
-    if system == "superseded":
-        name, system = name.rpartition(".")[0], folder.parent.parent.name
-    system = system.partition("@")[0]  # then the machine, of a run that came by `energynn merge`
-    if record["run_id"] != name:
-        faults.append(f"run_id: is {record['run_id']}, but the folder is {name}; was it copied or renamed?")
-    if workload == "perun import" and record["config"].get("source_sha256") not in _digests_of_perun(record):
-        faults.append("config: source_sha256 is of no perun file of this run")
-    if workload in NO_TRAINING:
-        return faults
-    if record["system"] != system:
-        faults.append(f"system: is {record['system']}, but the folder of its runs is {system}")
-    if record["run_id"] not in configuration.names_of_run(record["config"], record.get("data_digest")):
-        faults.append("run_id: does not end in the digest of config and data_digest, or tells another configuration")
-    for field in ("workload", "system", "devices"):
-        if record["config"].get(field) != record[field]:
-            faults.append(f"{field}: is {record[field]}, in config {record['config'].get(field)}")
-    return faults
-
-
-def _digests_of_perun(record: dict) -> list[str]:
-    return [record["files"][name]["sha256"] for name in _of_perun(record)]
-
-
-def _of_perun(record: dict) -> list[str]:
-    return [name for name in record["files"] if name.endswith(".hdf5")]
-
-
-def _check_ranks(record: dict, events: list[dict]) -> list[str]:
-    """Where the number of devices or the status is not what the ranks told when they began and ended, the last time."""
-    faults, status = [], record["status"]
-    if record["devices"] not in (told := _devices_told(record, events)):
-        faults.append(f"devices: is {record['devices']}, the raw files tell of {', '.join(map(str, told))}")
-    if record["workload"] == "perun import" or record["status_reason"].startswith(LAUNCHER_DIED):
-        return faults
-    ends = {event["rank"]: event.get("status") for event in events_of_kind(events, "rank_end")}
-    have_finished = set(ends.values()) == {"finished"} and ends.keys() == {event["rank"] for event in events}
-    may_be_finished = have_finished and len(ends) == record["devices"]
-    if record["workload"] == "command":  # its idling afterwards may have been cut off
-        ends = events_of_kind(events, "training_end")  # one that was seen late is of a time that nobody knows
-        may_be_finished = bool(ends) and all(end.get("exit_status") == 0 and not end.get("late_s") for end in ends)
-    if status == "finished" and not may_be_finished:
-        faults.append("status: is finished, but a rank told of no good end")
-    if status != "finished" and have_finished and may_be_finished:
-        faults.append(f"status: is {status}, but all ranks told that they had finished")
-    return faults
-
-
-def _devices_told(record: dict, events: list[dict]) -> set[int]:
-    """Numbers of devices that a run with these raw files can have had."""
-    if record["workload"] == "perun import":
-        gpus = {(sensor["host"], sensor["id"]) for sensor in record["sensors"] if sensor["component"] == "gpu"}
-        return {len(gpus) or 1}
-    ranks = {event["rank"] for event in events}
-    if record["workload"] == "command" and len(ranks) == 1:
-        return {1, len(record["machine"].get("gpus", []))}
-    told = {event["world_size"] for event in events if "world_size" in event}
-    is_whole = record["status"] == "finished"  # else ranks may have ended before they told anything
-    return told or ({len(ranks)} if is_whole else {record["devices"]})
 
 
 CHANGED = "differs from its SHA-256 in the record"

@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 
 from energynn import config
-from energynn.config import RunConfig
+from energynn.config import RunConfig, suggestion
 from energynn.measure import machine
-from energynn.names import suggestion
 from energynn.reading import LARGEST_B, require_file
 
 # The default study is shorter than the preset smoke, so that `make reproduce` takes ten minutes.

@@ -181,16 +181,17 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
 
     ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in ``attrs["excluded"]``.
     """
-    rows, excluded = [], []
-    for run_dir, record, why_not in records.counting(records.run_dirs(Path(runs_dir))):
+    rows, excluded, seen = [], [], {}
+    for run_dir in records.run_dirs(Path(runs_dir)):
+        record = records.read(run_dir)
         if record is None or record["workload"] not in records.NO_TRAINING:
             continue
         with one_fault(run_dir, excluded):
-            if why_not:
-                raise ValueError(why_not)
+            if (other := seen.setdefault(record["record_sha256"], run_dir)) != run_dir:
+                raise ValueError(f"is a copy of {other}; keep one of the two")
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
-            rows.append(_row_without_training(records.told_apart(record, run_dir), run_dir))
+            rows.append(_row_without_training(record, run_dir))
     table = pd.DataFrame(rows)
     if rows:
         table["hardware"] = _hardware(table)

@@ -60,8 +60,6 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
             if record.get("workload") in records.NO_TRAINING:
                 continue
             row = _row(record, path)
-            if only_valid and (why := records.why_ignored(path.parent)):
-                raise ValueError(f"ignored: {why}")
             if only_the_studys and row["workload"] not in run_config.CONFIGS:
                 raise ValueError(f"workload {row['workload']!r} belongs to no series that is known here")
             _check_files(record, path.parent)
@@ -71,7 +69,7 @@ def load(runs_dir: str | Path = "runs", only_valid: bool = True, only_the_studys
             if other := seen.get(digest):
                 raise ValueError(f"is a copy of {other}; keep one of the two")
             if other := seen.get(row["run_id"]):
-                raise ValueError(f"run_id is the same as of {other}; `energynn merge` tells two machines apart")
+                raise ValueError(f"run_id is the same as of {other}; rename one of the two systems")
             seen |= dict.fromkeys((row["run_id"], digest), path.parent)
             rows.append(row)
     return _dataset(pd.DataFrame(rows), excluded)
@@ -89,7 +87,7 @@ def _row(record: dict, path: Path) -> dict:
     unknown = [name for name in record if name not in records.FIELDS]
     if unknown:
         raise ValueError(f"fields are not known: {', '.join(unknown)}; units stand in names, and energies are in J")
-    configuration, record = record["config"], records.told_apart(record, path.parent)
+    configuration = record["config"]
     names = (*TEXTS, "run_id", "workload", "system", "device_kind", "device_name")
     row = {name: record.get(name, "") for name in names}
     row |= {name: int(_number(f"config.{name}", configuration[name])) for name in CONFIG_NUMBERS}

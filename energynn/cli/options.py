@@ -95,7 +95,7 @@ def find_run(run: str, runs_dir: Path | None) -> Path:
         raise ValueError(
             f"run: {len(candidates)} runs begin with {run!r}, as {first.name} and {second.name}"
         )
-    from energynn.names import suggestion
+    from energynn.config import suggestion
 
     near = suggestion(run, [folder.name for folder in known])
     raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}{near}")

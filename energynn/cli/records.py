@@ -175,7 +175,7 @@ def claims(
 
 def _number(name: str, build_dir: Path) -> str:
     """Value, source and notebook of a number, or the names that contain the given one."""
-    from energynn.names import suggestion
+    from energynn.config import suggestion
     from energynn.reading import json_table
 
     path = build_dir / "numbers.json"

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from energynn.config import suggestion
 from energynn.files import shipped
-from energynn.names import suggestion
 from energynn.reading import toml_table
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")

@@ -11,11 +11,10 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from energynn.config import FOLDER_NAME, IMAGENET_IMAGES
+from energynn.config import FOLDER_NAME, IMAGENET_IMAGES, suggestion
 from energynn.data import era5, era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
 from energynn.files import require_place, sha256, shipped
-from energynn.names import suggestion
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what ``build`` says of each in words
 ENCODINGS = {

@@ -26,7 +26,7 @@ from pathlib import Path
 from energynn import records
 from energynn.files import default_runs_dir, force, is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
-from energynn.measure import clocks, energy, machine, perun_adapter
+from energynn.measure import energy, machine, perun_adapter
 from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, limit_s, read_events, segments
 from energynn.processes import adopt_orphans, below, end_below, end_with_parent, keep
@@ -78,7 +78,7 @@ def measure(
         _require_folder(run_dir)
         if not read_events(folder) and not stopped:
             print("energynn: perun does not start (see above); our own sampler measures alone", file=sys.stderr)
-            for begun in [folder / clocks.FILE, *folder.glob("samples-*.jsonl")]:
+            for begun in folder.glob("samples-*.jsonl"):
                 begun.unlink(missing_ok=True)  # of perun's sampler, before there was anything to measure
             with_perun = False
     if not with_perun:
@@ -147,7 +147,7 @@ def _prepare(command, out, period_s, rank, size) -> tuple[Path, Path, list]:
 
 def _open_segment(run_dir: Path, alive) -> tuple[Path, list]:
     """A new folder for this start, locked from its first instant, so that the other ranks know it from older ones."""
-    begun = (clocks.FILE, "events-rank", "samples-")  # a start may have been killed before its first event
+    begun = ("events-rank", "samples-")  # a start may have been killed before its first event
     if not any(path.name.startswith(begun) for path in run_dir.iterdir()):
         return run_dir, [alive, lock(run_dir / ALIVE, wait=True)]
     folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"

@@ -24,12 +24,11 @@ from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
 from energynn.launch import watch
-from energynn.launch.supervise import APART, DELETED, STOOD_STILL, alone_on_host
+from energynn.launch.supervise import APART, DELETED, alone_on_host
 from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
 from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
 from energynn.measure.samples import segments
-from energynn.names import meant
 from energynn.progress import energy_words, tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
@@ -60,11 +59,9 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
     try:
-        goes_on = not records.is_made(run_dir)  # it may have ended since we looked
-        while goes_on:
+        if not records.is_made(run_dir):  # it may have ended since we looked
             begin(intent)
             _supervised(intent, held)
-            goes_on = (records.read(run_dir) or {}).get("status_reason", "").startswith(STOOD_STILL)
     finally:
         held.close()
     record = records.read(run_dir)
@@ -217,10 +214,10 @@ def _hours_on_cores(config: RunConfig) -> float:
 def _refuse_a_slip(system_dir: Path) -> None:
     """Raise ValueError for a system that is new here and nearly has the name of a known one."""
     known = {"local", *(path.stem for path in shipped("systems").glob("*.toml"))}
-    near = meant(system_dir.name, known)
+    near = configuration.suggestion(system_dir.name, known)
     if near and system_dir.name not in known and not system_dir.exists():
         raise ValueError(
-            f"system: {system_dir.name} is not known; did you mean {near}? For a new one make the folder {system_dir}"
+            f"system: {system_dir.name} is not known{near} For a new one make the folder {system_dir}"
         )
 
 

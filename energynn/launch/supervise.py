@@ -24,11 +24,10 @@ from pathlib import Path
 import energynn
 from energynn import launchers, processes, records
 from energynn.launchers import AFTER_A_LOSS, SRUN_VARIABLE
-from energynn.measure import energy, perun_adapter, stillness
+from energynn.measure import energy, perun_adapter
 from energynn.measure.samples import Silence, events_of_kind, read_events, segments
 
 RESERVE_B = 256 * 2**10  # kept back while a run goes on, so that its record can be written on a full disk
-STOOD_STILL = "the run stood still"  # as a suspended job does
 AFTERWARDS_S = 30.0  # in which ranks fail that have waited too long, as they find when they run again, or lost one
 DELETED = "its folder was deleted while it ran"
 DELETED_LOOK_S = 5.0
@@ -213,9 +212,6 @@ def verdict(
         return "interrupted", f"{asked}; {failures[0]['reason']}; it can go on"
     if stop_reasons:
         return "interrupted", f"{stop_reasons[0]}; {records.how_far(events)}"
-    still_s = stillness.lately_s(events, AFTERWARDS_S)
-    if still_s and still_s > intent["config"]["collective_timeout_s"]:
-        return "interrupted", f"{STOOD_STILL} for {still_s:.0f} s, longer than ranks wait for each other; it can go on"
     ranks = ", ".join(str(rank) for rank in sorted(silent))
     without_a_word = f"rank {ranks} ended without a word, {intent['launcher']} with status {exit_status}"
     if failures:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from energynn.measure import energy, plausible, stillness
+from energynn.measure import energy, plausible
 from energynn.measure.energy import COMPONENTS, Curve
 from energynn.measure.plausible import Judgement
 from energynn.measure.samples import (
@@ -19,10 +19,10 @@ from energynn.measure.samples import (
     host_of_rank,
     read_phases,
 )
-from energynn.measure.stillness import END_OF_TIME_NS
 from energynn.processes import on_all_cores
 
 FEWEST_IDLE_SAMPLES = 5
+END_OF_TIME_NS = 2**63 - 1
 WORTH_A_PROCESS_B = 2**26  # of samples: to read less takes no longer than to start processes
 WHOLE = 1.0 - 1e-6  # a coverage above it has no gap
 
@@ -92,7 +92,6 @@ class Host:
     uuids: set[str | None]
     about: dict
     flags: list[str]
-    clock: dict | None
     overhead: dict
     window: tuple[int, int] | None
     sensors: list[dict]
@@ -191,31 +190,14 @@ def account(run_dir: Path, by_segment: dict[Path, list[dict]] | None = None) -> 
 def read_segment(folder: Path, events: list[dict]) -> list[Segment]:
     """Read one start of a run but for its events, host by host, on as many cores as there are where that takes long.
 
-    One that stood still while it trained is as many segments as it has parts.
     """
     paths = files_named(folder, "samples-", ".jsonl")
-    parts = _parts(marks_of(folder, events), events, paths)
+    parts = [marks_of(folder, events)]
     read = partial(read_host, parts=parts)
     is_much = sum(path.stat().st_size for path in paths) > WORTH_A_PROCESS_B
     found = on_all_cores(read, paths) if is_much else [read(path) for path in paths]
     by_host = [hosts for hosts in found if hosts]
     return [_segment(marks, number, by_host) for number, marks in enumerate(parts)]
-
-
-def _parts(marks: Marks, events: list[dict], paths: list[Path]) -> list[Marks]:
-    """The marks of one start, once for each of its parts: it ends, and begins anew, where all of it stood still."""
-    if not events_of_kind(events, stillness.EVENT):
-        return [marks]
-    stood_still, offsets = {}, {}
-    for samples in filter(None, map(_read, paths)):
-        window = marks.window(samples.host, END_OF_TIME_NS) or (0, 0)
-        spans = stillness.of_host(samples, events)
-        stood_still[samples.host] = [(begin, end) for begin, end in spans if begin < window[1] and end > window[0]]
-        offsets[samples.host] = samples.clocks
-    if stood_still.keys() != set(marks.host_of_rank.values()):
-        return [marks]
-    parts = stillness.parts_between(stillness.of_run(stood_still, offsets))
-    return [replace(marks, within=within, still_s=still_s) for within, still_s in parts]
 
 
 def _segment(marks: Marks, number: int, by_host: list[list[Host]]) -> Segment:
@@ -290,7 +272,6 @@ def _host(samples: Samples, marks: Marks) -> Host:
         uuids={_uuid_of(sensor) for sensor in samples.header["sensors"]},
         about=_about(samples.header),
         flags=flags,
-        clock=_clock(samples) if samples.clocks else None,
         overhead=samples.overhead(),
         window=window,
         sensors=sensors,
@@ -366,12 +347,11 @@ def _missing(hosts: list[Host], marks: Marks) -> list[str]:
 
 
 def _facts_of_hosts(parts: list[Segment]) -> dict:
-    """What is known of a run before its energies: sensors, clocks, cost of sampling, flags; lists may be empty."""
-    names = ("segments", "sensors", "energy_phases", "clocks", "overhead", "hosts", "flags")
+    """What is known of a run before its energies: sensors, cost of sampling, flags; lists may be empty."""
+    names = ("segments", "sensors", "energy_phases", "overhead", "hosts", "flags")
     result: dict = {name: [] for name in names}
     for number, part in enumerate(parts, start=1):
         entries = {
-            "clocks": [host.clock for host in part.hosts if host.clock],
             "overhead": [host.overhead for host in part.hosts],
             "hosts": [host.about for host in part.hosts if host.about],
             "sensors": part.sensors,
@@ -401,10 +381,6 @@ def _facts_of_hosts(parts: list[Segment]) -> dict:
 def _flags(part: Segment) -> list[str]:
     """What is doubtful about one segment, in words."""
     flags = []
-    if part.marks.still_s:
-        flags.append(
-            f"the run stood still for {part.marks.still_s:.1f} s before it; neither time nor energy of that count"
-        )
     for host in part.hosts:
         flags += host.flags
     if not part.windows:
@@ -437,18 +413,6 @@ def _differences(hosts: list[dict]) -> list[str]:
             words = "; ".join(f"{host} has {value or 'none'}" for value, host in hosts_by_value.items())
             flags.append(f"hosts differ in {name}: {words}")
     return flags
-
-
-def _clock(samples: Samples) -> dict:
-    first, last = samples.clocks[0], samples.clocks[-1]
-    return {
-        "host": samples.host,
-        "reference": last["reference"],
-        "method": last["method"],
-        "offset_start_ns": first["offset_ns"],
-        "offset_end_ns": last["offset_ns"],
-        "uncertainty_ns": last["uncertainty_ns"],
-    }
 
 
 def _times_and_energies(parts: list[Segment]) -> list[dict]:

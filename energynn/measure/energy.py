@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure import clocks, plausible
+from energynn.measure import plausible
 from energynn.measure.edges import CounterEdges, MeanPower, MeanPowerEdges, ShapedEdges
 from energynn.measure.plausible import NORMAL_95, Judgement, from_zero
 from energynn.measure.samples import Instants, Samples, read_events, read_hosts, times_of_hosts
@@ -633,8 +633,8 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     """Mean power in W of every sensor of a run in steps of ``period_s``; time 0 is the start of the training.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts the id carries
-    the host's name. Before the first and after the last sample there is nothing. Several hosts are put on one clock by
-    the offsets that their samplers measured: time 0 is where the first of them began.
+    the host's name. Before the first and after the last sample there is nothing. Several hosts are put on one axis by
+    their wall clocks: time 0 is where the first of them began.
     Of a long run only some lines are read. Then the steps are as long as these are apart, a warning says so, and peaks
     within a step are not seen; the mean power of a counter is exact.
     """
@@ -656,10 +656,10 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
 
 
 def _training_begun(hosts: list[Samples], events: list[dict]) -> dict[str, int]:
-    """When the training began on the first host, in ns of each host's own clock; of its own ranks without offsets."""
-    own_ns, common_ns = times_of_hosts(events, "training_start"), {}
-    for samples in hosts:
-        if samples.clocks and samples.host in own_ns:
-            common_ns[samples.host] = clocks.align(own_ns[samples.host], samples.clocks)
-    first_ns = min(common_ns.values(), default=0)
-    return {host: begun_ns - (common_ns.get(host, first_ns) - first_ns) for host, begun_ns in own_ns.items()}
+    """When the training began on the first host, in ns of each host's own clock, by the wall clocks of the samples."""
+    own_ns, wall_ns = times_of_hosts(events, "training_start"), {}
+    ahead_ns = {samples.host: int(samples.wall_ns[0] - samples.t_ns[0]) for samples in hosts if len(samples.t_ns)}
+    for host in own_ns.keys() & ahead_ns.keys():
+        wall_ns[host] = own_ns[host] + ahead_ns[host]
+    first_ns = min(wall_ns.values(), default=0)
+    return {host: first_ns - ahead_ns[host] if host in wall_ns else own_ns[host] for host in own_ns}

@@ -138,7 +138,7 @@ def _start_sampler():
 
 def make_sampler(folder: Path):
     """The sampler of this host for the run, or segment of a run, whose raw files lie in a folder."""
-    from energynn.measure import clocks, machine, sensors
+    from energynn.measure import machine, sensors
 
     intent = intent_of(folder)
     others, problems = backend_sensors()
@@ -147,8 +147,7 @@ def make_sampler(folder: Path):
     host = os.uname().nodename
     path, period_s = folder / f"samples-{host}.jsonl", intent["config"]["sampling_period_s"]
     about = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
-    clock = clocks.Clock(folder, host)
-    return sensors.Sampler(path, found, period_s, problems + more_problems, clock, machine=about)
+    return sensors.Sampler(path, found, period_s, problems + more_problems, machine=about)
 
 
 def visible_to_the_host() -> str | None:

@@ -110,9 +110,9 @@ class Samples:
     """What the sampler of one host has written.
 
     t_ns, wall_ns: (samples,) monotonic and wall clock in ns; readings: (samples, sensors), NaN where a read failed;
-    duration_us: (samples,) what reading all sensors took; perun_lines: see ``perun``, as text or parsed; clocks:
-    offsets to the clock of the reference host, measured while the run went on; status: how the loop kept up, the newest
-    last; problems: what the sampler complained about; unreadable_lines: cut or damaged ones.
+    duration_us: (samples,) what reading all sensors took; perun_lines: see ``perun``, as text or
+    parsed; status: how the loop kept up, the newest last; problems: what the sampler complained about;
+    unreadable_lines: cut or damaged ones.
     thinned_s: 0, or how far apart the lines are that were read: energies of counters are exact, peaks are not seen.
     """
 
@@ -122,7 +122,6 @@ class Samples:
     readings: np.ndarray
     duration_us: np.ndarray
     perun_lines: list[dict | bytes] = field(default_factory=list)
-    clocks: list[dict] = field(default_factory=list)
     status: list[dict] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable_lines: int = 0
@@ -220,7 +219,7 @@ class Reader:
     def __init__(self, path: Path):
         self.path, self.offset, self.header = path, 0, None
         self.times, self.walls, self.rows, self.durations = array("q"), array("q"), array("d"), array("d")
-        self.perun_lines, self.clocks, self.status, self.problems, self.unreadable = [], [], [], [], 0
+        self.perun_lines, self.status, self.problems, self.unreadable = [], [], [], 0
         self.thinned_s = 0.0
 
     def read(self, to_the_end: bool = True) -> None:
@@ -366,8 +365,6 @@ class Reader:
                 sensor["update_s"] = line["update_s"].get(sensor["id"])
         elif "perun" in line:
             self.perun_lines.append(line)
-        elif "clock" in line:
-            self.clocks.append({"t": line["t"], **line["clock"]})
         elif "status" in line:
             self.status.append(line["status"])
         elif "problem" in line:
@@ -391,7 +388,6 @@ class Reader:
             readings=np.array(rows, order="F"),  # sensor by sensor, as they are looked at
             duration_us=np.array(self.durations),
             perun_lines=self.perun_lines,
-            clocks=self.clocks,
             status=self.status,
             problems=self.problems,
             unreadable_lines=self.unreadable,

@@ -340,15 +340,13 @@ class Sampler:
 
     The file is JSON lines: a header that describes the sensors, how often counters change, then
     ``{"t": monotonic ns, "w": wall clock ns, "d": microseconds that reading took, "v": [readings]}``; a failed reading
-    is null, never zero. At most one period is lost if the process is killed. Between them stand problems, offsets of
-    the clock, and how the loop keeps up.
+    is null, never zero. At most one period is lost if the process is killed. Between them stand problems, and how
+    the loop keeps up.
     """
 
     STATUS_EVERY = 100  # samples
-    CLOCK_EVERY_S = 60.0
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
     DISK_S = 120.0  # patience with the disk at the end
-    PATIENCE_S = 0.05  # for the reference's answer, so that no sample is late
 
     def __init__(
         self,
@@ -356,11 +354,10 @@ class Sampler:
         sensors: list[Sensor],
         period_s: float,
         problems: list[str] | tuple = (),
-        clock=None,
         wall_ns: Callable[[], int] = time.time_ns,
         machine: dict | None = None,
     ):
-        self.sensors, self.period_s, self.clock, self.wall_ns = sensors, period_s, clock, wall_ns
+        self.sensors, self.period_s, self.wall_ns = sensors, period_s, wall_ns
         self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
         self.failing: set[str] = set()
@@ -442,11 +439,10 @@ class Sampler:
             updates |= watch_updates(of_kind, about_to_read=self._about_to_read)
         if updates:
             self.lines.add({"update_s": updates})
-        self._measure_clock(patience_s=2.0)
         self.sample()
         self.has_begun.set()
         period_ns = int(self.period_s * 1e9)
-        begun, index, clock_due = time.monotonic_ns(), 1, time.monotonic() + self.CLOCK_EVERY_S
+        begun, index = time.monotonic_ns(), 1
         while True:
             # Absolute deadlines, so that a late sample does not delay the others; each moved by up to a quarter of the
             # period (golden ratio, so evenly), so that a load with the sampler's own rhythm cannot hide behind it.
@@ -462,11 +458,7 @@ class Sampler:
             self.thread_cpu_s = time.thread_time()
             if self.count % self.STATUS_EVERY == 0:
                 self.lines.add({"status": self._status()})
-            if self.clock and time.monotonic() > clock_due:
-                self._measure_clock()
-                clock_due += self.CLOCK_EVERY_S
         self.sample()
-        self._measure_clock()
         self.lines.add({"status": self._status() | {"ended": True}})
         self.heartbeat.beat(ENDED)
 
@@ -476,11 +468,6 @@ class Sampler:
             "thread_cpu_s": self.thread_cpu_s,
             "process_cpu_s": time.process_time(),
         }
-
-    def _measure_clock(self, patience_s: float = PATIENCE_S) -> None:
-        measured = self.clock.measure(patience_s) if self.clock else None
-        if measured:
-            self.lines.add({"t": time.monotonic_ns(), "w": self.wall_ns(), "clock": measured})
 
     def _problem(self, problem: str) -> None:
         _say(problem)

@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from energynn import launchers
 from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
-from energynn.measure import clocks, machine
+from energynn.measure import machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
+from energynn.train import addresses
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -295,7 +296,7 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
         if world.rank == 0:
             # The server listens on every interface; the address is only how rank 0 reaches itself.
             store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = clocks.address_for_ranks(alone=len(set(hosts)) == 1)
+        address = addresses.address_for_ranks(alone=len(set(hosts)) == 1)
         address, port = world.bcast((address, store.port) if store else None)
         return store or dist.TCPStore(address, port, world.size, False, timeout)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from energynn import config as configuration
 from energynn import launchers
-from energynn.measure import stillness
 from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Events, Silence, has_begun
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
@@ -39,7 +38,6 @@ def run(folder: str | Path) -> None:
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
         silence()  # finds the sampler while it lives
-        stillness.watch(folder, rank)
         Events(folder, rank).be_idle("before", config.idle_baseline_s)
         trainer = importlib.import_module(configuration.trainer(config.workload))
         trainer.main(config, run_dir, folder)

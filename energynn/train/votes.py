@@ -16,8 +16,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from energynn.launchers import AFTER_A_LOSS
-from energynn.measure.clocks import own_address
 from energynn.measure.samples import Events, Silence
+from energynn.train.addresses import own_address
 from energynn.train.distributed import Interrupted, LostRank, World
 
 BRANCHES = 16  # connections of a rank to those below it; 256 ranks are two levels below rank 0

@@ -428,7 +428,7 @@ print("gone", there.exists())
     assert not list((tmp_path / "node").iterdir()) and records.hash_files(folder) == {}
 
 
-def test_a_job_that_is_suspended_while_it_trains_is_called_so_and_stays_valid(cluster, tmp_path):
+def test_a_job_that_is_suspended_while_it_trains_is_called_so_and_is_no_evidence(cluster, tmp_path):
     run = Study(cluster, tmp_path, long_run(tmp_path))
     cluster.wait_for(run.is_training, "the run")
     (row,) = run.rows()
@@ -436,9 +436,6 @@ def test_a_job_that_is_suspended_while_it_trains_is_called_so_and_stays_valid(cl
     assert run.rows()[0]["state"] == "suspended"
     time.sleep(10)
     cluster.run("scontrol", "resume", row["job"])
-    run.check(starts=2)
+    run.wait("finished")
     record = records.read(run.folder())
-    assert record["segments"][1]["gap_before_s"] > 8 and not (run.folder() / "segment-2").exists()
-    assert any("the run stood still for" in flag for flag in record["flags"])
-    true_J = 2 * NODE_W * record["training_time_s"]
-    assert record["energy_cpu_J"] == pytest.approx(true_J, abs=2 * record["energy_cpu_statistical_J"])
+    assert not record["valid"] and len(record["segments"]) == 1 and record["coverage"] < 0.99

@@ -239,31 +239,6 @@ def test_readings_that_are_false_for_a_second_cost_nothing(tmp_path, level):
     assert joules(samples, 0, 10)[0]["energy_J"] == pytest.approx(2000, rel=0.12), "not 262 kJ"
 
 
-def test_traces_of_two_hosts_lie_on_one_clock(tmp_path):
-    """Both hosts draw more from the same instant on; host b's clock is 5000 s ahead, and its rank began 3 s later."""
-    ahead_s, late_s = 5000.0, 3.0
-    t = np.arange(0, 30.05, 0.1)
-    power = [[200.0 if s < 15 else 300.0] for s in t]
-    for host, shift_s in (("a", 0.0), ("b", ahead_s)):
-        path = write(tmp_path / f"samples-{host}.jsonl", [sensor("power")], t + shift_s, power, host)
-        clock = {"host": host, "reference": "a", "uncertainty_ns": 0, "method": "exchange"}
-        line = {"t": T0 + int(shift_s * 1e9), "clock": clock | {"offset_ns": -int(shift_s * 1e9)}}
-        path.write_text(path.read_text() + json.dumps(line) + "\n")
-    for rank, (host, begun_s) in enumerate((("a", 5.0), ("b", ahead_s + 5.0 + late_s))):
-        marks = [{"event": "rank_start", "host": host}, {"event": "training_start"}]
-        marks = [{"t_mono_ns": T0 + int(begun_s * 1e9), "t_wall_ns": int(begun_s * 1e9), **mark} for mark in marks]
-        (tmp_path / f"events-rank{rank}.jsonl").write_text("".join(json.dumps(mark) + "\n" for mark in marks))
-    traces = energy.power_trace(tmp_path)
-    assert set(traces) == {"a:power", "b:power"}
-    for t_s, power_W in traces.values():
-        assert power_W[t_s < 9.5] == pytest.approx(200.0) and power_W[t_s > 10.5] == pytest.approx(300.0)
-    for host in "ab":  # without offsets each host counts from its own start
-        path = tmp_path / f"samples-{host}.jsonl"
-        path.write_text("\n".join(line for line in path.read_text().splitlines() if '"clock"' not in line) + "\n")
-    t_s, power_W = energy.power_trace(tmp_path)["b:power"]
-    assert power_W[t_s > 7.5] == pytest.approx(300.0)
-
-
 def test_a_wrap_around_while_the_load_changes_loses_nothing(tmp_path):
     """A false step gets the mean power around it, which hides a wrong wrap-around unless that step alone has a load."""
     t = np.arange(0, 10.05, 0.1)

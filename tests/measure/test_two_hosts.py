@@ -11,7 +11,7 @@ import pytest
 
 from energynn import config, records
 from energynn.launch import start, supervise
-from energynn.measure import clocks, perun_adapter
+from energynn.measure import perun_adapter
 from energynn.measure.samples import events_of_kind, read_events
 from tests.powercap import constant_power
 from tests.processes import wait_until
@@ -79,25 +79,11 @@ def test_two_ranks_on_one_host_count_it_once(tmp_path, monkeypatch, powercap):
 
 
 @pytest.mark.slow
-def test_two_hosts_count_twice_and_their_clocks_align_within_5_ms(two_hosts):
+def test_two_hosts_count_twice_each_on_its_own_clock(two_hosts):
     run_dir, record = two_hosts
     assert record["nodes"] == 2 and record["valid"], record["invalid_reasons"]
     assert record["mean_power_cpu_W"] == pytest.approx(2 * HOST_W, rel=0.01)
     assert {path.name for path in run_dir.glob("samples-*")} == {"samples-host-a.jsonl", "samples-host-b.jsonl"}
-
-    measured = {host: clock_measurements(run_dir / f"samples-{host}.jsonl") for host in ("host-a", "host-b")}
-    assert {m["method"] for lines in measured.values() for m in lines} == {"reference", "exchange"}
-    events = read_events(run_dir)
-    host_of_rank = {event["rank"]: event["host"] for event in events if event["event"] == "rank_start"}
-    for name in ("training_start", "training_end"):  # each follows a barrier
-        first, second = sorted((e for e in events if e["event"] == name), key=lambda event: event["rank"])
-        assert abs(second["t_mono_ns"] - first["t_mono_ns"]) > (AHEAD_S - 10) * 1e9
-        aligned = [clocks.align(e["t_mono_ns"], measured[host_of_rank[e["rank"]]]) for e in (first, second)]
-        # Time namespaces do not shift the wall clock: it knows how much later the second left the barrier.
-        later_ns = second["t_wall_ns"] - first["t_wall_ns"]
-        assert abs(aligned[1] - aligned[0] - later_ns) < 5e6
-        if name == "training_start":  # before training_end a rank may have had to wait for a core
-            assert abs(aligned[1] - aligned[0]) < 5e6
 
 
 @pytest.mark.slow
@@ -118,9 +104,3 @@ def test_a_dead_sampler_of_another_host_stops_all_ranks_with_a_checkpoint(tmp_pa
     intent = json.loads((run_dir / "run.json").read_text())
     status, reason = supervise.verdict(run_dir, intent, started.returncode, [], [])
     assert status == "interrupted" and reason.startswith("the sampler is dead on host-b; checkpoint after")
-
-
-def clock_measurements(path):
-    """The lines of a samples file that say how far its clock is from the reference's."""
-    lines = [json.loads(text) for text in path.read_text().splitlines()]
-    return [{"t": line["t"], **line["clock"]} for line in lines if line.get("clock")]

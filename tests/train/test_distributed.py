@@ -13,9 +13,9 @@ from torch.distributed import HashStore
 
 from energynn import config, launchers, records
 from energynn.launch import supervise
-from energynn.measure import clocks, machine
+from energynn.measure import machine
 from energynn.measure.samples import Events
-from energynn.train import distributed
+from energynn.train import addresses, distributed
 from tests.ranks import start_ranks
 from tests.train.conftest import HERE
 
@@ -129,12 +129,12 @@ def test_seeds_make_every_generator_start_again():
 
 
 def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
-    assert clocks.address_for_ranks(alone=True) == "127.0.0.1"
+    assert addresses.address_for_ranks(alone=True) == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
-    assert clocks.address_for_ranks(alone=False) == "10.1.2.3"
+    assert addresses.address_for_ranks(alone=False) == "10.1.2.3"
     monkeypatch.delenv("MASTER_ADDR")
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
-    assert clocks.address_for_ranks(alone=False) == "10.9.8.7"
+    assert addresses.address_for_ranks(alone=False) == "10.9.8.7"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_interface_that_is_named_counts(monkeypatch, library, named, expecte
     for each in ("GLOO", "NCCL"):
         monkeypatch.delenv(f"{each}_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv(f"{library}_SOCKET_IFNAME", named)
-    assert clocks.own_address() == expected
+    assert addresses.own_address() == expected
 
 
 def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
