@@ -64,8 +64,10 @@ def submit_studies(
     cost more than ``max_gpu_hours`` (default: the system's).
     """
     site = _cluster(system)
+    systems.require_options(options)
     runs_dir = runs_dir.absolute()
     by_study = studies.find(names, site.name)
+    title = re.sub(r"[^\w.-]", "_", "+".join(by_study))[:40]
     runs = list(dict.fromkeys(itertools.chain(*by_study.values())))
     with contextlib.ExitStack() as stack:
         if not dry_run:
@@ -80,12 +82,12 @@ def submit_studies(
             tell(f"expected: {expected}; {hours:,.1f} GPU hours of whole nodes")
         if dry_run:
             for job in jobs:
-                print(f"\n{script(job, site, runs_dir, _title(by_study))}")
+                print(f"\n{script(job, site, runs_dir, title, options=options)}")
             return 0
         limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
         if hours > limit:
             raise ValueError(f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}")
-        for line in submit(jobs, site, runs_dir, _title(by_study), options):
+        for line in submit(jobs, site, runs_dir, title, options):
             print(line, flush=True)
     return 0
 
@@ -104,10 +106,6 @@ def _lock(system_dir: Path):
     if held is None:
         raise ValueError(f"{system_dir}: another `energynn submit` is running; wait until it has ended")
     return contextlib.closing(held)
-
-
-def _title(by_study: dict) -> str:
-    return re.sub(r"[^\w.-]", "_", "+".join(by_study))[:40]
 
 
 def _queued_runs(runs: list[RunConfig], system_dir: Path, may_fail: bool) -> set[str]:

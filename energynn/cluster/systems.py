@@ -73,6 +73,13 @@ def site(name: str) -> Site:
         raise ValueError(f"{path}: {error}; correct it") from error
 
 
+def require_options(texts: list[str]) -> None:
+    """Raise ValueError for a text that is no option of sbatch."""
+    for text in texts:
+        if not re.match(OPTION, text):
+            raise ValueError(f"{text!r} is no option that a batch script can hold")
+
+
 def from_dict(values: dict) -> Site:
     """Make a site from what ``dataclasses.asdict`` returned; raises ValueError for ill-typed values.
 
