@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -28,11 +27,6 @@ from energynn.measure import machine
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
 from tests.measure.test_perun_import import layout_0_8, write_run
-
-ARGUMENTS = []
-for line in (Path(__file__).parent / "bad_arguments.txt").read_text().splitlines():
-    if line and not line.startswith("#"):
-        ARGUMENTS.append(tuple(part.strip() for part in line.split(" : ", 1)))
 
 
 @pytest.fixture(scope="session")
@@ -87,38 +81,6 @@ def refused(here: Path, *words, says: str = "") -> None:
     assert not (here / "canary").exists(), "something was executed"
     after = content(here)
     assert {path: after.get(path) for path in before} == before, "something was lost"
-
-
-@pytest.mark.parametrize("words, says", ARGUMENTS, ids=[words for words, _ in ARGUMENTS])
-def test_bad_arguments(here, two_runs, words, says):
-    shutil.copytree(two_runs, here / "runs")
-    (here / "empty").mkdir()
-    (run,) = (here / "runs" / "local").glob("resnet50*")
-    given = [word.format(here=here / "empty", runs=here / "runs", run=run) for word in shlex.split(words)]
-    refused(here, *given, says=says)
-
-
-# ------------------------------------------------------------------------------------------- parameters of a run
-
-
-def beyond_its_limits():
-    """Each parameter of each workload with values of other types and beyond its limits."""
-    for workload, config_class in config.CONFIGS.items():
-        for name, known in config.facts(config_class).items():
-            values = [["a", "list"], {"a": 1}]
-            values += [known.least - 1] if known.least is not None else []
-            values += [2 * known.most + 1] if known.most is not None else []
-            values += ["/etc/passwd", "\n"] if known.choices or known.form else []
-            if name != "workload":
-                yield from ((workload, name, value) for value in values)
-
-
-@pytest.mark.parametrize("workload, name, value", list(beyond_its_limits()))
-def test_parameters_of_papermill_and_of_run(workload, name, value):
-    namespace = {"workload": workload, name: value, "In": [], "_": 1}
-    with pytest.raises(ValueError, match=f"^{name}: must be ") as error:
-        config.make(**config.from_notebook(namespace))
-    assert "\n" not in str(error.value) and len(str(error.value)) < 300
 
 
 # ------------------------------------------------------------------------------------------------- files of a run
@@ -226,7 +188,7 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, two_runs, name, what):
     if (name, what) != ("record.json", LOOP):  # which is none
         only_one_run_is_concerned(here / "runs")
         if name == "run.json" or what not in ("no fields", "UTF-16"):
-            refused(here, "watch", run, "--once")
+            refused(here, "status", "--watch", run, "--once")
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in TYPED.items() for value in values])
@@ -267,7 +229,7 @@ def test_an_ill_typed_raw_file_is_a_fault_of_one_run(here, two_runs, name, what)
     else:
         spoil(run / name, what, None)
     only_one_run_is_concerned(here / "runs")
-    for words in (["watch", run, "--once"],):
+    for words in (["status", "--watch", run, "--once"],):
         status, _, errors = call(*words)
         assert status in (0, 1, 2) and errors.count("\n") == (status == 2) and "Traceback" not in errors, errors
 
@@ -300,7 +262,7 @@ def test_what_describes_data_must_be_writable_before_the_data_are_read(here, mon
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
     monkeypatch.setitem(describe.BUILDERS, "imagenet", None)
     monkeypatch.setattr(os, "access", lambda path, mode: path != here)
-    refused(here, "manifest", "build", "imagenet", "--root", here, says="is no folder that you may write to")
+    refused(here, "data", "describe", "imagenet", "--root", here, says="is no folder that you may write to")
 
 
 def test_a_copied_run_does_not_count_twice(here, two_runs):
@@ -338,7 +300,7 @@ def test_numpy_does_not_warn_beside_a_fault(here, two_runs, recwarn, old, new):
     samples = run / "samples-host.jsonl"
     samples.write_text(samples.read_text().replace(old, new, 1))
     only_one_run_is_concerned(here / "runs")
-    for words in (["watch", run, "--once"],):
+    for words in (["status", "--watch", run, "--once"],):
         call(*words)
     (run / "record.json").unlink()
     call("check", here / "runs", "--recover")
@@ -591,7 +553,7 @@ ERA5 = {
 def test_foreign_era5(here, says):
     (here / "source").mkdir()
     ERA5[says](here / "source")
-    words = ["era5", "prepare", "--source", here / "source", "--out", here / "store", "--years", "2019"]
+    words = ["data", "era5", "--source", here / "source", "--out", here / "store", "--years", "2019"]
     refused(here, *words, "--workers", 1, says=says)
     assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
 
@@ -657,7 +619,7 @@ def test_images_that_are_none(here, what):
 def test_an_image_that_is_no_file(here, what):
     root = images(here, b"")
     spoil(root / "train" / "n01" / "bad.JPEG", what, None)
-    words = ["imagenet", "prepare", "--root", root, "--out", here / "store"]
+    words = ["data", "imagenet", "--root", root, "--out", here / "store"]
     refused(here, *words, says="bad.JPEG: is no regular file")
 
 
@@ -686,7 +648,7 @@ STORES = {
 def test_image_stores(here, says):
     (here / "root").mkdir()
     STORES[says](here / "root")
-    refused(here, "imagenet", "prepare", "--root", here / "root", "--out", here / "store", says=says)
+    refused(here, "data", "imagenet", "--root", here / "root", "--out", here / "store", says=says)
 
 
 # ------------------------------------------------------------------------- manifests, systems, studies and workloads
@@ -698,7 +660,7 @@ def test_manifests(here, what, monkeypatch):
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
     monkeypatch.setattr(manifests, "GENERATED", here / "build")
     spoil(here / "data_manifests" / "photographs" / "manifest.json", what, ILL_TYPED[what])
-    refused(here, "manifest", "verify", "photographs")
+    refused(here, "data", "verify", "photographs")
 
 
 
@@ -786,7 +748,7 @@ def test_numbers_of_notebooks(here, what):
         path.touch()
         spoil(path, what, ILL_TYPED[what])
     (here / "runs").mkdir()
-    refused(here, "reference", "--runs-dir", here / "runs", "--build-dir", here / "build")
+    refused(here, "check", here / "runs", "--reference", "--build-dir", here / "build")
     refused(here, "paper", "--build-dir", here / "build")
 
 

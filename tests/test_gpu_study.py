@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +16,7 @@ from scipy import stats
 
 from energynn import cli, config, files, studies
 from energynn.cluster import local
+from energynn.config import replace
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import shlex
 import time
@@ -63,7 +62,7 @@ def targets(workload: str, site: Site, named: list[str], parameters: dict) -> li
         chosen = {"preset": "smoke" if is_here else "paper", "system": site.name} | parameters
         run = config.make(workload, **chosen)
         if is_here and run.device == "auto":
-            run = dataclasses.replace(run, device="gpu" if machine.gpus() else "cpu")
+            run = config.replace(run, device="gpu" if machine.gpus() else "cpu")
         found = [run]
     distinct = {runs.without_repeats(run): run for run in reversed(found)}  # the first of its repeats
     return sorted(reversed(distinct.values()), key=lambda run: bool(getattr(run, "initial_run", "")))
@@ -93,7 +92,7 @@ def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:
 
 def most_samples(run: RunConfig) -> int:
     """How many training samples there are, by the workload or its data's manifest, else UNKNOWN_SAMPLES."""
-    whole = dataclasses.replace(run, training_samples=0) if hasattr(run, "training_samples") else run
+    whole = config.replace(run, training_samples=0) if hasattr(run, "training_samples") else run
     of_workload = whole.epoch().training_samples
     if of_workload or not manifests.checksum_file(run.dataset, DATA_MANIFESTS).is_file():
         return of_workload or UNKNOWN_SAMPLES

@@ -58,7 +58,7 @@ def test_costs_are_the_published_ones_where_there_are_any():
     assert costs.expect(config.make("resnet50")).source == "unknown"
     four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
     assert costs.expect(four, "H100").gpu_hours == 421.26 and costs.expect(four).energy_kWh == 120.70
-    tuned = dataclasses.replace(four, stage="finetune", initial_run="x")
+    tuned = config.replace(four, stage="finetune", initial_run="x")
     assert costs.expect(tuned).gpu_hours == pytest.approx(2 * costs.expect(four).gpu_hours)
 
 
@@ -128,7 +128,7 @@ def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
         run = config.make("fourcastnet", preset="paper", devices=devices, system=site.name)
         (job,) = submit.plan([run], site, tmp_path, set(), 60)
         assert (job.nodes, job.minutes) == (nodes, 60)
-    many = [dataclasses.replace(run, seed=seed) for seed in range(submit.MOST_TASKS + 1)]
+    many = [config.replace(run, seed=seed) for seed in range(submit.MOST_TASKS + 1)]
     assert [len(job.runs) for job in submit.plan(many, site, tmp_path, set())] == [submit.MOST_TASKS, 1]
 
 
