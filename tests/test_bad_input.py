@@ -638,7 +638,7 @@ ERA5 = {
 def test_foreign_era5(here, says):
     (here / "source").mkdir()
     ERA5[says](here / "source")
-    words = ["era5", "prepare", "--source", here / "source", "--out", here / "store", "--years", "2019"]
+    words = ["data", "era5", "--source", here / "source", "--out", here / "store", "--years", "2019"]
     refused(here, *words, "--workers", 1, says=says)
     assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
 
