@@ -45,7 +45,7 @@ def build(
         photographs.make_crops(folder)
         details = {"energynn:made_with": photographs.made_with(), "energynn:sources": _sources()}
         sums = _sums(folder, progress)
-    elif re.fullmatch(FOLDER_NAME.pattern, dataset) and folder.is_dir():
+    elif re.match(FOLDER_NAME, dataset) and folder.is_dir():
         sums = _sums(folder, progress)
     else:
         near = suggestion(dataset, [*manifests.VARIABLES, *manifests.PHOTOGRAPHS])
