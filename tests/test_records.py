@@ -100,7 +100,7 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
     (run / "record.json").unlink()
     (line,) = records.recover(run)
     assert line.startswith("run: ") and "\n" not in line
-    if "recovered" in line:
+    if "recovered as" in line:
         assert records.check(run) == []
 
 
