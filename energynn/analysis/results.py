@@ -230,26 +230,7 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
                 parts.append(rows.assign(series=series, constant=constant, data=data, base_devices=base))
     if not parts:
         return table.iloc[:0].assign(series="", constant="", data="", base_devices=0)
-    selected = pd.concat(parts, ignore_index=True)
-    for _, alike in selected.groupby(["workload", "stage", "series"]):
-        selected.loc[alike.index, "series"] = _told_apart(alike)
-    return selected
-
-
-def _told_apart(rows: pd.DataFrame) -> pd.Series:
-    """Labels of runs whose series have one label: what differs between them is added until each is of one series."""
-    labels, recipe = rows["series"], rows["recipe"]
-    known = rows[["system", "device_name", "dataset", "seed", "epochs"]]
-    if recipe.nunique() > 1:
-        configs = [json_table(Path(run_dir) / "record.json")["config"] for run_dir in rows["run_dir"]]
-        settings = pd.DataFrame(configs, rows.index).drop(columns=[*known, *VARIED], errors="ignore")
-        known = known.join(settings).join(recipe)  # data may differ where no setting does
-    for field, values in known.astype(str).items():
-        if (rows.groupby(labels)[["recipe", "system"]].nunique() == 1).all(axis=None):
-            break
-        if values.nunique() > 1:
-            labels = labels + f", {field.replace('_', ' ')} " + values
-    return labels
+    return pd.concat(parts, ignore_index=True)
 
 
 def phases(runs: xr.Dataset) -> pd.DataFrame:
