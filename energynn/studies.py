@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 import os
@@ -452,7 +451,7 @@ def _runs(name: str, system: str) -> list[RunConfig]:
         else:
             runs = list(study())
             if system != "local":
-                runs = [dataclasses.replace(run, system=system) for run in runs]
+                runs = [config.replace(run, system=system) for run in runs]
     except (Exception, SystemExit) as error:
         if isinstance(error, ValueError) and not is_own:
             raise

@@ -1,7 +1,5 @@
 """A workload of one's own on data of one's own: a straight line through the points of points.csv (docs/own.md)."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,7 +11,6 @@ from energynn.train.batches import Shard
 from energynn.train.session import Session
 
 
-@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     workload: str = "straight_line"
     dataset: str = "my-points"

@@ -3,9 +3,7 @@
 import collections
 import contextlib
 import copy
-import dataclasses
 import functools
-import gc
 import io
 import json
 import multiprocessing
@@ -30,14 +28,10 @@ from torchvision import models, transforms
 from torchvision.datasets import ImageFolder
 
 from energynn import cli, config, files
-from energynn.cluster import systems
 from energynn.data import era5_sources, era5_store, manifests, photographs
 from energynn.data.era5_sources import CHANNELS
 from energynn.files import REPOSITORY
-from energynn.forecast import advise, calibration, runs
-from energynn.forecast.calibrate import Observations
 from energynn.measure import energy, machine, sensors
-from energynn.measure.samples import LIMITS_S, limit_variable
 from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed, fourcastnet, resnet50
@@ -435,74 +429,6 @@ def look_costs(local_batch_size: int, image_size: int, period: int) -> dict:
     return entry(name, value, "ms", "the same steps without", statistics.median(ratios))
 
 
-REMEDY_RUN = dict(device="cpu", image_size=32, training_samples=16, validation_samples=4, local_batch_size=4, epochs=3,
-                  loader_workers=1)  # fmt: skip
-# Runs that tell the parameters: the same, more samples, a larger batch; each twice, in turns.
-REMEDY_FIT = ({}, dict(training_samples=64), dict(local_batch_size=16)) * 2
-REMEDIES = ("no second pass over the training set", "twice the local batch", "workers that persist")
-TURNS = 4
-
-
-def remedies() -> list[dict]:
-    """What `energynn forecast advise` says that remedies save here, and what they save: parts of the training time.
-
-    ResNet50 in small on one core with one loader worker; five minutes on two quiet cores. The run without a remedy
-    comes before and after each with one, so that a machine that becomes slower or faster does to both sides alike. The
-    forecast is fitted to runs of their own.
-    """
-    base = config.make("resnet50", **REMEDY_RUN)
-    configs = [config.make("resnet50", **REMEDY_RUN | change) for change in REMEDY_FIT]
-    time_s = np.array([trained_s(run) for run in configs])
-    print(f"  remedies, fitted to {np.round(time_s, 2)} s", file=sys.stderr, flush=True)
-    site = runs.here(systems.site("local"), machine.describe_machine(), on_gpu=False)
-    number = len(configs)
-    observations = Observations(runs.works(site, configs, (0, 0), 1), time_s, np.full(number, np.nan), ("",) * number)
-    made = calibration.make(runs.Runs("resnet50", site, configs, observations, (0, 0), "measured", {}, []))
-    rows = [row for row in advise.rows(made, base) if row["remedy"] in REMEDIES]
-    changed = []
-    for row in rows:
-        changes = dict(row["changes"])
-        changes["global_batch_size"] = changes.get("local_batch_size", base.local_batch_size)
-        changed.append(dataclasses.replace(base, **changes))
-    savings, without_s = [], trained_s(base)
-    for turn in range(TURNS):
-        saved = []
-        for run in changed:
-            with_s, before_s, without_s = trained_s(run), without_s, trained_s(base)
-            saved.append(100 * (1 - 2 * with_s / (before_s + without_s)))
-        savings.append(saved)
-        print(f"  remedies, turn {turn + 1} of {TURNS}: {np.round(saved)} %", file=sys.stderr, flush=True)
-    entries = []
-    for row, saved in zip(rows, np.transpose(savings), strict=True):
-        said = [round(100 * row["time_saving"][end]) for end in ("low", "high")]
-        spread = f"forecast {said[0]} to {said[1]} %, seen {min(saved):.0f} to {max(saved):.0f} %"
-        value = float(statistics.median(saved))
-        entries.append(entry(row["remedy"], value, "% saved", spread, 1 - value / 100, pairs=TURNS))
-    return entries
-
-
-def trained_s(made) -> float:
-    """Seconds of a training, from the barrier before its first step to the one after its last."""
-    marks, cores = [], os.sched_getaffinity(0)
-
-    def noted(world, barrier=distributed.barrier):
-        barrier(world)
-        marks.append(time.perf_counter())
-
-    unwatched = dict.fromkeys(map(limit_variable, LIMITS_S), "1000000")  # there is no sampler that could be silent
-    with (
-        mock.patch.dict(os.environ, unwatched),
-        mock.patch.object(distributed, "barrier", noted),
-        tempfile.TemporaryDirectory() as folder,
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        resnet50.main(made, Path(folder))
-    gc.collect()  # the loaders, so that workers that persist end
-    os.sched_setaffinity(0, cores)
-    torch.use_deterministic_algorithms(False)
-    return marks[-1] - marks[-2]
-
-
 def image_loading() -> list[dict]:
     """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
 
@@ -518,7 +444,7 @@ def image_loading() -> list[dict]:
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         with contextlib.redirect_stdout(sys.stderr):
-            cli.main(["imagenet", "prepare", "--root", str(root), "--out", str(store)])
+            cli.main(["data", "imagenet", "--root", str(root), "--out", str(store)])
         preparing = energy.cost_so_far(store)
         usual = transforms.Compose([
             transforms.RandomResizedCrop(224, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(),
@@ -654,7 +580,7 @@ def entry(name: str, value: float, unit: str, baseline: str, ratio: float, pairs
 def main() -> None:
     """All comparisons, or only those named."""
     functions = {
-        function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step, gradient_noise, remedies)
+        function.__name__.replace("_", "-"): function for function in (*USUAL, full_size_step, gradient_noise)
     }
     if unknown := set(sys.argv[1:]) - set(functions):
         raise SystemExit(f"tests.bench: {', '.join(sorted(unknown))} not known; choose from {', '.join(functions)}")

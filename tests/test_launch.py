@@ -311,7 +311,7 @@ def test_papermill_makes_a_run_once_and_shows_its_progress_live(tmp_path):
     assert abs(parts[-1]["energy_cpu_J"]) < 0.02 * record["energy_cpu_J"] and parts[-1]["phase"] == "unattributed"
     assert record["idle_power_cpu_before_W"] > 0 and record["energy_net_cpu_J"] < record["energy_cpu_J"]
     assert record["overhead"][0]["thread_cpu_s"] > 0
-    assert cli.main(["recompute", str(run_dir)]) == 0
+    assert cli.main(["check", str(run_dir)]) == 0
     shown = json.loads((runs_dir.parent / "out.ipynb").read_text())["cells"]
     texts = [str(output.get("data", {}).get("text/plain", "")) for cell in shown for output in cell.get("outputs", [])]
     assert any("J per sample" in text for text in texts), "the live view in the notebook"

@@ -142,7 +142,7 @@ def imagenet_tree(copies, monkeypatch):
 
 
 def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, capsys):
-    assert cli.main(["manifest", "build", "imagenet", "--root", str(imagenet_tree)]) == 0
+    assert cli.main(["data", "describe", "imagenet", "--root", str(imagenet_tree)]) == 0
     manifest = manifests.read("imagenet")
     assert manifest["energynn:splits"]["train"]["classes"] == {"n0": 5, "n1": 2, "n2": 4}
     assert [s["count"] for s in manifest["energynn:subsets"]["train"]][:9] == [11 * 2**k // 256 for k in range(9)]
@@ -158,7 +158,7 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, 
     victim.write_bytes(b"TRAIN 2 3")
     assert manifests.verify("imagenet", silent) == imagenet_tree  # names only
     capsys.readouterr()
-    assert cli.main(["manifest", "verify", "imagenet", "--root", str(imagenet_tree)]) == 2
+    assert cli.main(["data", "verify", "imagenet", "--root", str(imagenet_tree)]) == 2
     assert "train/n2/n2_3.JPEG differs from its sha256" in capsys.readouterr().err
     victim.unlink()
     with pytest.raises(ValueError, match="train/n2 has 3 images, not 4"):

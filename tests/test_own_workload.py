@@ -66,5 +66,5 @@ def test_a_module_of_ones_own_has_typed_parameters_too(monkeypatch):
     assert config.run_id(made).startswith("thumbnails-photographs-n2-lbs16-gbs32-")
     with pytest.raises(ValueError, match="hidden: must be a whole number"):
         config.make("thumbnails", hidden="many")
-    with pytest.raises(ValueError, match="layers: not a parameter of thumbnails"):
+    with pytest.raises(ValueError, match="layers: not a parameter of Config"):
         config.make("thumbnails", layers=3)

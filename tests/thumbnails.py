@@ -6,7 +6,6 @@ joins the other ranks, marks the events, counts the samples, times the phases, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from energynn.train.batches import Shard
 from energynn.train.session import Session
 
 
-@dataclass(frozen=True, kw_only=True)
 class Config(RunConfig):
     workload: str = "thumbnails"
     dataset: str = "photographs"

@@ -85,7 +85,7 @@ def _photographs(dataset: str, _source, _progress) -> Description:
 
 def _own(dataset: str, _source, _progress) -> Description:
     folder = manifests.root(dataset)
-    if not re.fullmatch(FOLDER_NAME.pattern, dataset) or not folder.is_dir():
+    if not re.match(FOLDER_NAME, dataset) or not folder.is_dir():
         near = suggestion(dataset, BUILDERS)
         raise ValueError(f"{dataset}: {folder} is no folder; put its files into it, or link it there{near}")
     sums = _sums(folder, "")

@@ -76,7 +76,7 @@ def make(seen: Runs, other=None) -> Calibration:
         "evaluated per trained sample": work.evaluated / work.trained,
         "accumulation_steps": np.array([run.accumulation_steps for run in seen.configs]),
     }
-    plain = [vars(run) for run in seen.configs]
+    plain = [config.asdict(run) for run in seen.configs]
     fields = {}
     for name in plain[0]:
         if name not in ACCOUNTED or name in ASSUMED:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 
@@ -203,7 +202,7 @@ def row(plan: Plan, index: int) -> dict:
     size = int(plan.global_batch_size[index])
     outside = predict.outside(plan.made, plan.base, work)
     changed = dict(devices=devices, local_batch_size=local_size, global_batch_size=size)
-    run = dataclasses.replace(plan.base, **changed)
+    run = config.replace(plan.base, **changed)
     samples = runs.epoch_of(run, plan.made.samples).training_samples
     training = {"epochs": run.epochs, "dataset_samples": samples}
     values = {name: predict.interval(plan.values[name][index]) for name in predict.QUANTITIES}

@@ -169,7 +169,7 @@ def outside(made: Calibration, run: RunConfig, work: Work, most: int | None = No
     values = {"devices": work.devices, "nodes": work.nodes, "local_batch_size": work.local_batch_size}
     values |= {"samples of a device": work.trained, "accumulation_steps": [run.accumulation_steps]}
     # A fit of an earlier version has neither these steps nor ASSUMED: one run of it stands for all.
-    before, plain = vars(made.config), vars(run)
+    before, plain = config.asdict(made.config), config.asdict(run)
     ranges = {"accumulation_steps": (before["accumulation_steps"],) * 2} | made.ranges
     for name, of in values.items():
         low, high = ranges[name]

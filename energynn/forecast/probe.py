@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import itertools
 import shlex
 import time
@@ -64,7 +62,7 @@ def targets(workload: str, site: Site, named: list[str], parameters: dict) -> li
         chosen = {"preset": "smoke" if is_here else "paper", "system": site.name} | parameters
         run = config.make(workload, **chosen)
         if is_here and run.device == "auto":
-            run = dataclasses.replace(run, device="gpu" if machine.gpus() else "cpu")
+            run = config.replace(run, device="gpu" if machine.gpus() else "cpu")
         found = [run]
     distinct = {runs.without_repeats(run): run for run in reversed(found)}  # the first of its repeats
     return sorted(reversed(distinct.values()), key=lambda run: bool(getattr(run, "initial_run", "")))
@@ -94,7 +92,7 @@ def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:
 
 def most_samples(run: RunConfig) -> int:
     """How many training samples there are, by the workload or its data's manifest, else UNKNOWN_SAMPLES."""
-    whole = dataclasses.replace(run, training_samples=0) if hasattr(run, "training_samples") else run
+    whole = config.replace(run, training_samples=0) if hasattr(run, "training_samples") else run
     of_workload = whole.epoch().training_samples
     if of_workload or not manifests.checksum_file(run.dataset, DATA_MANIFESTS).is_file():
         return of_workload or UNKNOWN_SAMPLES
@@ -260,10 +258,7 @@ def hand_over(probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir:
     study, goal, fit = build / f"probe_{of}.py", build / f"asked_{of}.py", build / f"fit_{of}.json"
     _write_study(study, [probe.run for probe in probes])
     _write_study(goal, asked)
-    given = dict(studies=[str(study)], system=site.file, runs_dir=runs_dir, dry_run=False, limit=None, yes=False)
-    given |= dict(minutes=None, sbatch=[])
-    if submit.main(argparse.Namespace(**given)):
-        return
+    submit.submit_studies([str(study)], site.file, runs_dir)
     words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload, "--system", site.file]
     words += ["--like", like.absolute()] if like else []
     print("when the jobs are done, these fit and forecast:")

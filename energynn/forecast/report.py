@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from energynn.config import RunConfig
 from energynn.forecast import calibration, fitting, predict
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.held_out import QUANTITIES
@@ -185,22 +184,3 @@ def held_out(rows: list[dict]) -> str:
         lines += ["", f"{name}: fitted to {of}"]
         lines += [f"  {words}" for words in [row.get("cannot", ""), *row["notes"], *row.get("flags", [])] if words]
     return "\n".join(lines)
-
-
-def remedies(rows: list[dict], run: RunConfig) -> str:
-    """One line a remedy, the largest saving first, and one with its causes; then what lies outside."""
-    lines = [f"{'remedy; cause of time; what narrows it':38}{'saves time':>16}{'energy':>16}"]
-    for row in rows:
-        spans = [_percent(row[name]) for name in ("time_saving", "energy_saving")]
-        causes = ", ".join(TIME_CAUSES.get(name, name) for name in row["causes"])
-        lines.append(f"{row['remedy']:38}{spans[0]:>16}{spans[1]:>16}{' *' if row['outside'] else ''}")
-        lines.append(f"      {causes}; {row['probe']}")
-    of = f"of {run.workload} on {run.devices} devices with a local batch of {run.local_batch_size}"
-    if not rows:
-        return f"no remedy is left {of}"
-    last = f"{of}; ranges over loader-bound and GPU-bound; {rows[0]['provenance']}"
-    return "\n".join([*lines, "", *_outside(rows), last])
-
-
-def _percent(saving: dict | None) -> str:
-    return f"{100 * saving['low']:z.0f} to {100 * saving['high']:z.0f} %" if saving else "not known"

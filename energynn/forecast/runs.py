@@ -152,7 +152,7 @@ PRINTED = ("devices", "local_batch_size", "global_batch_size", "dataset_samples"
 def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
     """The run of a published row, which may leave out sizes that are those of the whole data set."""
     for run in planned:
-        own = vars(run) | {"dataset_samples": run.epoch().training_samples}
+        own = config.asdict(run) | {"dataset_samples": run.epoch().training_samples}
         if all(own[name] == row[name] for name in PRINTED if row[name]):
             return run
     raise AssertionError(f"no study has the published run {row}")
@@ -209,14 +209,14 @@ def as_made(record: dict) -> RunConfig:
     Of an earlier version, too: what that did not have is as it is by default.
     """
     plain = record["config"]
-    known = {field.name for field in dataclasses.fields(config.make(plain["workload"]))}
+    known = set(config.types(type(config.make(plain["workload"]))))
     made = {name: value for name, value in plain.items() if name in known}
     return config.make(**made | {"device": "gpu" if record["device_kind"] == "gpu" else "cpu"})
 
 
 def without_repeats(run: RunConfig) -> RunConfig:
     """The configuration that a run's repeats share."""
-    return dataclasses.replace(run, **{name: same for name, same in ONE_OF_MANY.items() if hasattr(run, name)})
+    return config.replace(run, **{name: same for name, same in ONE_OF_MANY.items() if hasattr(run, name)})
 
 
 def times_s(runs_dir: Path, workload: str, system: str, but: set[str]) -> dict[RunConfig, list[float]]:

@@ -27,7 +27,7 @@ from energynn import records
 from energynn.files import default_runs_dir, force, is_locked, lock, utc_now, write_json
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine, perun_adapter
-from energynn.measure.sampler_process import start_sampler, until
+from energynn.measure.sampler_process import intent_of, start_sampler, until
 from energynn.measure.samples import Events, Silence, events_of_kind, has_begun, limit_s, read_events, segments
 from energynn.processes import adopt_orphans, below, end_below, end_with_parent, keep
 from energynn.reading import json_table
@@ -182,7 +182,7 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int) -> di
 def run_under_perun(folder: str) -> None:
     """Run the command of the run in this folder; perun's process calls this."""
     folder = Path(folder)
-    intent = perun_adapter.intent_of(folder)
+    intent = intent_of(folder)
     children: list[subprocess.Popen] = []
     stopped: list[int] = []
     _pass_signals_on(children, stopped)

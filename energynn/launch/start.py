@@ -161,6 +161,7 @@ def intend(config: RunConfig, run_dir: Path) -> Intent:
         "cpu_model": system["cpu_model"],
         "git_commit": commit,
         "git_dirty": dirty,
+        "uses_gpus": on_gpu,
         **machine.facts_of_run(described, on_gpu),
     }
     return Intent(run_dir, config, launcher, run_json)

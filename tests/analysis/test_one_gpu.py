@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +9,7 @@ import pytest
 
 from energynn import config, studies
 from energynn.analysis import claims, results
+from energynn.config import replace
 from tests.analysis import one_gpu
 from tests.analysis.notebook import execute
 from tests.analysis.one_gpu import Gpu, step_s

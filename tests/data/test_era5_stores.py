@@ -204,7 +204,7 @@ def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind, 
     with h5py.File(tmp_path / "2019.h5", "w") as file:
         if shape:
             file.create_dataset("fields", shape, kind)
-    arguments = ["era5", "prepare", "--source", str(tmp_path), "--out", str(tmp_path / "out"), "--years", "2019"]
+    arguments = ["data", "era5", "--source", str(tmp_path), "--out", str(tmp_path / "out"), "--years", "2019"]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "2019.h5" in error
@@ -436,7 +436,7 @@ def described(tmp_path, monkeypatch):
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
     monkeypatch.setattr(digests, "VERIFIED", tmp_path / "verified")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
-    assert cli.main(["manifest", "build", "era5", "--root", str(store)]) == 0
+    assert cli.main(["data", "describe", "era5", "--root", str(store)]) == 0
     return store
 
 
@@ -452,7 +452,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
 
     hashed = []
     monkeypatch.setattr(digests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
-    verify = ["manifest", "verify", "era5", "--root", str(described)]
+    verify = ["data", "verify", "era5", "--root", str(described)]
     assert cli.main(verify) == 0 and hashed == []  # `manifest build` has verified them
     (kept,) = (tmp_path / "verified").iterdir()
     kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:5]))  # as if interrupted after four of nine
@@ -474,7 +474,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
-    assert cli.main(["manifest", "build", "era5", "--root", str(described)]) == 2
+    assert cli.main(["data", "describe", "era5", "--root", str(described)]) == 2
     assert "['2016.part']" in capsys.readouterr().err
 
 

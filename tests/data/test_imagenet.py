@@ -303,7 +303,7 @@ def test_prepared_store_gives_the_same_part_of_the_picture():
 
 
 def test_prepare_reports_its_cost(tree, tmp_path, capsys):
-    arguments = ["imagenet", "prepare", "--root", str(tree), "--out", str(tmp_path / "store"), "--shorter-side", "16"]
+    arguments = ["data", "imagenet", "--root", str(tree), "--out", str(tmp_path / "store"), "--shorter-side", "16"]
     assert cli.main(arguments) == 0
     assert re.search(r"GB in [\d.]+ s with [\d.e-]+ kWh \((estimated|measured)\)", capsys.readouterr().out)
     (tree / "val" / "n01" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"")

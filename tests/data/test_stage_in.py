@@ -26,7 +26,7 @@ def manifest(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "VERIFIED", tmp_path / "verified")
 
     def build(dataset, folder):
-        assert cli.main(["manifest", "build", dataset, "--root", str(folder)]) == 0
+        assert cli.main(["data", "describe", dataset, "--root", str(folder)]) == 0
         return folder
 
     return build

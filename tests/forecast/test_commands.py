@@ -155,7 +155,7 @@ def test_what_calibrated_runs_had_is_not_marked(published, fitted):
     """A fit to runs of several accumulation steps, with compression, tells of those, and of none else."""
     had = {"accumulation_steps": 4, "gradient_compression": "bfloat16", "checkpoint_period_s": 30.0}
     sizes = {"global_batch_size": 4 * published.configs[0].global_batch_size}
-    configs = [dataclasses.replace(published.configs[0], **had, **sizes), *published.configs[1:]]
+    configs = [config.replace(published.configs[0], **had, **sizes), *published.configs[1:]]
     seen = dataclasses.replace(published, configs=configs)
     made = dataclasses.replace(calibration.make(seen), fits=fitted.fits)
     plain = {"devices": 16, "local_batch_size": 64}
@@ -170,14 +170,14 @@ def test_persistent_workers_are_marked_in_both_directions(fitted):
     """With them and without them, where the calibrated runs had the other."""
     plain = {"devices": 16, "local_batch_size": 64}
     for before, asked in ((False, True), (True, False)):
-        made = dataclasses.replace(fitted, config=dataclasses.replace(fitted.config, persistent_workers=before))
+        made = dataclasses.replace(fitted, config=config.replace(fitted.config, persistent_workers=before))
         (row,) = predict.rows(made, predict.asked(made, None, plain | {"persistent_workers": asked}))
         assert "persistent workers: all of a start is taken as saved" in " ".join(row["outside"])
 
 
 def test_forecasts_from_short_runs_say_of_which_training_they_are(capsys, fitted, tmp_path):
     """The calibrated run has four epochs, and its data set says how many samples there are."""
-    short = dataclasses.replace(fitted.config, dataset="photographs", epochs=4, training_samples=0)
+    short = config.replace(fitted.config, dataset="photographs", epochs=4, training_samples=0)
     made = dataclasses.replace(fitted, config=short, samples=(640_000, 64_000))
     calibration.write(tmp_path / "fit.json", made, {})
     fit = ("--fit", tmp_path / "fit.json")

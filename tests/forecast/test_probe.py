@@ -232,7 +232,7 @@ def test_remedies_are_ranges_over_both_readings(fitted):
     assert rows["workers that persist"]["time_saving"]["low"] == 0
     middles = [np.mean(list(row["time_saving"].values())) for row in rows.values()]
     assert middles == sorted(middles, reverse=True)
-    many = dataclasses.replace(run, devices=256, global_batch_size=65_536, persistent_workers=True)
+    many = config.replace(run, devices=256, global_batch_size=65_536, persistent_workers=True)
     rows = {row["remedy"]: row for row in advise.rows(fitted, many)}
     assert "workers that persist" not in rows
     assert 0 < rows["compressed gradients"]["time_saving"]["high"] < 0.02  # half of what the all-reduce takes
