@@ -76,8 +76,8 @@ class Configurations:
 def evaluate(runs_dir: str | Path = "runs") -> dict:
     """All verdicts: ``claims``, one entry each with ``published`` and a list ``own`` (one per system and hardware).
 
-    Also ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a statement,
-    those that cannot are left out of its list.
+    Also ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware
+    can test a statement, those that cannot are left out of its list.
     """
     text = CLAIMS.read_text()
     ledger, of_study = tomllib.loads(text), _of_study(text)
