@@ -39,7 +39,7 @@ def look(run_dir: Path, files: dict[Path, dict]) -> dict:
         "run_id": intent["run_id"],
         "segment": len(segments(run_dir)),
         "devices": devices,
-        "status": "ending" if ends else "training" if starts else "starting",
+        "status": ["starting", "training", "ending"][bool(starts) + bool(ends)],
         "power_W": sum(_power_W(device) for device in devices),
         "energy_J": sum(device["energy_J"] for device in devices),
         "age_s": max((time.time() - device["wall_s"] for device in devices), default=0.0),
