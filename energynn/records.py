@@ -256,7 +256,10 @@ def _folders_with(names: set[str], below: Path) -> list[Path]:
 
 def read_record(run_dir: Path) -> dict:
     """Read a record. Raises ValueError where a field is missing or of another type."""
-    return _read(run_dir / "record.json", Record)
+    record = _read(run_dir / "record.json", Record)
+    if record["schema"] not in READABLE:
+        raise ValueError(f"record.json: schema {record['schema']!r} is not {SCHEMA}")
+    return record
 
 
 def read_intent(run_dir: Path) -> dict:
@@ -377,8 +380,7 @@ def check_record(run_dir: Path) -> list[str]:
     if damaged:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
-        is_known = record["schema"] in READABLE
-        return faults if is_known else [*faults, f"schema {record['schema']!r} is not {SCHEMA}"]
+        return faults
     faults += [f"{name}: is no field of a record" for name in record if name not in FIELDS]
     if record["status"] not in STATUSES:
         faults.append(f"status {record['status']!r} is not one of {', '.join(STATUSES)}")
