@@ -6,7 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import atexit
 import configparser
 import functools
 import logging
@@ -105,7 +104,7 @@ def attach() -> None:
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
-    atexit.register(_end_abandoned_sampler)
+    sys.excepthook = _end_all_ranks
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 
@@ -135,11 +134,16 @@ def _start_sampler():
     return lambda values: None
 
 
-def _end_abandoned_sampler() -> None:
-    """End perun's sampler where its rank ends by a signal: Python would join it for ever."""
-    for child in multiprocessing.active_children():
-        if not child.daemon:
-            child.kill()
+def _end_all_ranks(kind, error, trace) -> None:
+    """End all ranks where an exception, as of Ctrl-C, ends this one.
+
+    MPI would wait for the others for ever, and Python for perun's sampler, which ends with us.
+    """
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(1)
 
 
 # ------------------------------------------------------------------------------------------ after the run
