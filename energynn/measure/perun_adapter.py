@@ -29,6 +29,11 @@ from energynn.reading import require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
+# perun as a program; a Ctrl-C counts when `attach` can end all ranks, MPI would wait for ever.
+PERUN = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
+)
 
 # perun sets these in its own process, and a command that it runs would inherit them.
 SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
@@ -77,7 +82,7 @@ def command(
     """
     hook = Path(__file__).with_name("perun_hook.py")
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
-    perun = [*(python or [sys.executable]), "-m", "perun", "-c", str(configuration)]
+    perun = [*(python or [sys.executable]), "-c", PERUN, "-c", str(configuration)]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
     return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
 
@@ -105,6 +110,7 @@ def attach() -> None:
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
     sys.excepthook = _end_all_ranks
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 
