@@ -145,9 +145,9 @@ def doctor(
 ) -> int:
     """Say what a run on this machine would measure, how well, and what to mend."""
     if system:
-        from energynn.cluster import submit, systems
+        from energynn.cluster import submit
 
-        return submit.check(systems.site(system))
+        return submit.check(system)
     import os
 
     from energynn.launch import doctor

@@ -212,24 +212,6 @@ def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
         os.sched_setaffinity(0, cores)
 
 
-def test_parts_of_one_gpu_are_told_apart_by_their_names(monkeypatch):
-    """Two ranks on one host, each shown its own part: the GPU's UUID may be the same."""
-    names = []
-    for shown in ("MIG-aa", "MIG-bb, MIG-cc", "GPU-aa,GPU-bb", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        names.append(machine.part_of_gpu(0))
-    assert names == ["MIG-aa", "MIG-bb", "", ""]
-    for others, is_fault in (("MIG-bb", False), ("MIG-aa", True)):
-        store = torch.distributed.HashStore()
-        store.set("gpu-of-rank-1", others)
-        world = distributed.World(0, 2, 0, torch.device("cuda", 0), "a", store)
-        if is_fault:
-            with pytest.raises(ValueError, match="ranks 0 and 1 use one GPU .MIG-aa."):
-                distributed.require_own_gpu(world, "MIG-aa")
-        else:
-            distributed.require_own_gpu(world, "MIG-aa")
-
-
 OF_NCCL = "[rank0]:[E1122 14:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 0] "
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1)"
 REMOTE = (
