@@ -2,8 +2,7 @@
 
 ``python -m tests.nodes run|measure [HOSTS] [RANKS]``. Each host has a name of its own (a UTS namespace), and up to four
 of them share a network namespace on a bridge. Each rank is a real process. What they execute is the package's own: the
-supervisor and its record, locks and elections, samplers, their clocks, the store, votes, and the watch over the
-sampler; or all of `energynn measure`. Only torch's training is not there. Needs root, ip and unshare.
+supervisor and its record, locks and elections, samplers, their clocks, the store, agreements; or all of `energynn measure`. Only torch's training is not there. Needs root, ip and unshare.
 """
 
 import ctypes
@@ -221,16 +220,14 @@ def rank_of_run(place: Path) -> dict:
     import torch
 
     from energynn.measure.sampler_process import start_sampler
-    from energynn.measure.samples import Events, Silence, has_begun
+    from energynn.measure.samples import Events, has_begun
     from energynn.train import distributed
-    from energynn.train.votes import StopVote
 
     folder, steps = place / "runs" / "local" / "simulated", {}
     rank, size, local_rank, make_store = distributed._find()
     host = socket.gethostname()
     stop_sampler = start_sampler(folder, size, [])
     assert has_begun(folder, host)
-    Silence(folder)()
     steps["sampling"] = time.monotonic()
     timeout = datetime.timedelta(seconds=300)
     store = make_store(timeout)
@@ -240,18 +237,20 @@ def rank_of_run(place: Path) -> dict:
     steps["own GPU"] = time.monotonic()
     events = Events(folder, rank)
     events.mark("rank_start", **world.describe())
-    votes = StopVote(world, folder, 200.0, 200.0)
-    votes(False), votes(False)  # all ranks have to be there
+    distributed.dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    agreement = distributed.Agreement(world, folder)
+    agreement()  # all ranks have to be there
     counts = dict(samples_trained=0, samples_evaluated=0, optimizer_steps=0, forward_backward_passes=0)
     events.mark("training_start", dataset_samples=1, samples_done=0)
     started, cpu_s = time.monotonic(), time.process_time()
-    steps["votes"] = started
+    steps["agreement"] = started
     for number in range(int(TRAINING_S / STEP_S)):
         time.sleep(max(0.0, started + number * STEP_S - time.monotonic()))
-        votes(False)
+        if agreement.is_due():
+            agreement()
     told = own_facts()
     told |= {"started": started, "ended": time.monotonic(), "steps": steps, "cpu_s": told["cpu_s"] - cpu_s}
-    votes.close()
+    distributed.leave()
     events.mark("training_end", **counts, metrics={})
     stop_sampler()
     events.mark("rank_end", status="finished", reason="")
