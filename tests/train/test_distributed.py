@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 from energynn import config, launchers, records
-from energynn.launch import supervise
+from energynn.launch import start
 from energynn.measure import machine
 from energynn.measure.samples import Events
 from energynn.train import distributed
@@ -248,9 +248,9 @@ def test_a_rank_that_nccl_ends_by_a_signal_is_a_lost_rank_and_labels_hide_nothin
     for rank in range(2):
         Events(tmp_path, rank).mark("rank_start", rank=rank)
     said = []
-    supervise._relay(["resnet50: epoch 1/2\n", line + "\n"], tmp_path / "log.txt", said)
+    start._relay(["resnet50: epoch 1/2\n", line + "\n"], tmp_path / "log.txt", said)
     assert (tmp_path / "log.txt").read_text().endswith(line + "\n")
-    status, reason = supervise.verdict(tmp_path, {"devices": 2, "launcher": "srun"}, 134, [], said)
+    status, reason = start.verdict(tmp_path, {"devices": 2, "launcher": "srun"}, 134, "", said)
     assert status == "failed" and reason.startswith(words), reason
 
 
@@ -258,14 +258,14 @@ def test_of_several_failures_the_first_is_the_reason(tmp_path):
     """The others fail because a rank is lost."""
     for rank, reason in ((1, "the disk is full"), (0, "another rank is lost"), (2, "another rank is lost")):
         Events(tmp_path, rank).mark("rank_end", rank=rank, status="failed", reason=reason)
-    status, reason = supervise.verdict(tmp_path, {"devices": 3, "launcher": "srun"}, 1, [], [])
+    status, reason = start.verdict(tmp_path, {"devices": 3, "launcher": "srun"}, 1, "", [])
     assert (status, reason) == ("failed", "rank 1: the disk is full")
 
 
 def test_sruns_logs_say_which_rank_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmi2")
     intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}
-    command = supervise.ranks_command(tmp_path, intent, "", "")
+    command = start.ranks_command(tmp_path, intent)
     assert command[0] == "srun" and "--label" in command[: command.index("--mpi=pmi2")]
 
 
