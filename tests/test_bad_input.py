@@ -21,8 +21,7 @@ from energynn import cli, config, records
 from energynn.analysis import profiles, results
 from energynn.data import describe, imagenet, manifests
 from energynn.files import REPOSITORY
-from energynn.launch import start
-from energynn.launch.watch import Watch
+from energynn.launch import start, watch
 from energynn.measure import machine
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
@@ -323,7 +322,7 @@ def test_a_wall_clock_that_is_set_back_does_not_reorder_the_history(run_dir):
     record = records.build(run_dir, "killed", "by a test")
     assert [entry["epoch"] for entry in record["history"]] == list(range(1, 61))
     assert record["samples_trained"] == 1200
-    state = Watch(run_dir).look()
+    state = watch.look(run_dir, {})
     assert (state["epoch"], state["samples_trained"]) == (60, 1200)
 
 

@@ -49,7 +49,7 @@ def run_study(
     begun, failed, made, reasons = time.monotonic(), [], [], []
     try:
         if missing:
-            start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
+            start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
         if missing and warm_up and not _is_warm(runs_dir):
             _make_and_forget(runs[0], 60 * run_minutes)
         for index, run in enumerate(missing):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.launchers import label_lines, ranks_of_this_host
+from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import announce_gpus, begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
@@ -101,7 +101,7 @@ def attach() -> None:
     import cpuinfo
     import perun
 
-    label_lines()
+    write_whole_lines()
     for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
         handler.setStream(sys.stdout)
     cpuinfo.get_cpu_info = processor(cpuinfo.get_cpu_info)
