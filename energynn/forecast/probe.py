@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import shlex
 import time
@@ -259,10 +258,7 @@ def hand_over(probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir:
     study, goal, fit = build / f"probe_{of}.py", build / f"asked_{of}.py", build / f"fit_{of}.json"
     _write_study(study, [probe.run for probe in probes])
     _write_study(goal, asked)
-    given = dict(studies=[str(study)], system=site.file, runs_dir=runs_dir, dry_run=False, limit=None, yes=False)
-    given |= dict(minutes=None, sbatch=[])
-    if submit.main(argparse.Namespace(**given)):
-        return
+    submit.submit_studies([str(study)], site.file, runs_dir)
     words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload, "--system", site.file]
     words += ["--like", like.absolute()] if like else []
     print("when the jobs are done, these fit and forecast:")

@@ -344,16 +344,3 @@ def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
         names = sorted(os.listdir(folder))
         return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
     return []
-
-
-class Silence:
-    """Say nothing: a sampler that died leaves a gap. Votes and supervisor still ask."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def __call__(self) -> str:
-        return ""
-
-    def notice(self) -> str:
-        return ""
