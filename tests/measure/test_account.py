@@ -121,6 +121,19 @@ def test_idle_power_and_energies_without_it(two_gpus):
     assert account(two_gpus)["idle_power_gpu_before_W"] == pytest.approx(250, rel=1e-3)
 
 
+def test_the_idle_power_of_a_ready_device_is_the_one_to_take_off(two_gpus):
+    for rank in range(2):
+        marks = [("idle_start", 2), ("idle_end", 4)]  # at full power, so that it can be told apart
+        with open(two_gpus / f"events-rank{rank}.jsonl", "a") as file:
+            for name, t in marks:
+                at_ns = T0 + t * 10**9
+                clocks = {"t_mono_ns": at_ns, "t_wall_ns": at_ns}
+                file.write(json.dumps(clocks | {"event": name, "when": "ready"}) + "\n")
+    found = account(two_gpus)
+    assert found["idle_power_gpu_ready_W"] == pytest.approx(500, rel=1e-3)
+    assert found["energy_net_gpu_J"] == pytest.approx(0, abs=10)
+
+
 def test_a_gpu_that_no_rank_uses_is_in_no_sum(two_gpus):
     def change(line):
         return line.update(gpu_uuid="0") if "gpu_uuid" in line else None

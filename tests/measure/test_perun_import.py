@@ -76,7 +76,9 @@ def energies_of(run_dir):
     for path in sorted(run_dir.rglob("samples-*.jsonl")):
         name = str(path.relative_to(run_dir))
         samples[name] = read = read_samples(path)
-        for entry in energy.energy_of_sensors(energy.curves(read), int(read.t_ns[0]), int(read.t_ns[-1])):
+        t_s = read.t_ns / 1e9
+        curves = energy.curves(t_s, read.readings, read.header["sensors"], read.period_s)
+        for entry in energy.entries_of(curves, t_s[0], t_s[-1]):
             energies[name, entry["id"]] = entry.get("energy_J")
     return energies, samples
 

@@ -56,7 +56,7 @@ def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged,
 
 
 @pytest.mark.parametrize(
-    "line", ['{"t":9,"v":[1]}', '{"t":-1,"v":[1,2]}', '{"t":1e40,"v":[1,2]}', '{"t":9,"v":["1",2]}']
+    "line", ['{"t":9,"v":[1]}', '{"t":"1","v":[1,2]}', '{"t":1e40,"v":[1,2]}', '{"t":9,"v":["1",2]}']
 )
 def test_readings_of_other_sensors_or_types_are_no_samples(tmp_path, line):
     found = read_samples(write(tmp_path / "s", [*LINES, line.encode()]))
