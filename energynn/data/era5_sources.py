@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.reading import require_file
+from energynn.reading import require_file, require_plain_hdf5
 
 STEP_H = 6
 CHANNELS = (
@@ -123,16 +123,17 @@ def _require_physical(values: np.ndarray, name: str, hour: int, file: str | Path
     low, high = float(values.min()), float(values.max())
     unit, least, most = RANGES.get(name) or RANGES[name[0]]
     if np.isnan(low):
-        fault = f"NaN in {name}"
-    elif low < least or high > most:
-        fault = f"{name} is {low:g} to {high:g}, not within {least:g} to {most:g} {unit}"
+        raise ValueError(f"{file}: NaN in {name} at {utc(hour)}; get this file or time again")
+    if low < least or high > most:
+        fault = f"not within {least:g} to {most:g} {unit}"
     elif name[0] == "r" and high < MOST_OF_A_FRACTION:
-        fault = f"{name} is {low:g} to {high:g}, a fraction instead of %"
+        fault = "a fraction instead of %"
     elif low == high:
-        fault = f"{name} is {low:g} everywhere"
+        fault = "one value everywhere"
     else:
         return
-    raise ValueError(f"{file}: {fault} at {utc(hour)}; convert its unit, or get this time again")
+    seen = f"{name} is {low:g} to {high:g} at {utc(hour)}"
+    raise ValueError(f"{file}: {seen}, {fault}; convert its unit, or get this time again")
 
 
 # --------------------------------------------------------------------------- FourCastNet's HDF5 files
@@ -147,8 +148,10 @@ def _open_hdf5(path: Path, year: int) -> Source:
 
     require_file(path)
     try:
-        fields = h5py.File(path).get("fields")
-    except OSError as error:
+        file = h5py.File(path)
+        require_plain_hdf5(file.id)
+        fields = file.get("fields")
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file ({error}); copy it again") from error
     shape, kind = getattr(fields, "shape", ()), getattr(fields, "dtype", None)
     if len(shape) != 4 or shape[1] != 21 or shape[3] != 2 * (shape[2] - 1) or kind != np.float32:
