@@ -86,7 +86,7 @@ def study_run(
         runs = studies.STUDIES[name](dry_run=True)
     folder = folder_of_runs(runs_dir).absolute()
     failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
-    tell("\n".join(["", local.summary(runs, folder), *failed]))
+    tell("\n".join(failed))
     return 1 if failed else 0
 
 

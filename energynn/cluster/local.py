@@ -46,34 +46,33 @@ def run_study(
     is ended. archive: everything is packed into it after every run. warm_up: the first run is made once before, and
     forgotten. Raises ValueError with the remedy if this machine cannot make the runs.
     """
-    missing = _in_order([run for run in runs if not _is_done(run, runs_dir)], runs_dir)
-    print(
-        f"{len(runs) - len(missing)} of {len(runs)} runs have a valid record; {len(missing)} to make",
-        flush=True,
-    )
+    missing = [run for run in runs if not _is_done(run, runs_dir)]
+    # What fails each time must not take the time of others: what was begun comes last, and what starts from it.
+    missing.sort(key=lambda run: _has_begun(run, runs_dir))
+    _tell_valid(runs, runs_dir)
     begun, failed, made = time.monotonic(), [], []
     try:
         if missing:
             start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
         if missing and warm_up and not _is_warm(runs_dir):
-            print("\n--- to warm up: the first run, which does not count", flush=True)
-            with tempfile.TemporaryDirectory() as folder:
+            tell("\n--- to warm up: the first run, which does not count")
+            with tempfile.TemporaryDirectory() as name:
                 execute(
-                    command(runs[0], Path(folder)), _folder(runs[0], Path(folder)), 60 * run_minutes
+                    command(runs[0], Path(name)), _folder(runs[0], Path(name)), 60 * run_minutes
                 )
         for number, run in enumerate(missing, 1):
             elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
             if elapsed_s + _expected_s(run, made) > 60 * minutes:
                 failed.append(f"{run_dir.name}: left out for lack of time")
                 continue
-            tell(
-                f"\n--- run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far: {run_dir.name}"
-            )
+            so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
+            tell(f"\n--- {so_far}: {run_dir.name}")
             status, last_line = execute(command(run, runs_dir), run_dir, 60 * run_minutes)
             made.append((run, time.monotonic() - begun - elapsed_s))
+            if reason := _reason(run_dir) or (last_line if status else ""):
+                tell(f"energynn: {run_dir.name}: {reason}")
             if status:
-                failed.append(f"{run_dir.name}: {_reason(run_dir) or last_line}")
-                tell(f"energynn: {failed[-1]}")
+                failed.append(f"{run_dir.name}: {reason}")
             elif warm_up:
                 (runs_dir / WARM).touch()
             if archive:
@@ -81,34 +80,24 @@ def run_study(
     finally:
         if archive:
             pack(runs_dir, archive)
-            print(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB", flush=True)
+            tell(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB")
+    _tell_valid(runs, runs_dir)
     return failed
 
 
-def summary(runs: list[RunConfig], runs_dir: Path) -> str:
-    """Count the valid records, and say why others that finished are not valid."""
+def _tell_valid(runs: list[RunConfig], runs_dir: Path) -> None:
     valid = sum(_is_done(run, runs_dir) for run in runs)
-    lines = [f"{valid} of {len(runs)} runs have a valid record in {runs_dir}"]
-    for folder in [_folder(run, runs_dir) for run in runs]:
-        record = records.read(folder) or {}
-        if record.get("status") == "finished" and not record["valid"]:
-            lines.append(f"{folder.name}: not valid: {_reason(folder)}")
-    return "\n".join(lines)
+    tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
 
 
-def _in_order(missing: list[RunConfig], runs_dir: Path) -> list[RunConfig]:
-    """Put last what was begun before, and what starts from it: what fails each time must not take others' time."""
-    begun_before: set[Path] = set()
-    for run in missing:
-        folder = _folder(run, runs_dir)
-        needs = folder.parent / (getattr(run, "initial_run", "") or folder.name)
-        if (folder / "run.json").exists() or needs in begun_before:
-            begun_before.add(folder)
-    return sorted(missing, key=lambda run: _folder(run, runs_dir) in begun_before)
+def _has_begun(run: RunConfig, runs_dir: Path) -> bool:
+    """Test if a run, or the one whose weights it starts from, was begun before."""
+    initial = runs_dir / run.system / getattr(run, "initial_run", "")
+    return any((folder / "run.json").exists() for folder in (_folder(run, runs_dir), initial))
 
 
 def _is_warm(runs_dir: Path) -> bool:
-    """Test if this machine has just made a run; an archive from another one brings its records, but not this file."""
+    """Test if this machine has just made a run; an archive of another one does not bring this file."""
     mark = runs_dir / WARM
     return mark.exists() and time.time() - mark.stat().st_mtime < WARM_S
 

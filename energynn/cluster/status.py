@@ -65,15 +65,10 @@ def write_submission(folder: Path, submission: Submission) -> None:
     write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
 
 
-def start_paths(folder: Path) -> list[Path]:
-    """List the files of the starts of a run's job, the newest last."""
-    paths = folder.glob("job/start-*.json")
-    return sorted(paths, key=lambda path: int(path.stem.removeprefix("start-")))
-
-
 def read_starts(folder: Path) -> list[Start]:
     """Read the starts of a run's job, the newest last."""
-    return [_read(path, Start) for path in start_paths(folder)]
+    numbers = range(1, 1 + len(list(folder.glob("job/start-*.json"))))
+    return [_read(folder / "job" / f"start-{number}.json", Start) for number in numbers]
 
 
 def _read(path: Path, kind: type):

@@ -11,7 +11,7 @@ import string
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import config as configuration
@@ -33,12 +33,15 @@ GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written i
 
 @dataclass(frozen=True)
 class Job:
-    """One job array: runs that need the same nodes and time; ``after``: the run that has to end well first."""
+    """A job array: configurations by folder of runs that need the same nodes and time.
 
-    runs: tuple[RunConfig, ...]
+    after: folder of the run that has to end well first.
+    """
+
+    runs: dict[Path, RunConfig]
     nodes: int
     minutes: int
-    after: str = ""
+    after: Path | None = None
 
 
 class JobScript(string.Template):
@@ -58,34 +61,35 @@ def submit_studies(
 ) -> int:
     """Submit the runs of studies that have no valid record and are not queued; returns the exit status.
 
-    minutes: time limit of each job. options: of sbatch. Raises ValueError with the remedy, also where the jobs may
-    cost more than ``max_gpu_hours`` (default: the system's).
+    minutes: time limit of each job. options: of sbatch. Raises ValueError with the remedy, also where
+    the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
     """
-    site, runs_dir = _cluster(system), runs_dir.absolute()
-    systems.require_options(options)
+    site = _cluster(system)
+    site = systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
+    system_dir = runs_dir.absolute() / site.name
     by_study = studies.find(names, site.name)
-    title = re.sub(r"[^\w.-]", "_", "+".join(by_study))[:40]
     runs = list(dict.fromkeys(itertools.chain(*by_study.values())))
-    jobs = plan(runs, site, runs_dir, _queued_runs(runs_dir / site.name, dry_run), minutes)
-    missing = [run for job in jobs for run in job.runs]
-    expected = costs.total(costs.expect(run, site.gpu) for run in missing)
-    hours = sum(
-        job.nodes * site.devices_per_node * _hours(run, site) for job in jobs for run in job.runs
-    )
+    jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run), minutes)
+    missing = [run for job in jobs for run in job.runs.values()]
     tell(
         f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make"
     )
+    hours = 0.0
+    for job in jobs:
+        gpus = job.nodes * site.devices_per_node
+        hours += gpus * sum(_hours(run, site) for run in job.runs.values())
     if jobs:
+        expected = costs.total(costs.expect(run, site.gpu) for run in missing)
         tell(f"expected: {costs.in_words(expected)}; {hours:,.1f} GPU hours of whole nodes")
+    title = re.sub(r"[^\w.-]", "_", "+".join(by_study))[:40]
     if dry_run:
-        for job in jobs:
-            print(f"\n{script(job, site, runs_dir, title, options=options)}")
+        print(*(script(job, site, title) for job in jobs), sep="\n")
         return 0
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         raise ValueError(f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}")
-    for line in submit(jobs, site, runs_dir, title, options):
-        print(line, flush=True)
+    for job in jobs:
+        print(submit(job, site, title), flush=True)
     return 0
 
 
@@ -96,54 +100,50 @@ def _cluster(system: str) -> Site:
     return site
 
 
-def _queued_runs(system_dir: Path, may_fail: bool) -> set[str]:
-    """Name the runs of a system that are running, or whose jobs are queued."""
-    jobs = {
-        path.parent: status.read_submission(path.parent).job_id for path in system_dir.glob("*/job")
-    }
+def _queued(system_dir: Path, may_fail: bool) -> set[Path]:
+    """List the folders of runs that are running, or whose jobs are queued."""
+    folders = [path.parent for path in system_dir.glob("*/job")]
+    jobs = {folder: status.read_submission(folder).job_id for folder in folders}
     try:
         queue = slurm.queue(jobs.values())
     except ValueError:
         if not may_fail:
             raise
         queue = {}
-    return {
-        folder.name for folder, job in jobs.items() if job in queue or records.is_running(folder)
-    }
+    return {path for path in folders if jobs[path] in queue or records.is_running(path)}
 
 
 def plan(
-    runs: list[RunConfig], site: Site, runs_dir: Path, queued: set[str], minutes: int | None = None
+    runs: list[RunConfig],
+    site: Site,
+    system_dir: Path,
+    queued: set[Path],
+    minutes: int | None = None,
 ) -> list[Job]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
     Raises ValueError where a pre-training is neither made, nor queued, nor among the runs.
     """
-    system_dir = runs_dir / site.name
-    names = {configuration.run_id(run): run for run in runs}
-    missing = [
-        name for name in names if name not in queued and not records.is_made(system_dir / name)
-    ]
-    groups: dict[tuple, list[RunConfig]] = {}
-    for name in missing:
-        run = names[name]
-        before = getattr(run, "initial_run", "")
-        if before and before not in missing and before not in queued:
-            if not records.is_made(system_dir / before):
-                raise ValueError(f"initial_run: {before} is not made yet; submit its study as well")
-            before = ""
+    missing: dict[Path, RunConfig] = {}
+    for run in runs:
+        folder = system_dir / configuration.run_id(run)
+        if folder not in queued and not records.is_made(folder):
+            missing[folder] = run
+    jobs: dict[tuple, Job] = {}
+    for folder, run in missing.items():
+        initial = getattr(run, "initial_run", "")
+        after = system_dir / initial if initial else None
+        if after and records.is_made(after):
+            after = None
+        if after and after not in missing and after not in queued:
+            raise ValueError(f"initial_run: {initial} is not made yet; submit its study as well")
+        # A run that needs longer than the longest job continues in the next.
+        hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
+        limit = minutes or math.ceil(60 * hours)
         nodes = math.ceil(run.devices / site.devices_per_node)
-        hours = min(
-            MARGIN * _hours(run, site) + SPARE_H, site.max_hours
-        )  # a longer run continues in a next job
-        key = (before, nodes, run.devices, minutes or math.ceil(60 * hours))
-        groups.setdefault(key, []).append(run)
-    jobs = []
-    for (before, nodes, _, limit), group in sorted(
-        groups.items(), key=lambda item: item[0][0] != ""
-    ):
-        jobs.append(Job(tuple(group), nodes, limit, before))
-    return jobs
+        job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
+        job.runs[folder] = run
+    return sorted(jobs.values(), key=lambda job: job.after is not None)
 
 
 def _hours(run: RunConfig, site: Site) -> float:
@@ -151,15 +151,13 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(
-    job: Job, site: Site, runs_dir: Path, name: str, submitted_at: str = "", options: list[str] = ()
-) -> str:
+def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
     Raises ValueError for a text that no script should hold.
     """
-    folders = _folders(job, site, runs_dir)
-    devices = job.runs[0].devices
+    folders = list(job.runs)
+    devices = job.runs[folders[0]].devices
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
     values = {
         "name": name,
@@ -167,10 +165,10 @@ def script(
         "devices": devices,
         "devices_of_node": min(devices, site.devices_per_node),
         "minutes": job.minutes,
-        "array": f"0-{len(job.runs) - 1}{at_once}",
+        "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
         "log_folder": folders[0] / "job",
-        "options": "\n".join(f"#SBATCH {option}" for option in [*site.sbatch, *options]),
+        "options": "\n".join(f"#SBATCH {option}" for option in site.sbatch),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
         "setup": "\n".join(_setup(site, submitted_at)),
         "repository": quote(REPOSITORY),
@@ -213,51 +211,41 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def _folders(job: Job, site: Site, runs_dir: Path) -> list[Path]:
-    return [runs_dir / site.name / configuration.run_id(run) for run in job.runs]
+def submit(job: Job, site: Site, title: str) -> str:
+    """Submit a job, and write beside each run how; returns a line for the user.
 
-
-def submit(
-    jobs: list[Job], site: Site, runs_dir: Path, title: str, options: list[str] = ()
-) -> Iterator[str]:
-    """Submit the jobs, and write beside each run how; yields a line for each job.
-
-    Raises ValueError where Slurm refuses one; those before it stay.
+    Raises ValueError where Slurm refuses it.
     """
-    if not re.fullmatch(r"[\w./ +=,@:-]+", str(runs_dir)):  # Slurm itself reads % and quotes in it
-        raise ValueError(f"runs_dir: {str(runs_dir)!r} has characters that Slurm cannot hold")
-    submitted_at, job_ids = files.utc_now(), {}
-    for job in jobs:
-        configuration.checksum_file(job.runs[0].dataset)  # without it the run could not be made
-        folders = _folders(job, site, runs_dir)
-        name = f"energynn-{title}-{time.time_ns()}"
-        text = script(job, site, runs_dir, name, submitted_at, options)
-        waits_for = (
-            job_ids.get(job.after)
-            or status.read_submission(runs_dir / site.name / job.after).job_id
-        )
-        after = (
-            [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"] if job.after else []
-        )
-        for folder, run in zip(folders, job.runs, strict=True):  # the job may start at once
-            (folder / "job").mkdir(parents=True, exist_ok=True)
-            (folder / "job" / "job.sh").write_text(text)
-            parameters = configuration.to_dict(run) | {"runs_dir": str(runs_dir)}
-            files.write_json(folder / "job" / "parameters.json", parameters)
-            status.write_submission(folder, Submission(submitted_at, after=job.after))
-        number = _hand_in(folders[0] / "job" / "job.sh", name, after)
-        for task, folder in enumerate(folders):
-            job_ids[folder.name] = f"{number}_{task}"
-            status.write_submission(
-                folder, Submission(submitted_at, job_ids[folder.name], job.after)
-            )
-        yield f"job {number}: {len(job.runs)} x {folders[0].name}{f', after {waits_for}' if after else ''}"
+    folders = list(job.runs)
+    if not re.fullmatch(
+        r"[\w./ +=,@:-]+", str(folders[0])
+    ):  # Slurm itself reads % and quotes in it
+        raise ValueError(f"runs_dir: {str(folders[0])!r} has characters that Slurm cannot hold")
+    submission = Submission(files.utc_now(), after=job.after.name if job.after else "")
+    name = f"energynn-{title}-{time.time_ns()}"
+    text = script(job, site, name, submission.submitted_at)
+    for folder, run in job.runs.items():  # all before the job, which may start at once
+        configuration.checksum_file(run.dataset)  # without it the run could not be made
+        (folder / "job").mkdir(parents=True, exist_ok=True)
+        (folder / "job" / "job.sh").write_text(text)
+        parameters = configuration.to_dict(run) | {"runs_dir": str(folder.parent.parent)}
+        files.write_json(folder / "job" / "parameters.json", parameters)
+        status.write_submission(folder, submission)
+    options = []
+    if job.after:
+        waits_for = status.read_submission(job.after).job_id
+        options = [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"]
+    number = _hand_in(folders[0] / "job" / "job.sh", name, options)
+    for task, folder in enumerate(folders):
+        submission.job_id = f"{number}_{task}"
+        status.write_submission(folder, submission)
+    return f"job {number}: {len(folders)} x {folders[0].name} {' '.join(options[:1])}".rstrip()
 
 
-def _hand_in(script: Path, name: str, options: list[str]) -> str:
+def _hand_in(path: Path, name: str, options: list[str]) -> str:
     """Call sbatch; returns the job's number. Where it does not answer, look once for the job's name."""
     try:
-        return slurm.submit(script, *options)
+        return slurm.submit(path, *options)
     except slurm.NoAnswer:
         if number := slurm.find(name):
             return number
@@ -265,7 +253,7 @@ def _hand_in(script: Path, name: str, options: list[str]) -> str:
 
 
 def cancel(folders: list[Path]) -> int:
-    """Cancel the jobs of runs; returns how many. What is running leaves a checkpoint if it is given the time."""
+    """Cancel the jobs of runs; returns how many. What is running can leave a checkpoint."""
     jobs = {status.read_submission(folder).job_id for folder in folders}
     queued = sorted(jobs & slurm.queue(jobs).keys())
     if queued:
@@ -274,27 +262,22 @@ def cancel(folders: list[Path]) -> int:
 
 
 def check(system: str) -> int:
-    """Prove a system's file by a short measured run on two nodes; returns 1 where the file is wrong."""
+    """Prove a system's file by a short measured run on two nodes; returns 1 where it is wrong."""
     site = _cluster(system)
-    runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     devices = 2 * site.devices_per_node
-    small = dict(
-        embed_dim=32, depth=1, epochs=40, step_period_s=0.015 * devices
-    )  # takes twelve seconds
-    probe = configuration.make("fourcastnet", system=site.name, devices=devices, **small)
-    print(*submit([Job((probe,), 2, 10)], site, runs_dir, "check"), flush=True)
-    folder = runs_dir / site.name / configuration.run_id(probe)
+    pace = dict(epochs=40, step_period_s=0.015 * devices)  # twelve seconds
+    run = configuration.make(
+        "fourcastnet", system=site.name, devices=devices, embed_dim=32, depth=1, **pace
+    )
+    runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
+    folder = runs_dir / site.name / configuration.run_id(run)
+    print(submit(Job({folder: run}, 2, 10), site, "check"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))
     record = records.read(folder) or {}
-    device_kind = "gpu" if any("gpu" in option for option in site.sbatch) else "cpu core"
-    expected = {
-        "valid": True,
-        "nodes": 2,
-        "sockets": 2 * site.sockets_per_node,
-        "device_kind": device_kind,
-    }
+    kind = "gpu" if any("gpu" in option for option in site.sbatch) else "cpu core"
+    expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node, device_kind=kind)
     found = {name: record.get(name) for name in expected}
     print(f"as {site.file} says" if found == expected else f"WRONG: {found} instead of {expected}")
     return 0 if found == expected else 1
