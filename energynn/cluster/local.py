@@ -53,7 +53,7 @@ def run_study(
     begun, failed, made = time.monotonic(), [], []
     try:
         if missing:
-            start.preflight(start.intend(missing[0], _folder(missing[0], runs_dir)))
+            start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
         if missing and warm_up and not _is_warm(runs_dir):
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the vote to stop.
+"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the agreement to stop.
 
 The trainer calls the session; the session never calls the trainer.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,9 @@ from energynn.config import RunConfig
 from energynn.measure.samples import Events, limit_s
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
-from energynn.train.distributed import Interrupted
+from energynn.train.distributed import Agreement, Interrupted, Request
 from energynn.train.gradients import Gradients
-from energynn.train.phases import PhaseTimer, Progress, ToDisk, require_finite
-from energynn.train.votes import Request, StopVote
-
-CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
+from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 
 class Session:
@@ -55,17 +53,16 @@ class Session:
         self.loader, self.parts = loader, parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
         self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
-        self.to_disk = ToDisk(self.events.file, self.phase.file)
         self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
         self.metrics: dict[str, float] = {}
         self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
-        self.stop = StopVote(world, self.folder, config.setup_timeout_s, self.patience_s)
+        self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
-        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
+        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU, since the last agreement
         self.next_step = 0.0  # before which none begins
 
     @contextlib.contextmanager
@@ -82,9 +79,7 @@ class Session:
         distributed.limit_waiting(self.patience_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
-        self.to_disk.soon()
         yield
-        self.stop.close()
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
         counts = self._counts() | {"forward_backward_passes": passes} | self.world.memory()
@@ -125,14 +120,14 @@ class Session:
         self.gradients.step_done()
         self._unread.append(loss)
         self.progress.step(epoch, step, loss)
-        request = self.stop(self.checkpoints.is_due())
-        if request or len(self._unread) == CHECK_STEPS or step == self.steps_per_epoch - 1:
+        if self.stop.is_due() or step == self.steps_per_epoch - 1:
+            request = self.stop(self.checkpoints.is_due())
             losses = torch.stack(self._unread).tolist()
             require_finite(losses, epoch, first_step=step + 1 - len(losses))
             self.losses += losses
             self._unread.clear()
-        if request:
-            self._save(request)
+            if request:
+                self._save(request)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -155,7 +150,6 @@ class Session:
             means = {"training_loss": training_loss, "learning_rate": learning_rate}
             self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
         self.phase.write()  # reads the GPU's events of this epoch, so that they do not pile up
-        self.to_disk.soon()
 
     def finish(self, architecture: dict) -> list[float]:
         """Save the weights with their ``architecture`` if asked for, leave the other ranks, return all losses."""
@@ -175,7 +169,8 @@ class Session:
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):
-            self.to_disk.now()  # what a run goes on after must not be lost when its checkpoint is not
+            for file in (self.events.file, self.phase.file):  # must not be lost where the checkpoint is not
+                os.fsync(file.fileno())
             self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
         self.phase.write()
         if request == Request.STOP:
