@@ -128,15 +128,15 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         raise ValueError("compare: give the folders of two runs or more, each once")
     first, *_, last = known.values()
     quantities = [*COMPARED, *sorted(first["metrics"] | last["metrics"])]
-    differing = [
-        name for name in first["config"] if len({repr(run.get(name)) for run in known.values()}) > 1
-    ]
-    rows = []
-    for name in [*quantities, *differing]:
+    rows = {}
+    for name in [*quantities, *first["config"]]:
         row = {run_id: run.get(name) for run_id, run in known.items()}
-        rows.append(row | (_ratio(first, last, name) if name in quantities else {}))
-    index = pd.Index([*quantities, *differing], name="quantity")
-    return pd.DataFrame(rows, index).dropna(how="all")
+        if name in quantities:
+            rows[name] = row | _ratio(first, last, name)
+        elif len(set(map(repr, row.values()))) > 1:
+            rows[name] = row
+    table = pd.DataFrame(rows.values(), pd.Index(rows, name="quantity"))
+    return table.dropna(how="all")
 
 
 def _ratio(first: dict, last: dict, name: str) -> dict:
