@@ -149,7 +149,7 @@ def _open_hdf5(path: Path, year: int) -> Source:
     require_file(path)
     try:
         file = h5py.File(path)
-        require_plain_hdf5(file.id)
+        require_plain_hdf5(file)
         fields = file.get("fields")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file ({error}); copy it again") from error
@@ -281,6 +281,8 @@ def _field(
         if name == "r" and variable.attrs.get("units") != "%":
             continue
         if levels_hPa:
+            if "level" not in variable.dims:
+                raise ValueError(f"{place}: {variable.name} has no dimension level")
             if not set(levels_hPa) <= set(variable.level.values.tolist()):
                 continue
             variable = variable.sel(level=levels_hPa)
