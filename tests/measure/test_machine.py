@@ -96,4 +96,4 @@ def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
         ({}, False),
     ):
         record = minimal_record(status="finished", workload="command", job=job)
-        assert (words in records.reasons_against(record, tmp_path)) == is_told
+        assert (words in records.reasons_against(record)) == is_told
