@@ -89,7 +89,7 @@ def test_a_sampler_says_what_its_host_is(run_dir, monkeypatch):
 
 
 def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
-    words = "other jobs could use its nodes, whose energy is that of all; give sbatch --exclusive"
+    words = "other jobs could use its nodes; give sbatch --exclusive"
     for job, is_told in (
         ({"is_exclusive": False}, True),
         ({"is_exclusive": True}, False),
