@@ -22,11 +22,12 @@ def build(build_dir: str | Path = "build") -> Path:
     Raises ValueError if the notebooks have not made them yet.
     """
     build_dir = Path(build_dir)
+    needed = ("claims.json", "numbers.json", "figures/plan.json", "figures/explore.json")
+    missing = [name for name in needed if not (build_dir / name).is_file()]
+    if missing:
+        raise ValueError(f"{build_dir} has no {', '.join(missing)}; run the notebooks first")
     said = captions(build_dir)
     paths = {name: build_dir / "figures" / f"{name}.json" for name in ("plan", "explore", *said)}
-    needed = [*paths.values(), build_dir / "claims.json", build_dir / "numbers.json"]
-    if missing := [path.name for path in needed if not path.is_file()]:
-        raise ValueError(f"{build_dir} has no {', '.join(missing)}; run the notebooks first")
     ledger = json.loads((build_dir / "claims.json").read_text())
     numbers = json.loads((build_dir / "numbers.json").read_text())
     texts = {name: entry["text"] for name, entry in numbers.items()}
