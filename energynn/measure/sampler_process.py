@@ -9,24 +9,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from energynn.files import is_locked, lock, write_json
-from energynn.launchers import label_lines, rank, ranks_of_this_host
+from energynn.launchers import rank, ranks_of_this_host, write_whole_lines
 from energynn.measure import machine, sensors
 from energynn.measure.perun_backends import backend_sensors
 from energynn.measure.samples import has_begun, limit_s
-from energynn.processes import end_with_parent
+from energynn.processes import end_marked, end_with_parent
 
 STOPPING_S = 150  # the sampler may have to wait for the disk
 
 
-def start_sampler(folder: Path, size: int, stopped: list[int]):
+def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
     """Start this host's sampler, or wait for the one that another rank of this host has started.
 
     ``size`` ranks take part on all hosts. Returns a function that a rank calls at its end; the
     sampler continues until the last rank of this host has ended, or a signal is in ``stopped``.
+    ``take_host``: called once on each host before its sampler; what it returns is kept.
     """
     host = os.uname().nodename
     ranks = folder / f".ranks-{host}"
@@ -36,13 +38,14 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
     if owner is None:
         until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
         return ours.close
+    held = [owner, take_host and take_host()]
     here = min(size, ranks_of_this_host())
     program = "from energynn.measure.sampler_process import sample; "
     sampler = subprocess.Popen(
         [sys.executable, "-c", f"{program}sample({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
         stdout=2,
-        preexec_fn=partial(end_with_parent, os.getpid()),
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGUSR1),
     )
     until(lambda: sampler.poll() is not None or has_begun(folder, host), "the sampler's start")
     if sampler.poll() is not None:
@@ -56,19 +59,28 @@ def start_sampler(folder: Path, size: int, stopped: list[int]):
             sampler.communicate(b"stop\n", timeout=STOPPING_S)
         sampler.kill()
         sampler.wait()
-        owner.close()
+        held.clear()
 
     return stop
 
 
 def sample(folder: str, ranks: int) -> None:
-    """Sample this host until the parent says a word, closes the pipe or dies."""
+    """Sample this host until the parent says a word; where it dies, end what it has started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    label_lines()
+    write_whole_lines()
     sampler = begin(Path(folder), ranks)
-    sys.stdin.readline()
+    signal.signal(signal.SIGUSR1, _raise_orphaned)
+    word = ""
+    with contextlib.suppress(EOFError):
+        word = sys.stdin.readline()
+    if not word:
+        end_marked(Path(folder))
     sampler.stop()
+
+
+def _raise_orphaned(_number, _frame) -> None:
+    raise EOFError("the process that started this sampler has ended")
 
 
 def begin(folder: Path, ranks: int) -> sensors.Sampler:

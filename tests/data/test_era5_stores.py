@@ -462,7 +462,7 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
         manifests.verify("era5")
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
-        start.intend(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
+        start.prepare(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
