@@ -54,23 +54,6 @@ def test_the_notebook_finds_what_each_choice_saves(study):
         assert savings.loc[choice, "low"] - 1 < truth < savings.loc[choice, "high"] + 1, choice  # drift is in the base
 
 
-def test_the_figures_have_all_panels(study):
-    folder, shown = study
-    drawn = (folder / "figures/one_gpu.svg").read_text() + (folder / "figures/one_gpu_costs.svg").read_text()
-    for title in "A  power and samples", "B  power and updates", "C  energy per sample", "D  the loader":
-        assert title in drawn
-    assert "E  energy by phase" in drawn and "F  saved by one choice" in drawn and "pil-12" in drawn
-    assert set(shown["phases"]["phase"]) == set(one_gpu.PHASES)
-
-
-def test_without_such_runs_a_clear_word_stands_there(synthetic, tmp_path):
-    synthetic.write_study(tmp_path / "runs")
-    shown = execute("45_one_gpu", runs_dir=str(tmp_path / "runs"), build_dir=str(tmp_path))
-    assert not len(shown["table"]) and "no own run on one GPU" in (tmp_path / "figures/one_gpu.svg").read_text()
-    numbers = json.loads((tmp_path / "numbers/45_one_gpu.json").read_text())
-    assert numbers["one_gpu_sample"]["value"] is None and numbers["one_gpu_sample"]["reason"]
-
-
 def test_a_sweep_of_local_batch_sizes_alone_fails(tmp_path, capsys):
     sweep = [run for run in studies.gpu_grid() if not run.step_period_s and run.accumulation_steps == 1]
     one_gpu.write_grid(tmp_path / "runs", runs=[run for run in sweep if run.workload == "resnet50"])
