@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +54,11 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     and the number of each verdict by statement (``counts``) and by fact (``groups``).
     """
     table = observations.means(observations.load(runs_dir))
-    is_published = table["origin"] == "published"
-    own = table[(table["provenance"] == "measured") & (table["device_kind"] == "gpu")]
-    own = own[own["dataset"].isin(DATA_SETS)]
-    machines = dict(list(own.groupby(own["system"] + " " + own["hardware"])))
-    study = configurations(table[is_published])
-    groups = {name: configurations(rows) for name, rows in machines.items()}
+    study = configurations(table[table["origin"] == "published"])
+    is_evidence = (table["provenance"] == "measured") & (table["device_kind"] == "gpu")
+    own = table[is_evidence & table["dataset"].isin(DATA_SETS)]
+    machines = own.groupby(own["system"] + " " + own["hardware"])
+    groups = {name: configurations(rows) for name, rows in machines}
     every = {"all": configurations(own)} if len(own) else {}
     claims = []
     for claim in read():
@@ -88,16 +86,14 @@ def read() -> list[dict]:
 
 def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, int]]:
     """Count the statements, or the groups that rest on one fact, by column and verdict."""
-    pairs = set()
+    rows = []
     for number, claim in enumerate(claims):
         name = claim["group"] if by_group else number
-        pairs.add(("published", name, "", claim["published"]["verdict"]))
-        pairs |= {("own", name, judged["on"], judged["verdict"]) for judged in claim["own"]}
-    number_of = Counter((column, verdict) for column, _, _, verdict in pairs)
-    return {
-        column: {verdict: number_of[column, verdict] for verdict in VERDICTS}
-        for column in ("published", "own")
-    }
+        rows.append(("published", name, "", claim["published"]["verdict"]))
+        rows += [("own", name, judged["on"], judged["verdict"]) for judged in claim["own"]]
+    table = pd.DataFrame(rows, columns=["column", "name", "on", "verdict"]).drop_duplicates()
+    number_of = pd.crosstab(table["verdict"], table["column"])
+    return number_of.reindex(VERDICTS, fill_value=0)[["published", "own"]].to_dict()
 
 
 def configurations(table: pd.DataFrame) -> pd.DataFrame:
