@@ -65,11 +65,14 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry = {name: claim[name] for name in ("id", "place", "says", "base") if name in claim}
         entry["group"] = claim.get("group", claim["id"])
         entry["test"] = describe(claim)
-        entry["errata"] = [one["id"] for one in published.errata() if claim["id"] in one.get("claims", [])]
+        entry["errata"] = [
+            one["id"] for one in published.errata() if claim["id"] in one.get("claims", [])
+        ]
         entry["published"] = judge(claim, study)
         crosses = "hardware" in claim.get("a", {})
         judged = [
-            {"on": name, **judge(claim, rows)} for name, rows in (every if crosses else groups).items()
+            {"on": name, **judge(claim, rows)}
+            for name, rows in (every if crosses else groups).items()
         ]
         tested = [verdict for verdict in judged if "value" in verdict]
         nothing = {"on": "", "verdict": NO_DATA, "reason": "no measured own run tests it"}
@@ -145,17 +148,22 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         verdict = INCONCLUSIVE
         reason = f"only {len(known)} of its {len(asked)} series are known"
     at = int(np.argmin(np.minimum(low - lowest, highest - high)))
-    values = table["value"] if len(low) == len(table) else [table["value"].mean()]
-    scale = _scale(claim)
-    result = {name: scale(end[at]) for name, end in (("value", np.array(values)), ("low", low), ("high", high))}
+    is_mean = len(low) < len(table)
+    value = table["value"].mean() if is_mean else table["value"].iloc[at]
+    printed = [_printed(claim, log) for log in (value, low[at], high[at], lowest, highest)]
     return {
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
-        **result,
-        "allowed": [scale(end) for end in (lowest, highest)],
-        "of": table["unit"].iloc[at] if len(low) == len(table) else "mean",
-        "units": dict(zip(table["unit"], map(scale, table["value"]), strict=True)),
+        "value": printed[0],
+        "low": printed[1],
+        "high": printed[2],
+        "allowed": printed[3:],
+        "of": "mean" if is_mean else table["unit"].iloc[at],
+        "units": {
+            unit: _printed(claim, log)
+            for unit, log in zip(table["unit"], table["value"], strict=True)
+        },
         "coverage": {"of": asked, "with": known},
     }
 
@@ -250,10 +258,17 @@ def allowed(claim: dict) -> tuple[float, float]:
     return EXPECT[claim["expect"]]
 
 
-def _scale(claim: dict):
-    """Choose how a log is printed, with six digits; None for an end that is not there."""
-    to_print = math.exp if "range" in claim else float if "per" in claim else math.expm1
-    return lambda log: float(f"{to_print(log):.6g}") if math.isfinite(log) else None
+def _printed(claim: dict, log: float) -> float | None:
+    """Turn a log into what is printed, with six digits; None for an end that is not there."""
+    if not math.isfinite(log):
+        return None
+    if "range" in claim:
+        value = math.exp(log)
+    elif "per" in claim:
+        value = log
+    else:
+        value = math.expm1(log)
+    return float(f"{value:.6g}")
 
 
 def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
@@ -293,6 +308,6 @@ def words(judged: dict) -> str:
     """Write a verdict with its value, its interval and its reason."""
     parts = [judged["verdict"], judged["reason"]]
     if "value" in judged:
-        interval = "{of}: {value:.3g} [{low:.3g}, {high:.3g}]".format_map(judged)
-        parts.insert(1, interval.replace("nan", "?"))
+        interval = "{of}: {value:.3g} [{low}, {high}]".format_map(judged)
+        parts.insert(1, interval.replace("None", "?"))
     return "; ".join(filter(None, parts))

@@ -93,7 +93,11 @@ def _bundle(build_dir: Path) -> str:
 
 
 def _erratum(erratum: dict) -> dict:
-    return {"where": "; ".join(erratum["where"]), "what": erratum["what"], "treated": erratum["treated"]}
+    return {
+        "where": "; ".join(erratum["where"]),
+        "what": erratum["what"],
+        "treated": erratum["treated"],
+    }
 
 
 def _statement(claim: dict) -> dict:

@@ -11,11 +11,8 @@ import pytest
 
 from energynn.analysis import paper
 from energynn.files import REPOSITORY
-from tests.analysis.conftest import ANALYSIS
 from tests.analysis.notebook import execute
 
-ALL = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-MINE = [path for path in ALL if path.stem in ("00_start_here", *ANALYSIS)]
 pytestmark = pytest.mark.timeout(900)  # a first test waits until all notebooks are executed
 
 
