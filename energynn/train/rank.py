@@ -28,6 +28,7 @@ def run(folder: str | Path) -> None:
     status, reason, stop_sampler = "finished", "", None
     rank, config = launchers.rank(), None
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now, see perun_adapter.PERUN
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
         if intent.get("launcher") in launchers.WITHOUT_PERUN:  # without perun there is no sampler yet
