@@ -19,8 +19,6 @@ from energynn.config import replace
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
-from tests.analysis import one_gpu
-from tests.analysis.one_gpu import Gpu
 from tests.conftest import minimal_record
 
 GRID = studies.gpu_grid()
@@ -151,20 +149,9 @@ def made_in_a_loan(study, calls_min, overhead_s, folder, monkeypatch):
     return [run for run in study if is_done(run, folder)]
 
 
-def assert_every_statement_is_decided(made, runs_dir, undecided):
-    """By the ledger, on records of these runs by a GPU where all are right, and by one where nothing has an effect."""
-    without = Gpu(sample_J=0.0, update_J=0.0, wave=0.04, ripple=0.9, image_GB=0.06)
-    for system, gpu in (("right", Gpu(image_GB=0.09)), ("without", without)):
-        one_gpu.write_grid(runs_dir, gpu, runs=[replace(run, system=system) for run in made], samples=True)
-    found = one_gpu.judged(runs_dir, one_gpu.STATEMENTS)
-    for name in set(one_gpu.STATEMENTS) - undecided:
-        assert found[name]["right H100"]["verdict"] == "supported", name
-        assert found[name]["without H100"]["verdict"] in ("contradicted", "inconclusive"), name
-
-
 @pytest.mark.parametrize("overhead_s", [12, 15, 17.6])
 def test_all_anchors_are_made_in_half_an_hour_and_no_call_lasts_too_long(tmp_path, monkeypatch, overhead_s):
-    """The calls of docs/gpu.md: what they make decides every statement, and both networks have a plane."""
+    """The calls of docs/gpu.md: both networks have a plane."""
     made = made_in_a_loan(GRID, (6.5, 9, 7), overhead_s, tmp_path / "made", monkeypatch)
     assert [run.repeat for run in made if replace(run, repeat=0) == GRID[0]] == [0, 1, 2]
     assert {run.accumulation_steps for run in made} == {1, 8} and len(made) >= 24
@@ -172,15 +159,13 @@ def test_all_anchors_are_made_in_half_an_hour_and_no_call_lasts_too_long(tmp_pat
     states = [run for run in made if run.workload == "fourcastnet" and run.preset == "paper"]
     samples, updates = rates_per_s(states, t0_s=0.02, t1_s=0.15)
     assert len(states) >= 6 and abs(np.corrcoef(samples, updates)[0, 1]) < 0.98, "as notebook 45 asks for"
-    assert_every_statement_is_decided(made, tmp_path / "runs", undecided=set())
 
 
-def test_nine_minutes_decide_all_but_the_memory_of_fourcastnet(tmp_path, monkeypatch):
+def test_nine_minutes_tell_samples_from_updates(tmp_path, monkeypatch):
     """Also where a slow machine makes eleven of the twelve runs."""
     made = made_in_a_loan(studies.gpu(), (9,), 20, tmp_path / "made", monkeypatch)
     assert len(made) == 11 and len(studies.gpu()) == 12
     assert_runs_tell_samples_from_updates([run for run in made if run in ON_DEVICE], widest_W=45)
-    assert_every_statement_is_decided(made, tmp_path / "runs", undecided={"lbs-limit-fcn"})
 
 
 def test_the_memory_that_is_needed_is_said():

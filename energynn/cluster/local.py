@@ -25,10 +25,8 @@ from energynn.progress import tell
 
 # What papermill and the kernel say at every start.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
-WARM, WARM_S = (
-    ".warm",
-    600.0,
-)  # a file in runs_dir; new as long as this machine is warm, and never packed
+WARM = ".warm"  # a file in runs_dir that is never packed; new as long as this machine is warm
+WARM_S = 600.0
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
@@ -57,9 +55,8 @@ def run_study(
         if missing and warm_up and not _is_warm(runs_dir):
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:
-                execute(
-                    command(runs[0], Path(name)), _folder(runs[0], Path(name)), 60 * run_minutes
-                )
+                elsewhere = Path(name)
+                execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere), 60 * run_minutes)
         for number, run in enumerate(missing, 1):
             elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
             if elapsed_s + _expected_s(run, made) > 60 * minutes:
@@ -139,9 +136,8 @@ def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tupl
     try:
         for line in child.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
-            if not in_traceback and not line.startswith(
-                NOISE
-            ):  # of an error, the last line says what it is
+            # Of an error, the last line says what it is.
+            if not in_traceback and not line.startswith(NOISE):
                 tell(line.removesuffix("\n"))
             last_line = line.strip() or last_line
     except BaseException:
@@ -154,9 +150,7 @@ def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tupl
         while records.is_running(run_dir):  # until its record is written
             time.sleep(0.1)
     if child.returncode and time.monotonic() - begun >= most_s:
-        last_line = (
-            f"ended after {most_s:.0f} s, as one that hangs; its log.txt says how far it came"
-        )
+        last_line = f"ended after {most_s:.0f} s, as one that hangs; see its log.txt"
     return child.returncode, last_line
 
 
@@ -167,12 +161,12 @@ def pack(runs_dir: Path, path: Path) -> None:
     with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
         for run_dir in runs_dir.glob("*/*"):
             name = f"{run_dir.parent.name}/{run_dir.name}"
-            file.add(
-                run_dir,
-                name,
-                filter=lambda member: None if member.name.endswith("/checkpoint") else member,
-            )
+            file.add(run_dir, name, filter=_without_checkpoints)
     unfinished.replace(path)
+
+
+def _without_checkpoints(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if member.name.endswith("/checkpoint") else member
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:

@@ -180,9 +180,6 @@ def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
 
 def _setup(site: Site, submitted_at: str) -> Iterator[str]:
     """Write the lines that prepare a job: modules, set-up, environment, data."""
-    if site.modules:
-        yield "source /etc/profile"
-        yield f"module load {' '.join(map(quote, site.modules))} || exit"
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     environment = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
