@@ -21,10 +21,36 @@ FEWEST_RUNS = 4
 LEAST_SCATTER = 0.01  # relative, of the steps of a run; less is no run's
 GRID = np.geomspace(1e-3, 1e3, 31)  # critical batch sizes tried, in units of the batches seen
 # Fields in which runs of one recipe may differ: sizes, chance, and what only measures or costs time.
-MAY_DIFFER = {"devices", "local_batch_size", "global_batch_size", "accumulation_steps", "seed", "repeat", "epochs"}
-MAY_DIFFER |= {"learning_rate", "system", "device", "initial_run", "save_weights", "checkpoint_period_s"}
-MAY_DIFFER |= {"sampling_period_s", "perun_sampling_period_s", "idle_baseline_s", "collective_timeout_s"}
-MAY_DIFFER |= {"loader_workers", "data_staging", "persistent_workers", "pinned_memory", "synchronous_phases"}
+MAY_DIFFER = {
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "accumulation_steps",
+    "seed",
+    "repeat",
+    "epochs",
+}
+MAY_DIFFER |= {
+    "learning_rate",
+    "system",
+    "device",
+    "initial_run",
+    "save_weights",
+    "checkpoint_period_s",
+}
+MAY_DIFFER |= {
+    "sampling_period_s",
+    "perun_sampling_period_s",
+    "idle_baseline_s",
+    "collective_timeout_s",
+}
+MAY_DIFFER |= {
+    "loader_workers",
+    "data_staging",
+    "persistent_workers",
+    "pinned_memory",
+    "synchronous_phases",
+}
 MAY_DIFFER |= {"threads_per_device", "gradient_noise_steps", "idle_ready_s", "step_period_s"}
 MAY_DIFFER |= {"setup_timeout_s", "gradient_buckets"}
 
@@ -40,7 +66,9 @@ def thresholds(run: RunConfig) -> list[dict[str, str]]:
         return []
     of = (run.workload, getattr(run, "stage", ""))
     rows = [row for row in published_values.rows() if row["quantity"] == "large_batch_threshold"]
-    by_size = {int(row["value"]): row for row in reversed(rows) if (row["workload"], row["stage"]) == of}
+    by_size = {
+        int(row["value"]): row for row in reversed(rows) if (row["workload"], row["stage"]) == of
+    }
     return [by_size[size] for size in sorted(by_size)]
 
 
@@ -56,7 +84,9 @@ def beyond(run: RunConfig, global_batch_size: int, most: int | None = None) -> l
         lines.append(f"{size}: beyond the {most} that you gave; no accuracy is claimed")
     for row in thresholds(run):
         if global_batch_size > int(row["value"]):
-            lines.append(f"{size}: accuracy may fall beyond {row['value']}, {row['note']} ({row['stands_in']})")
+            lines.append(
+                f"{size}: accuracy may fall beyond {row['value']}, {row['note']} ({row['stands_in']})"
+            )
     return lines
 
 
@@ -120,12 +150,17 @@ def critical(seen: Reached) -> Critical:
     value = float(tried[best])
     if 0 < best < len(tried) - 1:
         near = np.log(np.clip(tried[[best - 1, best + 1]], tried[1], tried[-2]))
-        finer = optimize.minimize_scalar(lambda log: -_most_probable(seen, np.exp(log))[0], bounds=near)
+        finer = optimize.minimize_scalar(
+            lambda log: -_most_probable(seen, np.exp(log))[0], bounds=near
+        )
         value = float(np.exp(finer.x))
     peak, log_steps, scatter, information = _most_probable(seen, value)
     number = max(information, 3.0)  # as many runs whose steps were known exactly would tell as much
     least = peak - number / 2 * np.log1p(stats.f.ppf(LEVEL, 1, number - 2) / (number - 2))
-    below, above = tried[(likelihoods < least) & (tried < value)], tried[(likelihoods < least) & (tried > value)]
+    below, above = (
+        tried[(likelihoods < least) & (tried < value)],
+        tried[(likelihoods < least) & (tried > value)],
+    )
     low = _end(seen, least, below.max(), value) if len(below) else 0.0
     high = _end(seen, least, above.min(), value) if len(above) else np.inf
     return Critical(value, low, high, float(np.exp(log_steps)), scatter)
@@ -171,7 +206,9 @@ def _end(seen: Reached, least: float, outside: float, inside: float) -> float:
     excess = [_most_probable(seen, np.exp(log))[0] - least for log in ends]
     if excess[0] * excess[1] >= 0:  # it falls beyond the sizes tried
         return float(np.exp(ends[0]))
-    return float(np.exp(optimize.brentq(lambda log: _most_probable(seen, np.exp(log))[0] - least, *ends)))
+    return float(
+        np.exp(optimize.brentq(lambda log: _most_probable(seen, np.exp(log))[0] - least, *ends))
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- own runs
@@ -183,13 +220,20 @@ def of_runs(runs_dir: Path, workload: str, metric: str, error: float) -> dict:
     Raises ValueError with the remedy where there are none, or where they are of several recipes.
     """
     found = records.read_all(runs_dir)
-    chosen = [record for record in found if record["workload"] == workload and record.get("history")]
+    chosen = [
+        record for record in found if record["workload"] == workload and record.get("history")
+    ]
     chosen = [record for record in chosen if record["status"] == "finished"]
     if not chosen:
-        raise ValueError(f"{runs_dir}: no finished run of {workload} with a history; make some of two batch sizes")
+        raise ValueError(
+            f"{runs_dir}: no finished run of {workload} with a history; make some of two batch sizes"
+        )
     check(chosen, metric)
     chosen = _different(chosen)
-    histories, batches = [record["history"] for record in chosen], [_batch(record) for record in chosen]
+    histories, batches = (
+        [record["history"] for record in chosen],
+        [_batch(record) for record in chosen],
+    )
     seen = reached(histories, batches, metric, error)
     answer = critical(seen)
     rows = [_row(seen, size, answer) for size in sorted(set(batches))]
@@ -199,7 +243,9 @@ def of_runs(runs_dir: Path, workload: str, metric: str, error: float) -> dict:
         "metric": metric,
         "error": error,
         "runs": len(chosen),
-        "critical_batch_size": {name: _or_none(getattr(answer, name)) for name in ("value", "low", "high")},
+        "critical_batch_size": {
+            name: _or_none(getattr(answer, name)) for name in ("value", "low", "high")
+        },
         "is_identified": answer.is_identified,
         "steps_min": answer.steps_min if answer.is_identified else None,
         "scatter_of_steps": answer.scatter,
@@ -216,22 +262,30 @@ def check(chosen: list[dict], metric: str) -> None:
             raise ValueError(f"metric: {record['run_id']} has no {metric}; it has {there}")
     first, differ = chosen[0]["config"], set()
     for record in chosen:
-        differ |= {name for name, value in record["config"].items() if value != first.get(name)} - set(MAY_DIFFER)
+        differ |= {
+            name for name, value in record["config"].items() if value != first.get(name)
+        } - set(MAY_DIFFER)
     if differ:
-        raise ValueError(f"runs differ in {', '.join(sorted(differ))}; put those of one recipe into a folder")
+        raise ValueError(
+            f"runs differ in {', '.join(sorted(differ))}; put those of one recipe into a folder"
+        )
     rates: dict[int, set] = {}
     for record in chosen:
         rates.setdefault(_batch(record), set()).add(record["config"]["learning_rate"])
     several = [size for size, values in rates.items() if len(values) > 1]
     if several:
-        raise ValueError(f"global batch size {several[0]}: several learning rates; keep the runs of the best")
+        raise ValueError(
+            f"global batch size {several[0]}: several learning rates; keep the runs of the best"
+        )
 
 
 def _different(chosen: list[dict]) -> list[dict]:
     """Of runs with the same seed and sizes, which are one training made again, the longest."""
     longest: dict[tuple, dict] = {}
     for record in sorted(chosen, key=lambda record: record["history"][-1]["optimizer_steps"]):
-        longest[_batch(record), record["config"]["local_batch_size"], record["config"]["seed"]] = record
+        longest[_batch(record), record["config"]["local_batch_size"], record["config"]["seed"]] = (
+            record
+        )
     return list(longest.values())
 
 
@@ -247,7 +301,11 @@ def _row(seen: Reached, size: int, answer: Critical) -> dict:
     row["steps"] = float(np.median(steps)) if len(steps) else None
     more = None
     if answer.is_identified:  # E / E_min = 1 + B / B_crit
-        more = {"value": 1 + size / answer.value, "low": 1 + size / answer.high, "high": 1 + size / answer.low}
+        more = {
+            "value": 1 + size / answer.value,
+            "low": 1 + size / answer.high,
+            "high": 1 + size / answer.low,
+        }
     return row | {"samples_over_least": more}
 
 

@@ -14,8 +14,17 @@ from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import Work
 
 JUDGED = ("time_h", "energy_kWh", "gpu_hours")
-UNITS = {"time_h": "h", "energy_kWh": "kWh", "gpu_hours": "GPU hours", "global_batch_size": "samples a batch"}
-BEST = {"time_h": "the fastest", "energy_kWh": "the most frugal", "gpu_hours": "the one with the fewest GPU hours"}
+UNITS = {
+    "time_h": "h",
+    "energy_kWh": "kWh",
+    "gpu_hours": "GPU hours",
+    "global_batch_size": "samples a batch",
+}
+BEST = {
+    "time_h": "the fastest",
+    "energy_kWh": "the most frugal",
+    "gpu_hours": "the one with the fewest GPU hours",
+}
 BEST |= {"global_batch_size": "the smallest"}
 
 
@@ -51,12 +60,21 @@ def base_run(made: Calibration, parameters: dict) -> RunConfig:
     """
     for name in ("devices", "local_batch_size", "global_batch_size"):
         if name in parameters:
-            raise ValueError(f"{name}: a plan chooses it; limit it by --devices or --max-global-batch-size")
-    plain = config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1, "seed": 0, "repeat": 0}
+            raise ValueError(
+                f"{name}: a plan chooses it; limit it by --devices or --max-global-batch-size"
+            )
+    plain = config.to_dict(made.config) | {
+        "devices": 1,
+        "accumulation_steps": 1,
+        "seed": 0,
+        "repeat": 0,
+    }
     return config.make(**plain | {"global_batch_size": None} | parameters)
 
 
-def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
+def grid(
+    made: Calibration, run: RunConfig, devices: tuple[int, int] | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Devices and local batch sizes to choose from: parts of a node and whole nodes, powers of two as calibrated.
 
     ``devices``: least and most; without it all that the system has, as far as forecasts were validated.
@@ -70,26 +88,41 @@ def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> 
     predict.check_devices(made.site, most)
     numbers = [n for n in range(least, most + 1) if n < per_node or n % per_node == 0]
     if not numbers:
-        raise ValueError(f"devices: {least}-{most} holds no whole nodes; choose a multiple of {per_node}")
+        raise ValueError(
+            f"devices: {least}-{most} holds no whole nodes; choose a multiple of {per_node}"
+        )
     low, high = made.ranges["local_batch_size"]
     sizes = [size for size in 2 ** np.arange(20) if low <= size <= high] or [int(high)]
     pairs = np.array(np.meshgrid(numbers, sizes)).reshape(2, -1)
     samples = runs.epoch_of(run, made.samples).training_samples
     enough = samples // pairs[0] >= pairs[1] * run.accumulation_steps
     if not enough.any():
-        raise ValueError(f"devices: {samples} samples are too few for {least} devices; choose fewer")
+        raise ValueError(
+            f"devices: {samples} samples are too few for {least} devices; choose fewer"
+        )
     return pairs[0][enough], pairs[1][enough]
 
 
-def make(made: Calibration, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
+def make(
+    made: Calibration, run: RunConfig, devices, local_batch_size, limits: dict[str, float]
+) -> Plan:
     """Judge configurations, arrays of devices and local batch sizes; ``limits``: upper ones of JUDGED and of the batch.
 
     Raises ValueError with the limit that binds and the nearest possible where none meets the limits.
     """
-    work = runs.work(made.site, run, made.samples, made.workers, devices=devices, local_batch_size=local_batch_size)
+    work = runs.work(
+        made.site,
+        run,
+        made.samples,
+        made.workers,
+        devices=devices,
+        local_batch_size=local_batch_size,
+    )
     values = predict.quantities(made, work, runs.loading_workers(run))
     judged = [name for name in JUDGED if made.fit.has_power or name != "energy_kWh"]
-    table = {name: values[name][:, 0] for name in judged} | {"global_batch_size": _global_batch_size(run, work)}
+    table = {name: values[name][:, 0] for name in judged} | {
+        "global_batch_size": _global_batch_size(run, work)
+    }
     meets = _meeting(limits, table)
     if not meets.any():
         raise ValueError(_impossible(limits, table, work))
@@ -107,7 +140,9 @@ def _meeting(limits: dict[str, float], table: dict[str, np.ndarray]) -> np.ndarr
     meets = np.ones(len(table["time_h"]), bool)
     for name, most in limits.items():
         if name not in table:
-            raise ValueError(f"{name}: a fit of the time alone forecasts none; leave this limit out")
+            raise ValueError(
+                f"{name}: a fit of the time alone forecasts none; leave this limit out"
+            )
         meets &= table[name] <= most
     return meets
 
@@ -137,7 +172,11 @@ def _impossible(limits: dict[str, float], table: dict[str, np.ndarray], work: Wo
         held[name] = most
     others = {of: value for of, value in limits.items() if of != name}
     what = f"at most {most:g} {UNITS[name]}"
-    what = f"{what} contradicts {_words(held, 'at most ')}" if (table[name] <= most).any() else f"nothing needs {what}"
+    what = (
+        f"{what} contradicts {_words(held, 'at most ')}"
+        if (table[name] <= most).any()
+        else f"nothing needs {what}"
+    )
     # Where the others contradict each other, too, those before.
     within = others if _meeting(others, table).any() else held
     place = f"within {_words(within)} " if within else ""
@@ -170,8 +209,14 @@ def _choices(best: np.ndarray, table: dict[str, np.ndarray]) -> dict[str, tuple[
     balanced = np.argmin(np.hypot(*far))
     dear, slow = spent[fastest] / spent[frugal] - 1, time_h[frugal] / time_h[fastest]
     reasons = {
-        "fastest": (fastest, f"the least time; it needs {dear:.0%} more {UNITS[cost]} than the most frugal"),
-        "most frugal": (frugal, f"the least {UNITS[cost]}; it takes {slow:.1f} times as long as the fastest"),
+        "fastest": (
+            fastest,
+            f"the least time; it needs {dear:.0%} more {UNITS[cost]} than the most frugal",
+        ),
+        "most frugal": (
+            frugal,
+            f"the least {UNITS[cost]}; it takes {slow:.1f} times as long as the fastest",
+        ),
     }
     more, faster = spent[balanced] / spent[frugal] - 1, time_h[frugal] / time_h[balanced]
     words = f"nearest to both: {faster:.1f} times as fast as the most frugal for {more:.0%} more {UNITS[cost]}"
@@ -181,7 +226,10 @@ def _choices(best: np.ndarray, table: dict[str, np.ndarray]) -> dict[str, tuple[
 
 def as_json(plan: Plan) -> dict:
     """The plan for a program: choices, Pareto set, limits and how it was found."""
-    chosen = {name: row(plan, index) | {"reason": reason} for name, (index, reason) in plan.choices.items()}
+    chosen = {
+        name: row(plan, index) | {"reason": reason}
+        for name, (index, reason) in plan.choices.items()
+    }
     return {
         "workload": plan.made.workload,
         "system": plan.made.site.name,

@@ -56,17 +56,28 @@ def targets(workload: str, site: Site, named: list[str], parameters: dict) -> li
     """
     is_here = site.scheduler == "local"
     of_studies = named or (DEFAULT_STUDIES if is_here and not parameters else [])
-    found = [run for of in studies.find(of_studies, site.name).values() for run in of if run.workload == workload]
+    found = [
+        run
+        for of in studies.find(of_studies, site.name).values()
+        for run in of
+        if run.workload == workload
+    ]
     if named and not found:
-        raise ValueError(f"study: {', '.join(named)} has no run of {workload}; name another study, or none")
+        raise ValueError(
+            f"study: {', '.join(named)} has no run of {workload}; name another study, or none"
+        )
     if not found:
         chosen = {"preset": "smoke" if is_here else "paper", "system": site.name} | parameters
         run = config.make(workload, **chosen)
         if is_here and run.device == "auto":
             run = config.replace(run, device="gpu" if machine.gpus() else "cpu")
         found = [run]
-    distinct = {runs.without_repeats(run): run for run in reversed(found)}  # the first of its repeats
-    return sorted(reversed(distinct.values()), key=lambda run: bool(getattr(run, "initial_run", "")))
+    distinct = {
+        runs.without_repeats(run): run for run in reversed(found)
+    }  # the first of its repeats
+    return sorted(
+        reversed(distinct.values()), key=lambda run: bool(getattr(run, "initial_run", ""))
+    )
 
 
 def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:
@@ -79,7 +90,9 @@ def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:
         sizes.add(max(1, run.local_batch_size // PART_OF_BATCH))
     devices = {1} | {min(one.devices, site.devices_per_node) for one in asked}
     found = []
-    for of_devices, size, batches in itertools.product(sorted(devices), sorted(sizes, reverse=True), BATCHES):
+    for of_devices, size, batches in itertools.product(
+        sorted(devices), sorted(sizes, reverse=True), BATCHES
+    ):
         changed = plain | {"devices": of_devices, "local_batch_size": size}
         if "training_samples" in plain:
             of_a_step = size * of_devices
@@ -97,7 +110,10 @@ def most_samples(run: RunConfig) -> int:
     of_workload = whole.epoch().training_samples
     if of_workload or not manifests.checksum_file(run.dataset, DATA_MANIFESTS).is_file():
         return of_workload or UNKNOWN_SAMPLES
-    return sum(name.startswith("train/") for name in manifests.checksums(run.dataset)) or UNKNOWN_SAMPLES
+    return (
+        sum(name.startswith("train/") for name in manifests.checksums(run.dataset))
+        or UNKNOWN_SAMPLES
+    )
 
 
 def before(run: RunConfig, site: Site, samples: tuple[int, int], known: Calibration | None) -> Fit:
@@ -113,8 +129,12 @@ def before(run: RunConfig, site: Site, samples: tuple[int, int], known: Calibrat
         seen = calibrate.Observations(work, seconds, np.array([np.nan]), ("",))
         given = priors.make(seen, site, run, storage=False)
         if not site.gpu and (operations := run.epoch().operations):
-            sample_s = PASSES_OF_A_SAMPLE * operations / (CORE_OPERATIONS_PER_S * run.threads_per_device)
-            given["tau"] = Prior(sample_s, SPREAD_OF_CORES, "operations of the network, on a core as many know it")
+            sample_s = (
+                PASSES_OF_A_SAMPLE * operations / (CORE_OPERATIONS_PER_S * run.threads_per_device)
+            )
+            given["tau"] = Prior(
+                sample_s, SPREAD_OF_CORES, "operations of the network, on a core as many know it"
+            )
         covariance = np.diag([prior.spread**2 for prior in given.values()])
     point = calibrate.to_point({name: prior.centre for name, prior in given.items()})
     errors, freedom = np.full(2, priors.error(site)), np.full(2, calibrate.ERROR_WEIGHT)
@@ -139,7 +159,9 @@ class Options:
 def options(asked: list[RunConfig], site: Site, samples: tuple[int, int]) -> Options:
     """What there is to choose from for runs on a system."""
     workers, short = runs.loading_workers(asked[0]), candidates(asked, site)
-    return Options(short, runs.works(site, short, samples, workers), runs.works(site, asked, samples, workers))
+    return Options(
+        short, runs.works(site, short, samples, workers), runs.works(site, asked, samples, workers)
+    )
 
 
 def _times_s(found: Fit, precision: np.ndarray, works: Work) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +170,14 @@ def _times_s(found: Fit, precision: np.ndarray, works: Work) -> tuple[np.ndarray
     return times_s, times_s * np.exp(spreads(found, np.linalg.inv(precision), works))
 
 
-def best(found: Fit, precision: np.ndarray, among: Options, done: list[RunConfig], most_s: float, start_s: float):
+def best(
+    found: Fit,
+    precision: np.ndarray,
+    among: Options,
+    done: list[RunConfig],
+    most_s: float,
+    start_s: float,
+):
     """The probe that leaves the forecasts least uncertain, and the precision after it; None where none fits.
 
     ``precision``: inverse covariance of the parameters, of what is known so far. ``most_s``: seconds that a probe may
@@ -157,7 +186,10 @@ def best(found: Fit, precision: np.ndarray, among: Options, done: list[RunConfig
     chosen = None
     times_s, longest_s = _times_s(found, precision, among.works)
     errors = np.hypot(found.errors[:, None], ONCE_S / times_s)
-    slopes = calibrate.jacobian(found.priors, found.point, among.works, found.reading) / errors[..., None]
+    slopes = (
+        calibrate.jacobian(found.priors, found.point, among.works, found.reading)
+        / errors[..., None]
+    )
     slopes = slopes if found.has_power else slopes[:1]
     for index, run in enumerate(among.runs):
         if start_s + longest_s[index] > most_s or run in done:
@@ -169,7 +201,15 @@ def best(found: Fit, precision: np.ndarray, among: Options, done: list[RunConfig
     return chosen
 
 
-def _next(found: Fit, precision: np.ndarray, among: Options, probes: list[Probe], left_s, start_s, most: int):
+def _next(
+    found: Fit,
+    precision: np.ndarray,
+    among: Options,
+    probes: list[Probe],
+    left_s,
+    start_s,
+    most: int,
+):
     """The best probe after others; the first, of which least is known, takes its share of the time if one can."""
     done, share_s = [probe.run for probe in probes], left_s if probes else left_s / most
     in_share = best(found, precision, among, done, share_s, start_s)
@@ -179,7 +219,9 @@ def _next(found: Fit, precision: np.ndarray, among: Options, probes: list[Probe]
 def expect(found: Fit, among: Options, minutes: float, most: int = MOST) -> list[Probe]:
     """The probes that would be made one after the other, by what is known now; ValueError where fewer than two fit."""
     if len(among.runs) < FEWEST:
-        raise ValueError("probe: the run is too small for two short ones that differ; forecast one with more samples")
+        raise ValueError(
+            "probe: the run is too small for two short ones that differ; forecast one with more samples"
+        )
     probes, enough = _in_minutes(found, among, minutes, most), minutes
     if len(probes) >= FEWEST:
         return probes
@@ -222,14 +264,22 @@ def make_here(
         start_s = max(0.0, time.monotonic() - at - record["training_time_s"])
         among = options(asked, site, seen.samples)
         found = calibrate.fit(
-            seen.observations, at_first.priors, at_first.reading, at_first.prior_covariance, priors.error(site)
+            seen.observations,
+            at_first.priors,
+            at_first.reading,
+            at_first.prior_covariance,
+            priors.error(site),
         )
     if len(probes) < FEWEST:
         done = [probe.run for probe in probes]
         _, longest_s = _times_s(found, np.linalg.inv(found.covariance), among.works)
-        another_s = min(seconds for run, seconds in zip(among.runs, longest_s, strict=True) if run not in done)
+        another_s = min(
+            seconds for run, seconds in zip(among.runs, longest_s, strict=True) if run not in done
+        )
         needed = (time.monotonic() - begun + start_s + another_s) // SECONDS_OF_A_MINUTE + 1
-        raise ValueError(f"minutes: {minutes:g} are too few for two probes here; give {needed:.0f}; what is made stays")
+        raise ValueError(
+            f"minutes: {minutes:g} are too few for two probes here; give {needed:.0f}; what is made stays"
+        )
     return probes
 
 
@@ -248,22 +298,43 @@ def as_json(probes: list[Probe]) -> list[dict]:
     names = ("devices", "local_batch_size", "training_samples", "epochs")
     rows = []
     for probe in probes:
-        row = {"run_id": config.run_id(probe.run)} | {n: getattr(probe.run, n) for n in names if hasattr(probe.run, n)}
-        rows.append(row | {"expected_s": probe.seconds, "relative_spread_after": probe.spread_after})
+        row = {"run_id": config.run_id(probe.run)} | {
+            n: getattr(probe.run, n) for n in names if hasattr(probe.run, n)
+        }
+        rows.append(
+            row | {"expected_s": probe.seconds, "relative_spread_after": probe.spread_after}
+        )
     return rows
 
 
-def hand_over(probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir: Path, like: Path | None) -> None:
+def hand_over(
+    probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir: Path, like: Path | None
+) -> None:
     """Submit the probes as batch jobs, as a study of one's own, and say what then fits and forecasts."""
     of, build = f"{asked[0].workload}_{site.name}", REPOSITORY / "build"
     study, goal, fit = build / f"probe_{of}.py", build / f"asked_{of}.py", build / f"fit_{of}.json"
     _write_study(study, [probe.run for probe in probes])
     _write_study(goal, asked)
-    given = dict(studies=[str(study)], system=site.file, runs_dir=runs_dir, dry_run=False, limit=None, yes=False)
+    given = dict(
+        studies=[str(study)],
+        system=site.file,
+        runs_dir=runs_dir,
+        dry_run=False,
+        limit=None,
+        yes=False,
+    )
     given |= dict(minutes=None, sbatch=[])
     if submit.main(argparse.Namespace(**given)):
         return
-    words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload, "--system", site.file]
+    words = [
+        "fit",
+        "--runs-dir",
+        runs_dir.absolute(),
+        "--workload",
+        asked[0].workload,
+        "--system",
+        site.file,
+    ]
     words += ["--like", like.absolute()] if like else []
     print("when the jobs are done, these fit and forecast:")
     for command in ([*words, "--out", fit], ["predict", goal, "--fit", fit]):
@@ -274,12 +345,16 @@ def _write_study(path: Path, asked: list[RunConfig]) -> None:
     """Write runs as a study of one's own, which ``energynn submit`` and ``energynn forecast predict`` take."""
     lines = ["from energynn import config", "", "", "def study(system):", "    runs = []"]
     for run in asked:
-        lines.append(f"    runs.append(config.from_dict({config.to_dict(run)!r} | dict(system=system)))")
+        lines.append(
+            f"    runs.append(config.from_dict({config.to_dict(run)!r} | dict(system=system)))"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join([*lines, "    return runs", ""]))
 
 
-def outcome(probes: list[Probe], runs_dir: Path, asked: list[RunConfig], site: Site, known=None) -> dict:
+def outcome(
+    probes: list[Probe], runs_dir: Path, asked: list[RunConfig], site: Site, known=None
+) -> dict:
     """The forecasts of runs by the fit to probes that were made, the facts beside them, and the median error.
 
     A fact is the mean of a configuration's valid repeats, where there are any; errors are those of the time, in %.
@@ -288,7 +363,9 @@ def outcome(probes: list[Probe], runs_dir: Path, asked: list[RunConfig], site: S
     rows = predict.rows(calibration.make(seen, known.fits if known else None), asked)
     facts = runs.times_s(runs_dir, asked[0].workload, site.name, names(probes))
     for run, row in zip(asked, rows, strict=True):
-        row |= {name: getattr(run, name) for name in ("stage", "training_samples") if hasattr(run, name)}
+        row |= {
+            name: getattr(run, name) for name in ("stage", "training_samples") if hasattr(run, name)
+        }
         taken_s = facts.get(runs.without_repeats(run), [])
         row |= {"measured_runs": len(taken_s), "measured_time_h": None, "error_percent": None}
         if taken_s:
@@ -296,4 +373,8 @@ def outcome(probes: list[Probe], runs_dir: Path, asked: list[RunConfig], site: S
             row["error_percent"] = 100 * (row["time_h"]["value"] / row["measured_time_h"] - 1)
     errors = [abs(row["error_percent"]) for row in rows if row["measured_runs"]]
     made_s = float(np.sum(seen.observations.time_s))
-    return {"training_s": made_s, "median_error_percent": float(np.median(errors)) if errors else None, "rows": rows}
+    return {
+        "training_s": made_s,
+        "median_error_percent": float(np.median(errors)) if errors else None,
+        "rows": rows,
+    }

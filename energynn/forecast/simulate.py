@@ -21,10 +21,17 @@ from energynn.reading import json_or_nothing
 METHOD = "Nobody made this run: time and powers are those of a model (energynn forecast simulate), with its scatter."
 READINGS_OF_A_RUN = 64  # power does not vary in the model; a record asks for 60 at least
 BEGIN_NS = 1_000_000_000
-AT_REST = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}  # what a sampler says last
+AT_REST = {
+    "missed_deadlines": 0,
+    "thread_cpu_s": 0.0,
+    "process_cpu_s": 0.0,
+    "ended": True,
+}  # what a sampler says last
 
 
-def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[str], None]) -> list[Path]:
+def write(
+    made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[str], None]
+) -> list[Path]:
     """Write a run folder with a record for each run below ``out``; returns the folders.
 
     The scatter of a run follows from its name, so that a second call makes the same. A folder that is there is made
@@ -32,7 +39,9 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
     where the fit has no powers, or where one of the runs cannot be.
     """
     if not made.fit.has_power:
-        raise ValueError("fit: of the time alone; records need energies, fit runs with measured ones")
+        raise ValueError(
+            "fit: of the time alone; records need energies, fit runs with measured ones"
+        )
     asked = [config.from_dict(config.to_dict(run) | {"system": made.site.name}) for run in asked]
     works = [predict.checked_work(made, run) for run in asked]
     folders = []
@@ -44,7 +53,9 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
         record = records.build(folder, "finished", "")
         if not record["valid"]:
             why = [*record["flags"], *record["invalid_reasons"]][0]
-            raise ValueError(f"{folder}: {why}; correct the powers in the system's file and fit again")
+            raise ValueError(
+                f"{folder}: {why}; correct the powers in the system's file and fit again"
+            )
         folders.append(folder)
         advance(1)
     return folders
@@ -52,7 +63,9 @@ def write(made: Calibration, asked: list[RunConfig], out: Path, tell: Callable[[
 
 def _make_room(folder: Path) -> None:
     is_simulated = json_or_nothing(folder / "run.json").get("launcher") == "simulated"
-    if any(folder.glob("[!.]*")) and not is_simulated:  # a call that was killed early leaves an empty folder
+    if (
+        any(folder.glob("[!.]*")) and not is_simulated
+    ):  # a call that was killed early leaves an empty folder
         raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
     if folder.exists():
         shutil.rmtree(folder)
@@ -62,7 +75,9 @@ def _make_room(folder: Path) -> None:
 def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> None:
     """The raw files of one run: intent, events of all ranks, and samples of each node."""
     time_s, watts = _drawn(made, run, work)
-    host_of_rank = {rank: f"node{rank // made.site.devices_per_node:03}" for rank in range(run.devices)}
+    host_of_rank = {
+        rank: f"node{rank // made.site.devices_per_node:03}" for rank in range(run.devices)
+    }
     write_json(folder / "run.json", _intent(made, run))
     end_ns = BEGIN_NS + round(time_s * 1e9)
     events = [json.dumps(event) + "\n" for event in _events(made, run, work, host_of_rank, end_ns)]
@@ -70,7 +85,12 @@ def _write_run(made: Calibration, run: RunConfig, work: Work, folder: Path) -> N
     moments_ns = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).round().astype(int).tolist()
     on_node = Counter(host_of_rank.values())
     for number, (host, in_use) in enumerate(on_node.items()):
-        header = {"header": "energynn-samples/1", "host": host, "pid": number, "period_s": time_s / READINGS_OF_A_RUN}
+        header = {
+            "header": "energynn-samples/1",
+            "host": host,
+            "pid": number,
+            "period_s": time_s / READINGS_OF_A_RUN,
+        }
         sensors = [_sensor("gpu", str(device)) for device in range(in_use)]
         sensors += [_sensor(component, "all") for component in watts if component != "gpu"]
         gpu_W, *host_W = watts.values()
@@ -94,12 +114,20 @@ def _drawn(made: Calibration, run: RunConfig, work: Work) -> tuple[float, dict[s
         cpu_W, ram_W = powers["host"], np.array([np.nan])
     watts = {"cpu": float(cpu_W[0]), "ram": float(ram_W[0])}
     watts = {component: W for component, W in watts.items() if np.isfinite(W)}
-    return float(sum(times.values())[0] * scatter[0]), {"gpu": total_W - sum(watts.values()), **watts}
+    return float(sum(times.values())[0] * scatter[0]), {
+        "gpu": total_W - sum(watts.values()),
+        **watts,
+    }
 
 
 def _intent(made: Calibration, run: RunConfig) -> dict:
     plain = config.to_dict(run)
-    machine = {"hostname": "simulated", "cpu": "simulated", "sockets": made.site.sockets_per_node, "gpus": []}
+    machine = {
+        "hostname": "simulated",
+        "cpu": "simulated",
+        "sockets": made.site.sockets_per_node,
+        "gpus": [],
+    }
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -116,7 +144,9 @@ def _intent(made: Calibration, run: RunConfig) -> dict:
     }
 
 
-def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[int, str], end_ns: int) -> list[dict]:
+def _events(
+    made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[int, str], end_ns: int
+) -> list[dict]:
     epoch = runs.epoch_of(run, made.samples)
     steps = int(work.updates[0]) * run.epochs
     evaluated = epoch.validation_samples
@@ -131,14 +161,23 @@ def _events(made: Calibration, run: RunConfig, work: Work, host_of_rank: dict[in
     begin, end = ({"t_mono_ns": at, "t_wall_ns": at} for at in (BEGIN_NS, end_ns))
     events = []
     for rank, host in host_of_rank.items():
-        events.append(begin | {"event": "rank_start", "rank": rank, "host": host, "device": "simulated"})
-        events.append(begin | {"event": "training_start", "rank": rank, "dataset_samples": epoch.training_samples})
+        events.append(
+            begin | {"event": "rank_start", "rank": rank, "host": host, "device": "simulated"}
+        )
+        events.append(
+            begin
+            | {"event": "training_start", "rank": rank, "dataset_samples": epoch.training_samples}
+        )
         events.append(end | {"event": "training_end", "rank": rank, "metrics": {}, **counts})
         events.append(end | {"event": "rank_end", "rank": rank, "status": "finished"})
     return events
 
 
 def _sensor(component: str, device: str) -> dict:
-    known = dict(id=f"{component}_{device}_simulated", component=component, device=device, kind="power")
-    known |= dict(provenance="simulated", to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None)
+    known = dict(
+        id=f"{component}_{device}_simulated", component=component, device=device, kind="power"
+    )
+    known |= dict(
+        provenance="simulated", to_SI=1.0, wraps_at=None, primary=True, checks=None, update_s=None
+    )
     return known | dict(model=None, notes={})
