@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from energynn import config, published_values, records, studies
@@ -15,56 +15,55 @@ from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
 from energynn.files import shipped
-from energynn.forecast import model
-from energynn.forecast.model import Work
+from energynn.forecast.model import Work, together
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-ENERGIES = {f"energy_{component}_J" for component in COMPONENTS}
 WATTS_KNOWN = {"measured", "simulated"}  # an energy estimated from time says nothing of power
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
 
-@dataclass(frozen=True)
-class Runs:
-    """Configurations of a workload on a system and what they took; repeats as their mean.
+class Runs(msgspec.Struct, frozen=True, dict=True):
+    """Configurations of a workload on a system and what they took, repeats as their mean.
 
-    time_s: of the training; power_W: of one GPU with its part of a node, NaN: not known; both
-    (configurations,). repeats: of each. series: those of the study that have it. samples: of the
-    training and of the validation data. watts: mean power of a node's CPUs and memory, where
-    measured. notes: what was left out. like: runs on another system, which give the priors.
+    times_s: of the training; powers_W: of one GPU with its part of a node, None: not known.
+    series: those of the study that have it. samples: of the training and of the validation data.
+    watts: mean power of a node's CPUs and memory, where measured. notes: what was left out. like:
+    runs on another system, which give the priors.
     """
 
     workload: str
     site: Site
-    configs: list[RunConfig]
-    time_s: np.ndarray
-    power_W: np.ndarray
+    plain: list[dict]
+    times_s: list[float]
+    powers_W: list[float | None]
     repeats: list[int]
     series: list[str]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
-    watts: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    watts: dict[str, float] = {}
+    notes: list[str] = []
     like: Runs | None = None
 
     def __len__(self) -> int:
-        return len(self.configs)
+        return len(self.plain)
 
-    @property
-    def workers(self) -> int:
-        """Loader processes of these runs."""
-        return loading_workers(self.configs[0])
-
-    @property
-    def are_single(self) -> bool:
-        """Whether each was made once, so that nothing tells how far jobs scatter."""
-        return max(self.repeats) == 1
+    @cached_property
+    def configs(self) -> list[RunConfig]:
+        return [config.from_dict(plain) for plain in self.plain]
 
     @cached_property
     def work(self) -> Work:
-        return works(self.site, self.configs, self.samples, self.workers)
+        return works(self, self.configs)
+
+    @property
+    def time_s(self) -> np.ndarray:
+        return np.array(self.times_s)
+
+    @property
+    def power_W(self) -> np.ndarray:
+        return np.array(self.powers_W, float)
 
     @property
     def longest(self) -> RunConfig:
@@ -73,40 +72,10 @@ class Runs:
 
     def only(self, chosen: np.ndarray) -> Runs:
         """The runs of a mask."""
-        where = np.flatnonzero(chosen)
-        lists = {name: [getattr(self, name)[i] for i in where] for name in OF_EACH}
-        arrays = {"time_s": self.time_s[where], "power_W": self.power_W[where]}
-        return dataclasses.replace(self, **lists, **arrays)
-
-    def ranges(self) -> dict[str, tuple[float, float]]:
-        """Least and greatest of what varied."""
-        work = self.work
-        varied = {"devices": work.devices, "nodes": work.nodes}
-        varied |= {"local_batch_size": work.local_batch_size, "samples of a device": work.trained}
-        varied["accumulation_steps"] = np.array([run.accumulation_steps for run in self.configs])
-        return {name: (float(of.min()), float(of.max())) for name, of in varied.items()}
-
-
-OF_EACH = ("configs", "repeats", "series")
-
-
-def to_dict(seen: Runs) -> dict:
-    """Runs as JSON values, which ``from_dict`` takes."""
-    plain = {each.name: getattr(seen, each.name) for each in dataclasses.fields(seen)}
-    plain |= {"site": dataclasses.asdict(seen.site) | {"file": ""}}
-    plain |= {"configs": [config.to_dict(run) for run in seen.configs]}
-    plain |= {"time_s": seen.time_s.tolist(), "samples": list(seen.samples)}
-    plain |= {"power_W": [None if np.isnan(W) else W for W in seen.power_W.tolist()]}
-    return plain | {"like": to_dict(seen.like) if seen.like else None}
-
-
-def from_dict(plain: dict) -> Runs:
-    """Runs from what ``to_dict`` made of them."""
-    plain = plain | {"site": systems.from_dict(plain["site"])}
-    plain |= {"configs": [config.from_dict(run) for run in plain["configs"]]}
-    plain |= {name: np.array(plain[name], float) for name in ("time_s", "power_W")}
-    plain |= {"samples": tuple(plain["samples"])}
-    return Runs(**plain | {"like": from_dict(plain["like"]) if plain["like"] else None})
+        where, changed = np.flatnonzero(chosen), {}
+        for name in ("plain", "times_s", "powers_W", "repeats", "series"):
+            changed[name] = [getattr(self, name)[index] for index in where]
+        return msgspec.structs.replace(self, **changed)
 
 
 def loading_workers(run: RunConfig) -> int:
@@ -121,50 +90,47 @@ def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
 
 
-def work(
-    site: Site, run: RunConfig, samples: tuple[int, int], workers: int, **grid: np.ndarray
-) -> Work:
-    """What one GPU does in a run on a system, (1,).
+def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> Work:
+    """What one GPU does in a run on the system of others, (1,).
 
-    workers: of the fitted runs' loaders. grid: arrays of devices and local_batch_size instead.
+    devices, local_batch_size: arrays instead of those of the run.
     """
-    devices = np.atleast_1d(grid.get("devices", run.devices)).astype(float)
-    local_size = grid.get("local_batch_size", run.local_batch_size)
-    local_size = np.broadcast_to(local_size, devices.shape).astype(float)
-    epoch, own_workers = epoch_of(run, samples), loading_workers(run)
+    site, epoch, workers = seen.site, epoch_of(run, seen.samples), loading_workers(run)
+    devices = np.atleast_1d(run.devices if devices is None else devices).astype(float)
+    size = run.local_batch_size if local_batch_size is None else local_batch_size
+    size = np.broadcast_to(size, devices.shape).astype(float)
     nodes = np.ceil(devices / site.devices_per_node)
     trained = epoch.training_samples // devices
     over_training = 2 if epoch.evaluates_training_set else 1
     evaluated = epoch.validation_samples // devices + (over_training - 1) * trained
     passes = over_training + bool(epoch.validation_samples)
-    if run.persistent_workers and own_workers:
+    if run.persistent_workers and workers:
         passes = passes / run.epochs
-    waiting = bool(own_workers)  # without workers nothing is fetched ahead, and nothing waited for
-    if workers > 1 and own_workers:
-        waiting = (own_workers - 1) / (workers - 1)
+    waiting = bool(workers)  # without workers nothing is fetched ahead, and nothing waited for
+    if workers and (usual := loading_workers(seen.configs[0])) > 1:
+        waiting = (workers - 1) / (usual - 1)
     GB_per_s = np.where(nodes > 1, site.link_GB_per_s, site.gpu_link_GB_per_s)
-    gradients_GB = epoch.gradient_bytes / BYTES_PER_GB
-    known = np.where(GB_per_s > 0, GB_per_s, np.inf)  # `outside` says where it is not
+    GB_per_s = np.where(GB_per_s > 0, GB_per_s, np.inf)  # `outside` says where it is not known
     ones = np.ones(devices.shape)
     return Work(
         devices=devices,
         nodes=nodes,
         devices_of_node=devices / nodes,
         is_full=(devices >= site.devices_per_node).astype(float),
-        local_batch_size=local_size,
+        local_batch_size=size,
         epochs=run.epochs * ones,
         trained=trained * epoch.forward_steps,
         evaluated=evaluated * epoch.forward_steps,
         passes=passes * ones,
-        filled=waiting * over_training * np.minimum(local_size, trained),
-        updates=trained // (local_size * run.accumulation_steps),
-        allreduce_s=2 * (devices - 1) / devices * gradients_GB / known,
+        filled=waiting * over_training * np.minimum(size, trained),
+        updates=trained // (size * run.accumulation_steps),
+        allreduce_s=2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
     )
 
 
-def works(site: Site, asked: list[RunConfig], samples: tuple[int, int], workers: int) -> Work:
+def works(seen: Runs, asked: list[RunConfig]) -> Work:
     """What one GPU does in each of several runs."""
-    return model.together([work(site, run, samples, workers) for run in asked])
+    return together([work(seen, run) for run in asked])
 
 
 # ------------------------------------------------------------------------------------ published
@@ -177,36 +143,8 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
 
     With ``max_devices`` they stand alone. Raises ValueError where nothing is published.
     """
-    seen = _published(workload, site)
-    if np.isfinite(max_devices):
-        few = seen.work.devices <= max_devices
-        if not few.any():
-            fewest = int(seen.work.devices.min())
-            raise ValueError(f"max-devices: nothing is published with so few; give {fewest}")
-        return seen.only(few)
-    for path in sorted(shipped("systems").glob("*.toml")):
-        there = systems.site(path.stem)
-        if there.published_as not in ("", site.published_as):
-            try:
-                return dataclasses.replace(seen, like=_published(workload, there))
-            except ValueError:  # nothing is published of this workload there
-                continue
-    return seen
-
-
-def _published(workload: str, site: Site) -> Runs:
-    known = defaultdict(dict)
-    for row in published_values.rows():
-        asked = ("measurement", workload, site.published_as)
-        if (row["kind"], row["workload"], row["device_name"]) == asked:
-            key = tuple(row[name] for name in ("stage", *PRINTED))
-            sizes = {name: int(row[name] or 0) for name in PRINTED}  # 0: the row has none
-            facts = {"series": row["series"], "repeats": int(row["repeats"] or 1)}
-            known[key] |= {row["quantity"]: float(row["value"]), **facts, **sizes}
-    rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
-    full_length = max((row["epochs"] for row in rows), default=0)
-    rows = [row for row in rows if row["epochs"] == full_length]
-    if not site.published_as or not rows:
+    rows = [row for row in _rows(workload, site) if row["devices"] <= max_devices]
+    if not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
             "(--runs-dir), or choose resnet50 or fourcastnet on horeka-a100, or fourcastnet on "
@@ -214,19 +152,36 @@ def _published(workload: str, site: Site) -> Runs:
         )
     planned = [run for study in studies.PAPER.values() for run in study(site.name)]
     planned = [run for run in planned if run.workload == workload]
-    devices, gpu_hours, energy_kWh = np.array(
-        [[row[name] for row in rows] for name in ("devices", "gpu_hours", "energy_total")]
-    )
+    like = None
+    for path in sorted(shipped("systems").glob("*.toml")) if np.isinf(max_devices) else ():
+        there = systems.site(path.stem)
+        if there.published_as != site.published_as and _rows(workload, there):
+            like = msgspec.structs.replace(published(workload, there, 1e9), like=None)
     return Runs(
         workload=workload,
-        site=site,
-        configs=[_configuration(planned, row) for row in rows],
-        time_s=gpu_hours / devices * SECOND_PER_HOUR,
-        power_W=energy_kWh / gpu_hours * 1000,
+        site=dataclasses.replace(site, file=""),
+        plain=[config.to_dict(_configuration(planned, row)) for row in rows],
+        times_s=[row["gpu_hours"] / row["devices"] * SECOND_PER_HOUR for row in rows],
+        powers_W=[row["energy_total"] / row["gpu_hours"] * 1000 for row in rows],
         repeats=[row["repeats"] for row in rows],
         series=[row["series"] for row in rows],
         provenance="published",
+        like=like,
     )
+
+
+def _rows(workload: str, site: Site) -> list[dict]:
+    """Published runs of full length with time and energy; sizes are 0 where a row has none."""
+    known = defaultdict(dict)
+    asked = ("measurement", workload, site.published_as)
+    for row in published_values.rows():
+        if (row["kind"], row["workload"], row["device_name"]) == asked and site.published_as:
+            sizes = {name: int(row[name] or 0) for name in PRINTED}
+            facts = {"series": row["series"], "repeats": int(row["repeats"] or 1)}
+            key = (row["stage"], *sizes.values())
+            known[key] |= {row["quantity"]: float(row["value"]), **facts, **sizes}
+    rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
+    return [row for row in rows if row["epochs"] == max(each["epochs"] for each in rows)]
 
 
 def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
@@ -241,63 +196,62 @@ def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
 # ------------------------------------------------------------------------------------------ own
 
 
+def valid(runs_dir: Path, site: Site) -> list[dict]:
+    """The valid records of trainings on a system."""
+    found = [record for record in records.read_all(runs_dir) if record["system"] == site.name]
+    return [record for record in found if record["valid"] and "training_time_s" in record]
+
+
 def own(
-    runs_dir: Path,
-    workload: str,
-    site: Site,
-    max_devices: float = np.inf,
-    run_ids: set[str] | None = None,
+    found: list[dict], workload: str, site: Site, max_devices: float = np.inf, like=None
 ) -> Runs:
-    """The valid records of a workload on a system, all or some; powers only where measured.
+    """Runs from records of a workload; powers only where measured.
 
     Raises ValueError with the remedy where there are none, or they do not belong together.
     """
-    found = [of for of in records.read_all(runs_dir) if of["valid"] and "training_time_s" in of]
-    chosen = [of for of in found if (of["workload"], of["system"]) == (workload, site.name)]
-    chosen = [of for of in chosen if of["devices"] <= max_devices]
-    chosen = [of for of in chosen if run_ids is None or of["run_id"] in run_ids]
+    chosen = [of for of in found if of["workload"] == workload and of["devices"] <= max_devices]
     if not chosen:
-        there = sorted({f"{of['workload']} on {of['system']}" for of in found})
+        there = ", ".join(sorted({of["workload"] for of in found})) or "none"
         few = f" on at most {max_devices} devices" if np.isfinite(max_devices) else ""
-        what = f"no valid run of {workload} on {site.name}{few}"
-        raise ValueError(f"{runs_dir}: {what}; there are {', '.join(there) or 'none'}")
-    _require_alike(chosen, runs_dir)
-    if site.scheduler == "local" and chosen[0]["launcher"] != "simulated":
-        site = here(site, chosen[0]["machine"], chosen[0]["device_kind"] == "gpu")
+        raise ValueError(f"no valid run of {workload} on {site.name}{few}; there are {there}")
+    if len(several := {recipe(of) for of in chosen}) > 1:
+        raise ValueError(f"runs of several devices, stages or data: {several}; fit those of one")
+    site, first = dataclasses.replace(site, file=""), chosen[0]
+    if site.scheduler == "local" and first["launcher"] != "simulated":
+        site = here(site, first["machine"], first["device_kind"] == "gpu")
     grouped = defaultdict(list)
     for record in chosen:
         grouped[without_repeats(as_made(record))].append(record)
-    groups, configs = list(grouped.values()), list(grouped)
-    notes, watts = _why_no_watts(chosen), {}
-    power_W = [_mean(group, "mean_power_total_W") / group[0]["devices"] for group in groups]
-    if notes:
-        power_W = [np.nan] * len(groups)
-    else:
-        parts = [part for part in ("cpu", "ram") if f"energy_{part}_J" in chosen[0]]
-        watts = {part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in parts}
-    simulated = any(of.get("energy_total_provenance") == "simulated" for of in chosen)
+    groups = list(grouped.values())
+    parts = {tuple(part for part in COMPONENTS if f"energy_{part}_J" in of) for of in chosen}
+    provenances = {of.get("energy_total_provenance", "missing") for of in chosen}
+    has_watts = provenances <= WATTS_KNOWN and len(parts) == 1
+    watts, powers_W = {}, [None] * len(groups)
+    if has_watts:
+        of_host = [part for part in parts.pop() if part != "gpu"]
+        watts = {part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host}
+        powers_W = [_mean(group, "mean_power_total_W", "devices") for group in groups]
+    unknown = f"energies are {', '.join(provenances)}, or of several parts: times alone are fitted"
     return Runs(
         workload=workload,
         site=site,
-        configs=configs,
-        time_s=np.array([_mean(group, "training_time_s") for group in groups]),
-        power_W=np.array(power_W),
+        plain=[config.to_dict(run) for run in grouped],
+        times_s=[_mean(group, "training_time_s") for group in groups],
+        powers_W=powers_W,
         repeats=[len(group) for group in groups],
         series=[""] * len(groups),
-        samples=_samples(chosen[0], configs[0]),
-        provenance="simulated" if simulated else "measured",
+        samples=_samples(first, as_made(first)),
+        provenance="simulated" if "simulated" in provenances else "measured",
         watts=watts,
-        notes=notes,
+        notes=[] if has_watts else [unknown],
+        like=like,
     )
 
 
-def _require_alike(chosen: list[dict], runs_dir: Path) -> None:
-    kinds = (("devices", "device_name"), ("stages", "stage"), ("data sets", "dataset"))
-    for name, of in kinds:
-        values = {str(record.get(of) or record["config"].get(of, "")) for record in chosen}
-        if len(values) > 1:
-            several = f"runs of several {name}, {', '.join(sorted(values))}"
-            raise ValueError(f"{runs_dir}: {several}; put those of one into a folder")
+def recipe(record: dict) -> tuple[str, ...]:
+    """What runs share that one fit is made of."""
+    plain = record["config"]
+    return plain["workload"], plain.get("stage", ""), plain["dataset"], record["device_name"]
 
 
 def as_made(record: dict) -> RunConfig:
@@ -306,59 +260,33 @@ def as_made(record: dict) -> RunConfig:
     Of an earlier version, too: what that did not have is as it is by default.
     """
     plain = record["config"]
-    known = set(config.types(type(config.make(plain["workload"]))))
+    known = config.types(type(config.make(plain["workload"])))
     made = {name: value for name, value in plain.items() if name in known}
     return config.make(**made | {"device": "gpu" if record["device_kind"] == "gpu" else "cpu"})
 
 
 def without_repeats(run: RunConfig) -> RunConfig:
     """The configuration that a run's repeats share."""
-    return config.replace(
-        run, **{name: same for name, same in ONE_OF_MANY.items() if hasattr(run, name)}
-    )
-
-
-def times_s(
-    runs_dir: Path, workload: str, system: str, but: set[str]
-) -> dict[RunConfig, list[float]]:
-    """Training times of valid records by what their repeats share; ``but``: names left out."""
-    found = defaultdict(list)
-    for record in records.read_all(runs_dir):
-        is_asked = (record["workload"], record["system"]) == (workload, system) and record[
-            "run_id"
-        ] not in but
-        if is_asked and record["valid"]:
-            found[without_repeats(as_made(record))].append(record["training_time_s"])
-    return found
+    same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
+    return config.replace(run, **same)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
-    """This machine, one node, with as many devices as it has, which its file does not know.
+    """This machine, one node with as many devices as it has: ``machine`` as a record has it.
 
-    Cores are no GPU, and share their gradients through memory: ``machine`` as a record has it.
+    Cores are no GPU, and share their gradients through memory.
     """
+    number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
+    site = dataclasses.replace(site, nodes=1, devices_per_node=number)
     if on_gpu:
-        return dataclasses.replace(site, nodes=1, devices_per_node=max(len(machine["gpus"]), 1))
-    site = dataclasses.replace(site, nodes=1, devices_per_node=max(machine["cores"], 1), gpu="")
-    return dataclasses.replace(site, gpu_link_GB_per_s=site.gpu_link_GB_per_s or MEMORY_GB_PER_S)
-
-
-def _why_no_watts(chosen: list[dict]) -> list[str]:
-    """Why only times are fitted; nothing where all energies are known, of the same components."""
-    provenances = {record.get("energy_total_provenance", "missing") for record in chosen}
-    components = {frozenset(ENERGIES & record.keys()) for record in chosen}
-    if not provenances <= WATTS_KNOWN:
-        return [f"energies are {', '.join(sorted(provenances))}: a fit of the time alone"]
-    return (
-        ["energies are of different components: a fit of the time alone"]
-        if len(components) > 1
-        else []
-    )
+        return site
+    link_GB_per_s = site.gpu_link_GB_per_s or MEMORY_GB_PER_S
+    return dataclasses.replace(site, gpu="", gpu_link_GB_per_s=link_GB_per_s)
 
 
 def _mean(group: list[dict], name: str, per: str = "") -> float:
-    """Geometric mean of a field over runs, NaN where one has none; ``per``: divided by another field."""
-    values = [record.get(name, np.nan) / (record[per] if per else 1) for record in group]
+    """Geometric mean of a field over runs; ``per``: divided by another field."""
+    values = [record[name] / (record[per] if per else 1) for record in group]
     return float(np.exp(np.mean(np.log(values))))
 
 
