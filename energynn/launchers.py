@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from energynn.files import INSTALL
 
 SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
-PYTHON_VARIABLE = "ENERGYNN_PYTHON"  # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
-LABELS_VARIABLE = "ENERGYNN_LABELS"  # set where ranks label their lines by themselves
+PYTHON_VARIABLE = (
+    "ENERGYNN_PYTHON"  # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
+)
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
 LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
@@ -41,18 +39,27 @@ class Variables:
     def are_set(self) -> bool:
         """Whether this launcher has started this process."""
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
-            return False  # the batch script itself, which is one process whatever the number of tasks
+            return (
+                False  # the batch script itself, which is one process whatever the number of tasks
+            )
         return self.rank in os.environ
 
     def place(self) -> tuple[int, int, int]:
         """Rank, size and local rank of this process; the local rank is 0 where the launcher does not tell it."""
-        return int(os.environ[self.rank]), int(os.environ[self.size]), int(os.environ.get(self.local_rank, 0))
+        return (
+            int(os.environ[self.rank]),
+            int(os.environ[self.size]),
+            int(os.environ.get(self.local_rank, 0)),
+        )
 
 
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Slurm's pmi2
 PMIX = Variables("PMIX_RANK", "", "", "")
 OPEN_MPI = Variables(
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same number. No more is
@@ -74,13 +81,21 @@ def rank() -> int:
 
 def rank_and_size() -> tuple[int, int] | None:
     """The number of this process and the number of all ranks; None where no launcher has started it."""
-    told = (variables.place()[:2] for variables in ALL if variables.are_set() and variables.size in os.environ)
+    told = (
+        variables.place()[:2]
+        for variables in ALL
+        if variables.are_set() and variables.size in os.environ
+    )
     return next(told, None)
 
 
 def ranks_of_this_host() -> int:
     """How many ranks run on this host; 1 where no launcher says it."""
-    told = [os.environ[variables.ranks_of_host] for variables in ALL if variables.ranks_of_host in os.environ]
+    told = [
+        os.environ[variables.ranks_of_host]
+        for variables in ALL
+        if variables.ranks_of_host in os.environ
+    ]
     return max((int(re.match(r"\d+", number)[0]) for number in told), default=1)
 
 
@@ -90,65 +105,13 @@ def stay_on_this_host(size: int) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-# --------------------------------------------------------------------------------------------- what a rank prints
-
-
-MOST_BEGUN = 2**14  # characters of a line that are held back until it ends
-
-
-class LabelledLines(io.TextIOWrapper):
-    """Text to a stream of this process, each line in one write and with a label, as ``srun --label`` has them.
-
-    A flush ends the line that has begun, and so does the end of Python; what ends the process at once loses it. Each
-    thread, and each process that is forked, begins lines of its own.
-    """
-
-    def __init__(self, stream: TextIO, label: str):
-        self.label, self.begun = label, {}
-        super().__init__(open(stream.fileno(), "wb", buffering=0, closefd=False), stream.encoding, stream.errors)
-
-    def write(self, text: str) -> int:
-        writer = os.getpid(), threading.get_ident()
-        *lines, begun = (self.begun.pop(writer, "") + text).split("\n")
-        if begun:
-            self.begun[writer] = begun
-        for line in lines:
-            self._put(line)
-        if "\r" in begun[:-1] or len(begun) > MOST_BEGUN:  # a progress bar, and dots without end
-            self.flush()
-        return len(text)
-
-    def flush(self) -> None:
-        """Write what this thread has begun, and what those of this process that live no more have."""
-        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
-        for process, thread in list(self.begun):
-            if process == os.getpid() and thread not in others:
-                self._put(self.begun.pop((process, thread), ""))
-
-    def _put(self, line: str) -> None:
-        """Write a line; who reads it takes a carriage return, as those of a progress bar, for the end of one, too."""
-        for part in list(filter(None, line.split("\r"))) or [""]:
-            left = f"{self.label}{part}\n".encode(self.encoding, self.errors)
-            while left:  # only what is longer than PIPE_BUF, and a signal, make more than one write of it
-                left = left[os.write(self.fileno(), left) :]
-
-
-def label_lines() -> None:
-    """From now on each line that this rank prints begins with its number, where its supervisor asks for that."""
-    if os.environ.get(LABELS_VARIABLE) and not isinstance(sys.stdout, LabelledLines):
-        sys.stdout, sys.stderr = (LabelledLines(stream, f"{rank()}: ") for stream in (sys.stdout, sys.stderr))
+def write_whole_lines() -> None:
+    """Write each line by one call from now on, so that a launcher can label it and none is torn."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=False)
 
 
 # ------------------------------------------------------------------------------------------- how ranks are started
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """What starts the ranks of a run: ``srun``, ``mpirun``, ``torchrun``, or ``alone`` for a process by itself."""
-
-    name: str
-    mpirun: str = ""  # its path
-    flavour: str = ""  # of MPI: mpich or openmpi
 
 
 def python_of_ranks() -> list[str]:
@@ -156,23 +119,25 @@ def python_of_ranks() -> list[str]:
     return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [sys.executable]
 
 
-def find_launcher(devices: int) -> Launcher:
-    """``srun`` in a batch job, else ``mpirun``; where perun or MPI is missing ``torchrun``, or one device ``alone``.
+def find_launcher(devices: int) -> str:
+    """Name what starts the ranks: ``srun`` in a batch job, else ``mpirun``.
 
-    Ranks of srun and mpirun run under perun. Of the others only our own sampler measures, on this host. Therefore
-    several devices in a batch job need perun: ValueError with the remedy.
+    Where perun or MPI is missing it is ``torchrun``, or ``alone`` for one device; then only our own
+    sampler measures, on this host. Raises ValueError for several devices in a batch job without.
     """
     in_batch_job = SRUN_VARIABLE in os.environ
     if in_batch_job and PYTHON_VARIABLE in os.environ:  # perun and MPI are in there
-        return Launcher("srun")
+        return "srun"
     try:
         if importlib.util.find_spec("perun") is None:
             raise ValueError(f"no perun found; {INSTALL} installs it")
-        return Launcher("srun") if in_batch_job else Launcher("mpirun", *find_mpi())
+        if not in_batch_job:
+            find_mpi()
+        return "srun" if in_batch_job else "mpirun"
     except ValueError:
         if devices > 1 and in_batch_job:
             raise
-    return Launcher("torchrun" if devices > 1 else "alone")
+    return "torchrun" if devices > 1 else "alone"
 
 
 def find_mpi() -> tuple[str, str]:
@@ -185,7 +150,9 @@ def find_mpi() -> tuple[str, str]:
     mpirun = str(own) if own.exists() else shutil.which("mpirun")
     if mpirun is None:
         raise ValueError(f"no MPI found: mpirun is not on PATH; {remedy}")
-    probe = subprocess.run([sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True)
+    probe = subprocess.run(
+        [sys.executable, "-c", "from mpi4py import MPI"], capture_output=True, text=True
+    )
     if probe.returncode:
         lines = probe.stderr.strip().splitlines() or ["unknown error"]
         raise ValueError(f"no MPI library found by mpi4py ({lines[-1]}); {remedy}")
@@ -194,9 +161,14 @@ def find_mpi() -> tuple[str, str]:
 
 
 def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
-    """The beginning of an mpirun command; Open MPI has to be told that ranks may share and choose cores."""
-    options = ["--oversubscribe", "--bind-to", "none"] if flavour == "openmpi" else []
-    return [mpirun, *options, "-n", str(ranks)]
+    """Begin an mpirun command that labels the lines of several ranks.
+
+    Open MPI has to be told that ranks may share and choose cores.
+    """
+    options, label = ["--oversubscribe", "--bind-to", "none"], "--tag-output"
+    if flavour == "mpich":
+        options, label = [], "-l"
+    return [mpirun, *options, *([label] if ranks > 1 else []), "-n", str(ranks)]
 
 
 def mpi_environment() -> dict[str, str]:

@@ -444,7 +444,7 @@ def image_loading() -> list[dict]:
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
         with contextlib.redirect_stdout(sys.stderr):
-            cli.main(["imagenet", "prepare", "--root", str(root), "--out", str(store)])
+            cli.main(["data", "imagenet", "--root", str(root), "--out", str(store)])
         preparing = energy.cost_so_far(store)
         usual = transforms.Compose([
             transforms.RandomResizedCrop(224, scale=(0.5, 1.0)), transforms.RandomHorizontalFlip(),

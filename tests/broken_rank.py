@@ -7,7 +7,7 @@ import torch
 
 from energynn import launchers
 
-launchers.label_lines()
+launchers.write_whole_lines()
 
 from energynn.train import rank  # noqa: E402
 from energynn.train.phases import Progress  # noqa: E402

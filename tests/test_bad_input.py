@@ -1,7 +1,6 @@
 """A corpus of bad input: whatever is given to a command is one clear line, executes nothing, and loses nothing."""
 
 import contextlib
-import getpass
 import io
 import json
 import os
@@ -20,11 +19,9 @@ from PIL import Image
 
 from energynn import cli, config, records
 from energynn.analysis import profiles, results
-from energynn.cluster import submit
 from energynn.data import describe, imagenet, manifests
 from energynn.files import REPOSITORY
-from energynn.launch import start
-from energynn.launch.watch import Watch
+from energynn.launch import start, watch
 from energynn.measure import machine
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
@@ -190,7 +187,7 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, two_runs, name, what):
     if (name, what) != ("record.json", LOOP):  # which is none
         only_one_run_is_concerned(here / "runs")
         if name == "run.json" or what not in ("no fields", "UTF-16"):
-            refused(here, "watch", run, "--once")
+            refused(here, "status", "--watch", run, "--once")
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in TYPED.items() for value in values])
@@ -199,51 +196,6 @@ def test_a_field_of_another_type_is_a_fault_of_one_run(here, two_runs, name, val
     (run,) = (here / "runs" / "local").glob("resnet50*")
     rewritten(run / "record.json", lambda record: record.update({name: value}))
     only_one_run_is_concerned(here / "runs")
-
-
-# ------------------------------------------------------------------------------- what jobs and views leave beside runs
-
-SUBMITTED = {"studies": ["smoke"], "system_file": "local", "scheduler": "local", "submitted_at": "2026-01-01T00:00:00Z"}
-SUBMITTED |= {"after": "", "job_id": "1_0", "task": 0, "user": getpass.getuser(), "options": [], "minutes": 5}
-STARTED = {"started_at": "2026-01-01T00:00:00Z", "minutes": 5, "devices_held": 1, "submission": "2026-01-01T00:00:00Z"}
-BESIDE = {  # file: what each value of it may be instead, and files that are something else as a whole
-    ".state.json": ("power_W samples_per_s time_left_s epoch epochs energy_J energy_before_J", [{"epoch": 1}]),
-    "job/submission.json": ("scheduler job_id studies system_file user task options submitted_at after comment", []),
-    "job/parameters.json": ("", [[], {}, {"workload": []}]),
-    "job/start-1.json": ("started_at ended_at minutes devices_held outcome submission", []),
-}
-LIVE = dict(epoch=1, epochs=2, samples_per_s=1.5, power_W=3.0, time_left_s=7.0, energy_J=1.0, energy_before_J=2.0)
-WHOLE = {"submission.json": SUBMITTED, "start-1.json": STARTED, ".state.json": LIVE}
-ILL_TYPED_BESIDE = []
-for path, (names, instead) in BESIDE.items():
-    ILL_TYPED_BESIDE += [(path, value) for value in instead]
-    for name in names.split():
-        texts = [] if name == "system_file" else ["x"]  # which may be one that is gone
-        cases = [(path, WHOLE[Path(path).name] | {name: value}) for value in (*texts, [1], {"a": []}, 10**400)]
-        ILL_TYPED_BESIDE += cases
-
-
-@pytest.mark.parametrize("path, value", ILL_TYPED_BESIDE)
-def test_an_ill_typed_file_beside_a_run_concerns_no_other(here, two_runs, monkeypatch, path, value):
-    shutil.copytree(two_runs, here / "runs")
-    (finished,) = (here / "runs" / "local").glob("resnet50*")
-    for name in ("bad", "good"):
-        (here / "runs" / "local" / name / "job").mkdir(parents=True)
-        for file, content in (("submission", SUBMITTED), ("parameters", config.to_dict(config.make("resnet50")))):
-            (here / "runs" / "local" / name / "job" / f"{file}.json").write_text(json.dumps(content))
-    bad = finished.with_name("bad")
-    (bad / path).write_text(json.dumps(value))
-    monkeypatch.setattr(submit, "_hand_over", lambda runs, *_: handed.extend(runs))
-    handed = []
-    for words in (["status"], ["status", "--json"], ["cancel", "--all"], ["resubmit", "--failed"]):
-        status, out, errors = call(*words, "--runs-dir", here / "runs")
-        assert status == 0 or (words[0], status) == ("resubmit", 1), (words, status, errors)
-        assert errors.count("energynn: bad: its files cannot be read") == errors.count("\n") == status, errors
-        if words[0] == "status":
-            assert finished.name in out and "good" in out and ("bad" in out or bad == finished)
-    assert len(handed) >= 1, "the good one is made again"
-
-
 
 
 # ------------------------------------------------------------------------------------------------------ raw files
@@ -276,7 +228,7 @@ def test_an_ill_typed_raw_file_is_a_fault_of_one_run(here, two_runs, name, what)
     else:
         spoil(run / name, what, None)
     only_one_run_is_concerned(here / "runs")
-    for words in (["watch", run, "--once"],):
+    for words in (["status", "--watch", run, "--once"],):
         status, _, errors = call(*words)
         assert status in (0, 1, 2) and errors.count("\n") == (status == 2) and "Traceback" not in errors, errors
 
@@ -309,7 +261,7 @@ def test_what_describes_data_must_be_writable_before_the_data_are_read(here, mon
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
     monkeypatch.setitem(describe.BUILDERS, "imagenet", None)
     monkeypatch.setattr(os, "access", lambda path, mode: path != here)
-    refused(here, "manifest", "build", "imagenet", "--root", here, says="is no folder that you may write to")
+    refused(here, "data", "describe", "imagenet", "--root", here, says="is no folder that you may write to")
 
 
 def test_a_copied_run_does_not_count_twice(here, two_runs):
@@ -347,7 +299,7 @@ def test_numpy_does_not_warn_beside_a_fault(here, two_runs, recwarn, old, new):
     samples = run / "samples-host.jsonl"
     samples.write_text(samples.read_text().replace(old, new, 1))
     only_one_run_is_concerned(here / "runs")
-    for words in (["watch", run, "--once"],):
+    for words in (["status", "--watch", run, "--once"],):
         call(*words)
     (run / "record.json").unlink()
     call("check", here / "runs", "--recover")
@@ -370,7 +322,7 @@ def test_a_wall_clock_that_is_set_back_does_not_reorder_the_history(run_dir):
     record = records.build(run_dir, "killed", "by a test")
     assert [entry["epoch"] for entry in record["history"]] == list(range(1, 61))
     assert record["samples_trained"] == 1200
-    state = Watch(run_dir).look()
+    state = watch.look(run_dir, {})
     assert (state["epoch"], state["samples_trained"]) == (60, 1200)
 
 
@@ -600,7 +552,7 @@ ERA5 = {
 def test_foreign_era5(here, says):
     (here / "source").mkdir()
     ERA5[says](here / "source")
-    words = ["era5", "prepare", "--source", here / "source", "--out", here / "store", "--years", "2019"]
+    words = ["data", "era5", "--source", here / "source", "--out", here / "store", "--years", "2019"]
     refused(here, *words, "--workers", 1, says=says)
     assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
 
@@ -666,7 +618,7 @@ def test_images_that_are_none(here, what):
 def test_an_image_that_is_no_file(here, what):
     root = images(here, b"")
     spoil(root / "train" / "n01" / "bad.JPEG", what, None)
-    words = ["imagenet", "prepare", "--root", root, "--out", here / "store"]
+    words = ["data", "imagenet", "--root", root, "--out", here / "store"]
     refused(here, *words, says="bad.JPEG: is no regular file")
 
 
@@ -695,7 +647,7 @@ STORES = {
 def test_image_stores(here, says):
     (here / "root").mkdir()
     STORES[says](here / "root")
-    refused(here, "imagenet", "prepare", "--root", here / "root", "--out", here / "store", says=says)
+    refused(here, "data", "imagenet", "--root", here / "root", "--out", here / "store", says=says)
 
 
 # ------------------------------------------------------------------------- manifests, systems, studies and workloads
@@ -707,35 +659,11 @@ def test_manifests(here, what, monkeypatch):
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", here / "data_manifests")
     monkeypatch.setattr(manifests, "GENERATED", here / "build")
     spoil(here / "data_manifests" / "photographs" / "manifest.json", what, ILL_TYPED[what])
-    refused(here, "manifest", "verify", "photographs")
+    refused(here, "data", "verify", "photographs")
 
 
-GOOD_SITE = 'scheduler = "local"\ndevices_per_node = 2\n'
-SITES = {
-    "is not TOML": "scheduler = ",
-    "not known; known are": GOOD_SITE + "nonsense = 1",
-    "must be slurm, local": "devices_per_node = 2",
-    "devices_per_node: must be of type int": GOOD_SITE.replace("2", '"2"'),
-    "devices_per_node: must be more than 0": GOOD_SITE.replace("2", "-2"),
-    "devices_per_node: must be": GOOD_SITE.replace("2", "1e21"),
-    "max_hours: must be": GOOD_SITE + "max_hours = nan",
-    "max_hours: must be more": GOOD_SITE + "max_hours = inf",
-    "sbatch: '; touch canary'": GOOD_SITE + 'sbatch = ["; touch canary"]',
-    "sbatch: must be of type": GOOD_SITE + "sbatch = [1]",
-    "modules: '$(touch canary)'": GOOD_SITE + 'modules = ["$(touch canary)"]',
-    "stage_to: '`touch canary`'": GOOD_SITE + 'stage_to = "`touch canary`"',
-    "environment: 'A;touch canary'": GOOD_SITE + 'environment = {"A;touch canary" = "1"}',
-    "is not TOML:": "a = " + "[" * 100_000,
-    "is not TOML: 'utf-8'": "\udcff",
-    "is not TOML: Cannot": GOOD_SITE + 'scheduler = "slurm"',
-}
 
 
-@pytest.mark.parametrize("says", SITES)
-def test_systems(here, says):
-    path = here / "mine.toml"
-    path.write_bytes(SITES[says].encode(errors="surrogateescape"))
-    refused(here, "submit", "smoke", "--system", path, "--dry-run", "--runs-dir", here, says=says)
 
 
 MACHINES = ["", "cpu_model = 5", "[cpu_model]\nidle_W_per_core = nan\nfull_W_per_core = 1", "[", "a = " + "[" * 99_999]
@@ -819,7 +747,7 @@ def test_numbers_of_notebooks(here, what):
         path.touch()
         spoil(path, what, ILL_TYPED[what])
     (here / "runs").mkdir()
-    refused(here, "reference", "--runs-dir", here / "runs", "--build-dir", here / "build")
+    refused(here, "check", here / "runs", "--reference", "--build-dir", here / "build")
     refused(here, "paper", "--build-dir", here / "build")
 
 

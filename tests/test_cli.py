@@ -90,7 +90,7 @@ def test_help_loads_nothing_heavy():
 
 def test_a_run_of_hours_on_a_core_is_said_before_it_starts(tmp_path):
     made = config.make("fourcastnet", dataset="synthetic")
-    (warning,) = start.preflight(start.intend(made, tmp_path / "local" / config.run_id(made)))
+    (warning,) = start.warnings_of(start.prepare(made, tmp_path / "local" / config.run_id(made)))
     assert "hours on CPU cores" in warning
 
 

@@ -98,7 +98,7 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here / "examples")])}
     energynn = [sys.executable, "-m", "energynn.cli"]
     for words in (
-        ["manifest", "build", "my-points"],
+        ["data", "describe", "my-points"],
         ["run", "workload=straight_line", "epochs=200", "devices=2", "--runs-dir", str(tmp_path / "runs")],
     ):
         done = subprocess.run([*energynn, *words], env=environment, cwd=here, capture_output=True, text=True)

@@ -226,13 +226,14 @@ def pretend(monkeypatch, seconds):
     """Runs of which only the time is true; returns the list of those made."""
     clock, made = [0.0], []
 
-    def execute(run, runs_dir, run_dir, _most_s):
+    def execute(run, run_dir, _most_s):
         made.append(run)
         clock[0] += seconds(run, len(made))
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "run.json").write_text("{}")
         return 0, ""
 
+    monkeypatch.setattr(local, "command", lambda run, _runs_dir: run)
     monkeypatch.setattr(local, "execute", execute)
     monkeypatch.setattr(local.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(start, "preflight", lambda *more: [])
@@ -296,20 +297,15 @@ def test_a_run_that_hangs_is_ended_and_comes_last_in_the_next_call(tmp_path, mon
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(hangs))
         begun = time.monotonic()
-        status, words = local.execute(runs[0], tmp_path, folder, 0.3)
+        status, words = local.execute(local.command(runs[0], tmp_path), folder, 0.3)
     assert status and words.startswith("ended after 0 s, as one that hangs") and time.monotonic() - begun < 20
-    files.write_json(folder / "record.json", minimal_record(status="interrupted"))  # as its supervisor would
+    (folder / "run.json").touch()  # as its supervisor does
     made = pretend(monkeypatch, lambda run, number: 1)
     local.run_study(runs, tmp_path)
     assert made == [*runs[1:], runs[0]]
 
 
-@pytest.mark.parametrize(
-    "status, order", [("interrupted", [0, 1, 2, 3]), ("failed", [3, 0, 1, 2]), (None, [0, 1, 2, 3])]
-)
-def test_what_failed_comes_last_with_all_that_starts_from_it_and_what_was_interrupted_does_not(
-    tmp_path, monkeypatch, status, order
-):
+def test_what_was_begun_comes_last_with_all_that_starts_from_it(tmp_path, monkeypatch):
     runs = [config.make("fourcastnet", save_weights=True)]
     for _ in range(2):
         tuning = dict(stage="finetune", initial_run=config.run_id(runs[-1]), save_weights=True)
@@ -317,10 +313,9 @@ def test_what_failed_comes_last_with_all_that_starts_from_it_and_what_was_interr
     runs.append(config.make("fourcastnet", seed=1))
     folder = tmp_path / "local" / config.run_id(runs[0])
     folder.mkdir(parents=True)
-    if status:
-        files.write_json(folder / "record.json", minimal_record(status=status))
+    (folder / "run.json").touch()
     made = pretend(monkeypatch, lambda run, number: 1)
-    assert local.run_study(runs, tmp_path) == [] and made == [runs[number] for number in order]
+    assert local.run_study(runs, tmp_path) == [] and made == [runs[3], *runs[:3]]
 
 
 def test_the_archive_is_there_whatever_happens(tmp_path, monkeypatch):
@@ -423,7 +418,7 @@ def test_a_run_that_finished_but_is_not_valid_counts_as_none(tmp_path, monkeypat
     runs, doubt = studies.kick_the_tires(), "12 power samples in the training, 60 needed"
     outcomes = [{"status": "finished", "valid": True}, {"status": "finished", "invalid_reasons": [doubt]}]
 
-    def execute(run, runs_dir, run_dir, _most_s):
+    def execute(_command, run_dir, _most_s):
         record = outcomes.pop(0)
         run_dir.mkdir(parents=True, exist_ok=True)
         files.write_json(run_dir / "record.json", minimal_record(**record))

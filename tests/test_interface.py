@@ -96,9 +96,9 @@ def test_the_commands_show_compare_and_export(two_runs, tmp_path, capsys):
 def test_a_number_of_the_paper_tells_where_it_comes_from(tmp_path, capsys):
     found = {"text": "0.284", "unit": "kW", "provenance": "published", "source": "least squares", "notebook": "60_x"}
     files.write_json(tmp_path / "numbers.json", {"slope_ResNet50": found})
-    assert cli.main(["number", "slope_ResNet50", "--build-dir", str(tmp_path)]) == 0
+    assert cli.main(["claims", "--number", "slope_ResNet50", "--build-dir", str(tmp_path)]) == 0
     assert "least squares" in (said := capsys.readouterr().out) and "notebooks/60_x.ipynb" in said
-    assert cli.main(["number", "slop_Resnet50", "--build-dir", str(tmp_path)]) == 2
+    assert cli.main(["claims", "--number", "slop_Resnet50", "--build-dir", str(tmp_path)]) == 2
     assert "did you mean slope_ResNet50?" in capsys.readouterr().err
 
 

@@ -62,7 +62,7 @@ def batch_job(folder, devices):
     made = config.make(**SHORT["fourcastnet"], devices=devices, device="cpu")
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
-        list(submit.submit([submit.Job((made,), 1, 10)], systems.site("local"), folder / "runs", ["mine"]))
+        list(submit.submit([submit.Job((made,), 1, 10)], systems.site("local"), folder / "runs", "mine"))
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"

@@ -21,10 +21,10 @@ range that agrees with the statement:
 
 There are two questions, and a verdict on each. ``observed``: do the numbers say so? They are uncertain by their
 rounding only, and a printed number with a ``unit`` agrees with what rounds to it. Beyond these runs: would it be so if
-they were made again? There runs scatter, and nobody knows how the errors of energy and GPU hours of one run correlate.
+they were made again? There runs scatter; errors of energy and GPU hours of one run count as independent.
 
 *Supported*: all intervals lie within the range. *Contradicted*: one lies wholly outside. *Inconclusive*: an interval
-reaches to both sides, or the verdict hangs on the correlation. *No data*: no such numbers. *By construction*: the
+reaches to both sides. *No data*: no such numbers. *By construction*: the
 energies were not measured, or the values were taken from the statement itself. Only runs on GPUs count, for statements
 about power and memory those with the presets paper and fast on any data, for all others those with the study's data
 sets. Where no series is asked for, runs of several recipes are never pooled: the recipe that most configurations have
@@ -44,21 +44,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn.analysis import modelled, observations, profiles, published
+from energynn.analysis import observations, profiles, published
 from energynn.analysis.effects import DRAWS, FACTOR, TESTS, NoData, configuration_names, match
 from energynn.files import shipped
 from energynn.reading import one_fault
 from energynn.records import read_record
 
 CLAIMS = shipped("paper") / "claims.toml"
-HISTORY = shipped("paper") / "ledger_history.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "by construction")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, BY_CONSTRUCTION = VERDICTS
 DATA_SETS = ("imagenet", "era5")
 OF_POWER = ("mean_power_", "profile_", "memory_", FACTOR)  # quantities that own runs on any data tell
 ONE_RECIPE = ["workload", "stage", "hardware", "system"]  # runs that are equal in these have one recipe
-CORRELATIONS = (0.0, 0.5, 0.8, 0.95)  # of the errors of energy and GPU hours of one run
-ENERGY, HOURS = "energy_total_kWh", "gpu_hours"
 
 
 @dataclass(frozen=True)
@@ -74,16 +71,13 @@ class Configurations:
     rounding: pd.DataFrame
     provenance: pd.DataFrame
     place: pd.DataFrame
-    drawn: dict[str, np.ndarray] | None = None  # of a model, which has no scatter and no rounding: (1 + draws, rows)
 
 
 def evaluate(runs_dir: str | Path = "runs") -> dict:
     """All verdicts: ``claims``, one entry each with ``published`` and a list ``own`` (one per system and hardware).
 
-    ``model`` is how probable a model of the published runs makes a statement, where it knows the quantity: no evidence.
-    ``derived`` is there where values derived from published ones change what a statement is judged on. Also
-    ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware can test a statement,
-    those that cannot are left out of its list.
+    Also ``tolerances``, ``errata`` and the number of each verdict. Where own runs on some hardware
+    can test a statement, those that cannot are left out of its list.
     """
     text = CLAIMS.read_text()
     ledger, of_study = tomllib.loads(text), _of_study(text)
@@ -105,7 +99,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["group"] = claim.get("group", claim["id"])
         entry["test"] = describe(claim, ledger["tolerances"])
         entry["errata"] = [erratum["id"] for erratum in published.errata() if claim["id"] in erratum.get("claims", [])]
-        entry |= of_study[claim["id"]]
+        entry["published"] = of_study[claim["id"]]
         crosses = any({"hardware", "system"} & set(claim.get(side, {})) for side in ("a", "b"))
         chosen = (about_power if _is_about_power(claim) else about_all)["every" if crosses else "machines"]
         judged = [{"on": name, **judge(claim, ledger, group)} for name, group in chosen.items()]
@@ -141,30 +135,19 @@ def _is_about_power(claim: dict) -> bool:
 
 @functools.cache
 def _of_study(text: str) -> dict[str, dict]:
-    """What a ledger says of the published values, and a model of them, by statement, whatever own runs there are."""
-    ledger, model, found = tomllib.loads(text), _of_model(), {}
-    study, with_derived = (
-        configurations(observations.published_runs(derived), ledger["scatter"]) for derived in (False, True)
-    )
-    for claim in ledger["claim"]:
-        found[claim["id"]] = {"published": judge(claim, ledger, study)}
-        if _uses_derived(claim, with_derived):
-            derived = judge(claim, ledger, with_derived)
-            found[claim["id"]] |= {"derived": derived} if derived["verdict"] != NO_DATA else {}
-        implied = implied_by(claim, ledger, model)
-        found[claim["id"]] |= {"model": implied} if implied else {}
-    return found
+    """Judge the statements of a ledger on the published values, by statement, whatever own runs there are."""
+    ledger = tomllib.loads(text)
+    study = configurations(observations.published_runs(), ledger["scatter"])
+    return {claim["id"]: judge(claim, ledger, study) for claim in ledger["claim"]}
 
 
 def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, int]]:
     """How many statements, or groups that rest on one fact, have each verdict, by column; groups count in each."""
-    found = {column: set() for column in ("observed", "published", "derived", "own")}
+    found = {column: set() for column in ("observed", "published", "own")}
     for number, claim in enumerate(claims):
         of = claim["group"] if by_group else number
         found["observed"].add((of, claim["published"]["observed"]["verdict"]))
         found["published"].add((of, claim["published"]["verdict"]))
-        if "derived" in claim:
-            found["derived"].add((of, claim["derived"]["verdict"]))
         found["own"] |= {(of, judged["on"], judged["verdict"]) for judged in claim["own"]}
     result = {}
     for column, judged in found.items():
@@ -173,28 +156,8 @@ def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, in
     return result
 
 
-def verdicts(claim: dict) -> list[str]:
-    """The verdicts on one of the claims of ``evaluate``: as observed, beyond these runs, and with derived values."""
-    derived = [claim["derived"]["verdict"]] if "derived" in claim else []
-    return [claim["published"]["observed"]["verdict"], claim["published"]["verdict"], *derived]
-
-
-def history() -> list[dict]:
-    """Each statement's verdict in the first edition (``was``; "" if it came later), and those of the last, and why."""
-    first, *later = tomllib.loads(HISTORY.read_text())["edition"]
-    found, why = {}, {}
-    for edition in later:
-        found |= {name: (edition["commit"], now) for name, now in edition["verdicts"].items()}
-        why |= edition["why"]
-    rows = []
-    for name, (commit, now) in found.items():
-        row = {"id": name, "was": "".join(first["verdicts"].get(name, [])), "observed": now[0], "beyond": now[1]}
-        rows.append(row | {"derived": "".join(now[2:]), "commit": commit, "why": why.get(name, "")})
-    return rows
-
-
 def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
-    """Verdict of one statement on one group, with effect, interval, range, and verdicts at other tolerances.
+    """Verdict of one statement on one group, with effect, interval and range.
 
     These are beyond the runs of the group; ``observed`` has the same for the numbers themselves.
     """
@@ -207,20 +170,13 @@ def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
         nothing = {"verdict": NO_DATA, "observed": {"verdict": NO_DATA}, "reason": str(reason)}
         return nothing | {"coverage": {"of": asked, "with": []}}
     tolerance, rows = ledger["tolerances"][claim["word"]], pd.concat(parts.values())
-    result = _judged(claim, _measure(claim, parts, group, correlation=0.0)[0], tolerance)
+    result = _judged(claim, _measure(claim, parts, group, beyond=True)[0], tolerance)
     result["observed"] = _judged(claim, effects, tolerance, ledger["tolerances"]["printed"])
     if result["verdict"] == INCONCLUSIVE:
         inside = "inside" if _within(result) else "outside"
         missing.insert(
             0, f"{result['effect_of']}: the interval covers both sides; the estimate lies {inside} the range"
         )
-    if _correlated(claim, rows):
-        result |= _by_correlation(claim, parts, group, tolerance, result["verdict"])
-        if "changes_from" in result:
-            at_first, beyond = result["correlation"]["0.0"], result["correlation"][str(CORRELATIONS[-1])]
-            missing.insert(
-                0, f"{at_first} if the errors of energy and GPU hours are independent, {beyond} if correlated"
-            )
     result |= {"effects": len(effects), "quantity": quantity, "configurations": len(rows)}
     result["runs"] = sorted(set(rows["run"] if rows["origin"].iloc[0] == "own" else configuration_names(rows)))
     there = rows["series"]
@@ -229,8 +185,8 @@ def judge(claim: dict, ledger: dict, group: Configurations) -> dict:
     result["coverage"] = {"of": asked, "with": [name for name in asked if name in set(there)]}
     result["reason"] = "; ".join(missing)
     if why := _by_construction(claim, rows, group):
-        known = dict.fromkeys(("verdict", "at_half", "at_double"), BY_CONSTRUCTION)
-        result |= known | {"observed": result["observed"] | known, "reason": why}
+        result |= {"verdict": BY_CONSTRUCTION, "reason": why}
+        result["observed"] |= {"verdict": BY_CONSTRUCTION}
     return result
 
 
@@ -251,41 +207,6 @@ def _agrees(about: dict, wanted: dict) -> bool:
     return all(own in value if isinstance(value, list) else own == value for own, value in fixed)
 
 
-def implied_by(claim: dict, ledger: dict, group: Configurations) -> dict | None:
-    """How probable a model makes a statement: the share of its draws in which the test gives what agrees with it.
-
-    None where the model does not know the quantity, and for partial effects, which its structure presumes.
-    """
-    try:
-        rows, quantity = _select(claim, group.rows)
-        if claim["test"] == "effect":
-            return None
-        claim = {**claim, "quantity": quantity}
-        effects, missing, parts = _measure(claim, _parts(claim, rows), group, correlation=0.0)
-    except NoData:
-        return None
-    lowest, highest = allowed(claim, ledger["tolerances"][claim["word"]])
-    drawn = np.stack(effects["drawn"].to_list())
-    holds = ((drawn >= lowest) & (drawn <= highest)).all(axis=0)
-    asked = series_of(claim)
-    there = set(pd.concat(parts.values())["series"])
-    coverage = {"of": asked, "with": [name for name in asked if name in there]}
-    effect = _round(decide(claim, effects, (lowest, highest))[1]["value"])
-    return {"probability": round(float(holds.mean()), 3), "effect": effect, "coverage": coverage, "left_out": missing}
-
-
-def _of_model() -> Configurations:
-    """The study's configurations with the values that the model, fitted to the published runs, draws of them."""
-    found = modelled.load("resnet50", "fourcastnet")
-    columns = dict.fromkeys([*found.rows, *observations.WHAT, *observations.QUANTITIES])
-    rows = found.rows.reindex(columns=list(columns)).assign(recipe_at_any_pace="model")
-    drawn = {name: values[: 1 + DRAWS] for name, values in found.drawn.items()}
-    for name in ("dataset_samples", "devices", "doublings", "sockets_per_gpu"):
-        drawn[name] = np.tile(rows[name].to_numpy(float), (1 + DRAWS, 1))
-    nothing = pd.DataFrame(index=rows.index)
-    return Configurations(rows.copy(), nothing, nothing, nothing, nothing, drawn)
-
-
 def report(found: dict) -> str:
     """Ledger as text: a line per statement and column, and the counts."""
     lines = []
@@ -295,10 +216,6 @@ def report(found: dict) -> str:
         lines += [f"  test: {claim['test']}"]
         lines.append(_verdict_line("as published", claim["published"]["observed"]))
         lines.append(_verdict_line("beyond these runs", claim["published"]))
-        if "derived" in claim:
-            lines.append(_verdict_line("with derived values", claim["derived"]))
-        if "model" in claim:
-            lines.append(f"  model (no evidence): holds in {claim['model']['probability']:.0%} of its draws")
         lines += [_verdict_line(f"own {judged['on']}".strip(), judged) for judged in claim["own"]]
         errata = [erratum for erratum in found["errata"] if erratum["id"] in claim["errata"]]
         lines += [f"  erratum {erratum['id']}: {erratum['what']}" for erratum in errata]
@@ -315,7 +232,6 @@ def _verdict_line(column: str, judged: dict) -> str:
     line = f"  {column}: {judged['verdict']}"
     if "effect" in judged:
         line += f"; {judged['effect_of']}: {judged['effect']:.4g} [{judged['low']:.4g}, {judged['high']:.4g}]"
-        line += f"; at half the tolerance {judged['at_half']}, at double {judged['at_double']}"
     if "coverage" in judged and len(judged["coverage"]["with"]) < len(judged["coverage"]["of"]):
         line += f"; data of {len(judged['coverage']['with'])} of {len(judged['coverage']['of'])} series"
     return f"{line} ({judged['reason']})" if judged.get("reason") else line
@@ -422,56 +338,16 @@ def _others(claim: dict) -> list[str]:
     return [claim[name] for name in ("against", "versus", "term", "other") if name in claim]
 
 
-def _uses_derived(claim: dict, group: Configurations) -> bool:
-    """Whether derived values are among those that a statement is judged on."""
-    try:
-        rows, quantity = _select(claim, group.rows)
-    except NoData:
-        return False
-    names = [name for name in (quantity, *_others(claim)) if name in group.provenance]
-    return bool((group.provenance.loc[rows.index, names] == "derived").any(axis=None))
-
-
-def _correlated(claim: dict, rows: pd.DataFrame) -> bool:
-    """Whether the interval hangs on how the errors of energy and GPU hours of one run are correlated.
-
-    Where there are own runs, the scatter of their ratio is known itself.
-    """
-    is_ratio = (claim["quantity"] == FACTOR and rows["origin"].iloc[0] == "published") or (
-        claim["quantity"],
-        claim.get("against"),
-    ) == (ENERGY, HOURS)
-    return is_ratio and claim["test"] not in ("slope", "effect")  # whose intervals are from differences between runs
-
-
-def _by_correlation(claim: dict, parts: dict, group: Configurations, tolerance: float, at_zero: str) -> dict:
-    """Verdicts by the correlation of energy and GPU hours, and from which on it changes: then it is inconclusive."""
-
-    def verdict(correlation: float) -> str:
-        return decide(claim, _measure(claim, parts, group, correlation)[0], allowed(claim, tolerance))[0]
-
-    verdicts = {0.0: at_zero} | {correlation: verdict(correlation) for correlation in CORRELATIONS[1:]}
-    result = {"correlation": {str(correlation): word for correlation, word in verdicts.items()}}
-    if len(set(verdicts.values())) == 1:
-        return result
-    place = [word == at_zero for word in verdicts.values()].index(False)
-    low, high = CORRELATIONS[place - 1 : place + 1]
-    steps = np.arange(low, high, 0.05)[1:].round(2).tolist()
-    changes_from = next((one for one in steps if verdict(one) != at_zero), high)
-    return result | {"verdict": INCONCLUSIVE, "changes_from": changes_from}
-
-
 def _judged(claim: dict, effects: pd.DataFrame, tolerance: float, printed: float | None = None) -> dict:
     """Verdict with effect, interval and range; ``printed``: a number with a unit is judged within so much of that."""
     by_rounding = printed is not None and "unit" in claim
     if by_rounding:
         tolerance = printed
-    ranges = [allowed(claim, tolerance * factor, by_rounding) for factor in (1, 0.5, 2)]
-    verdicts = [decide(claim, effects, one)[0] for one in ranges]
-    worst = decide(claim, effects, ranges[0])[1]
-    result = {"verdict": verdicts[0], "effect": _round(worst["value"]), "low": _round(worst["low"])}
-    result |= {"high": _round(worst["high"]), "allowed": [_round(bound) for bound in ranges[0]]}
-    return result | {"at_half": verdicts[1], "at_double": verdicts[2], "effect_of": worst["part"]}
+    agrees = allowed(claim, tolerance, by_rounding)
+    verdict, worst = decide(claim, effects, agrees)
+    result = {"verdict": verdict, "effect": _round(worst["value"]), "low": _round(worst["low"])}
+    result |= {"high": _round(worst["high"]), "allowed": [_round(bound) for bound in agrees]}
+    return result | {"effect_of": worst["part"]}
 
 
 def _within(judged: dict) -> bool:
@@ -519,7 +395,7 @@ def allowed(claim: dict, tolerance: float, by_rounding: bool = False) -> tuple[f
 
 def _by_construction(claim: dict, rows: pd.DataFrame, group: Configurations) -> str:
     """Why these rows can be no evidence for the statement; empty if they can."""
-    assumed = set(group.provenance.loc[rows.index, claim["quantity"]]) - {"measured", "published", "derived"}
+    assumed = set(group.provenance.loc[rows.index, claim["quantity"]]) - {"measured", "published"}
     if assumed:
         return f"energies are {' and '.join(sorted(assumed))}: they follow from what was assumed"
     places = set(group.place.loc[rows.index, claim["quantity"]].dropna())
@@ -545,19 +421,19 @@ def _parts(claim: dict, rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _measure(
-    claim: dict, parts: dict[str, pd.DataFrame], group: Configurations, correlation: float | None = None
+    claim: dict, parts: dict[str, pd.DataFrame], group: Configurations, beyond: bool = False
 ) -> tuple[pd.DataFrame, list[str], dict[str, pd.DataFrame]]:
     """Effects with intervals (columns part, value, low, high), what was left out, in words, and the parts that are in.
 
-    Without a ``correlation`` the numbers are as they were observed, uncertain by their rounding only.
+    The numbers are as they were observed, uncertain by their rounding only, or as they may be ``beyond`` these runs.
     """
-    claim = {**claim, "observed": correlation is None}
+    claim = {**claim, "observed": not beyond}
     effects, used, reasons = [], {}, {}
     for name, part in parts.items():
         try:
             if part.empty:
                 raise NoData("no run with this quantity")
-            found = TESTS[claim["test"]](claim, part, *_drawn(claim, part, group, correlation))
+            found = TESTS[claim["test"]](claim, part, *_drawn(claim, part, group, beyond))
             found["part"] = [f"{name} {label}".strip() for label in found["part"]]
             effects.append(found)
             used[name] = part
@@ -569,33 +445,17 @@ def _measure(
     return pd.concat(effects, ignore_index=True), missing, used
 
 
-def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations, correlation: float | None) -> list[np.ndarray]:
+def _drawn(claim: dict, rows: pd.DataFrame, group: Configurations, beyond: bool) -> list[np.ndarray]:
     """The quantity, and the one it is tested against: arrays (1 + DRAWS, rows); the first row is the means themselves.
 
-    In the others every mean is drawn within its rounding and, with a ``correlation``, within the scatter of runs.
+    In the others every mean is drawn within its rounding and, ``beyond`` these runs, within the scatter of runs.
     """
     names = [claim[name] for name in ("quantity", "against", "versus") if name in claim]
-    if group.drawn is not None:
-        at = group.rows.index.get_indexer(rows.index)
-        return [np.ascontiguousarray(group.drawn[name][:, at]) for name in names]
     index = {"index": rows.index, "columns": names, "fill_value": 0.0}  # numbers of samples and GPUs are exact
     means = rows[names].to_numpy(float).T
     random = np.random.default_rng(0)
     drawn = means + random.uniform(-1, 1, (DRAWS, *means.shape)) * group.rounding.reindex(**index).to_numpy(float).T
-    if correlation is not None:
-        scatter = group.scatter.reindex(**index).to_numpy(float).T.copy()
-        steps = random.normal(size=drawn.shape)
-        if names == [ENERGY, HOURS]:
-            steps[:, 1] = correlation * steps[:, 0] + math.sqrt(1 - correlation**2) * steps[:, 1]
-        if names[0] == FACTOR and rows["origin"].iloc[0] == "published":  # own runs' scatter is of the ratio itself
-            scatter[0] = _factor_scatter(rows, group, correlation)
-        drawn += steps * scatter
+    if beyond:
+        drawn += random.normal(size=drawn.shape) * group.scatter.reindex(**index).to_numpy(float).T
     drawn = np.concatenate([means[None], drawn])
     return [np.ascontiguousarray(drawn[:, i]) for i in range(len(names))]
-
-
-def _factor_scatter(rows: pd.DataFrame, group: Configurations, correlation: float) -> np.ndarray:
-    """Standard error of energy per GPU hour, from those of energy and GPU hours."""
-    energy, hours = (group.scatter.loc[rows.index, name] / rows[name] for name in (ENERGY, HOURS))
-    variance = energy**2 + hours**2 - 2 * correlation * energy * hours
-    return (rows[FACTOR] * np.sqrt(variance.clip(lower=0))).to_numpy(float)

@@ -2,7 +2,7 @@
 
 A test takes an entry of the ledger, its rows, and the quantity y, some also that which it is tested against, x: arrays
 (1 + DRAWS, rows), whose first row is the values themselves and the others these values within their errors. It returns
-rows of effects (part, value, low, high, and drawn, the effect in each draw), or raises NoData.
+rows of effects (part, value, low, high), or raises NoData.
 """
 
 from __future__ import annotations
@@ -152,8 +152,7 @@ def _slope(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.
     if not claim["observed"]:
         n = len(ratios)
         reach = stats.t.ppf(0.975, n - 1) * ratios.std(ddof=1) * math.sqrt(1 + 1 / n)
-    ends = {"low": value - reach, "high": value + reach, "drawn": [_mean_ratio(y, x)[1:, 0]]}
-    return pd.DataFrame({"part": _all(rows), "value": value, **ends})
+    return pd.DataFrame({"part": _all(rows), "value": value, "low": value - reach, "high": value + reach})
 
 
 def _slopes(claim: dict, rows: pd.DataFrame, y: np.ndarray, x: np.ndarray) -> pd.DataFrame:
@@ -195,8 +194,7 @@ def _holds(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
             ends = need[["mean"] * 3 if claim["observed"] else ["mean", "obs_ci_lower", "obs_ci_upper"]]
             to_spare = sign * (there_GB - ends.to_numpy()) / there_GB
             found.append((f"{size} {word} {there_GB} GB", to_spare[0], to_spare[1:].min(), to_spare[1:].max()))
-    effects = pd.DataFrame(found, columns=["part", "value", "low", "high"])
-    return effects.assign(drawn=[np.full(DRAWS, value) for value in effects["value"]])
+    return pd.DataFrame(found, columns=["part", "value", "low", "high"])
 
 
 def _effect(claim: dict, rows: pd.DataFrame, y: np.ndarray) -> pd.DataFrame:
@@ -273,7 +271,7 @@ def _effects(labels, drawn: np.ndarray, scatter_makes_it: bool = False) -> pd.Da
     if scatter_makes_it:
         low, high = 2 * value - high, np.maximum(2 * value - low, value + (high - low) / 2)
     ends = {"low": np.minimum(low, value), "high": np.maximum(high, value)}
-    return pd.DataFrame({"part": list(labels), "value": value, **ends, "drawn": list(drawn[1:].T)})
+    return pd.DataFrame({"part": list(labels), "value": value, **ends})
 
 
 def _all(rows: pd.DataFrame) -> list[str]:

@@ -1,157 +1,90 @@
-"""What the model says of the study's series: times, powers and energies as draws. They are estimates, no evidence."""
+"""Forecast the study's series for the figures: estimates by the model of energynn.forecast, no evidence."""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from energynn import studies
 from energynn.analysis import published
-from energynn.cluster import systems
-from energynn.config import RunConfig
-from energynn.forecast import calibrate, plan, predict, runs
-from energynn.forecast.calibration import Calibration
-from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
+from energynn.forecast import fit as fits
+from energynn.forecast import predict, runs
 
-DRAWS = 2000  # of the parameters, and of the scatter of each run
-ENDS = (0.05, 0.95)  # of intervals, as those of forecasts
 SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
 
 
-@dataclass(frozen=True)
-class Modelled:
-    """Configurations of series, with the columns of ``observations.wide``, and what the model says of them.
-
-    drawn: quantity -> (1 + DRAWS, configurations); the first row is of the most probable parameters.
-    """
-
-    rows: pd.DataFrame
-    drawn: dict[str, np.ndarray]
-
-    def bands(self, quantity: str) -> pd.DataFrame:
-        """The configurations of which a quantity is known, with its ``value``, ``low`` and ``high`` at 90 %."""
-        values = self.drawn[quantity]
-        low, high = np.quantile(values[1:], ENDS, axis=0)
-        return self.rows.assign(value=values[0], low=low, high=high).dropna(subset="value")
-
-
 @functools.cache
-def load(*workloads: str) -> Modelled:
-    """The study's series of these workloads, as far as the model was calibrated with published runs.
+def load(*workloads: str) -> pd.DataFrame:
+    """Forecast the study's series of these workloads, within the devices and stages of the published runs.
 
-    Left out are more or fewer devices than these had, and what has another stage.
+    One row per series, number of GPUs and quantity (named as in ``observations``): value, low and high at 90 %, with
+    gpu_hours and base_devices.
     """
-    parts = {}
-    for name, about in published.series().items():
-        if about["workload"] in workloads:
-            parts.setdefault((about["workload"], SYSTEMS[about["hardware"]]), []).append((name, about))
-    found = [_of_system(workload, system, series) for (workload, system), series in parts.items()]
-    rows = pd.concat([each.rows for each in found], ignore_index=True)
-    drawn = {}
-    for name in found[0].drawn:
-        drawn[name] = np.concatenate([each.drawn[name] for each in found], axis=1)
-    return Modelled(rows.assign(**{name: values[0] for name, values in drawn.items()}), drawn)
+    series = published.series().items()
+    return pd.concat(
+        [_series(name, about) for name, about in series if about["workload"] in workloads],
+        ignore_index=True,
+    )
 
 
-def _of_system(workload: str, system: str, series: list[tuple[str, dict]]) -> Modelled:
-    """The series that were run on one system; a run that several of them share is drawn once."""
-    made = plan.published_fit(workload, systems.site(system))
-    rows, configurations = [], {}
-    for name, about in series:
-        of_series = {
-            run.devices: run for run in studies.PAPER[name](system) if run.repeat == 0 and _is_known(made, run)
-        }
-        base = {"base_devices": _base(name, of_series) if of_series else 0}
-        for run in of_series.values():
-            number = configurations.setdefault(run, len(configurations))
-            rows.append(_row(name, about, made, run) | base | {"number": number})
-    rows = pd.DataFrame(rows)
-    asked = list(configurations)
-    work = runs.works(made.site, asked, made.samples, made.workers)[rows["number"].to_numpy()]
-    logs = _draw(made, asked)[:, :, rows["number"]]
-    hosts = predict.host_powers_W(made, work, runs.loading_workers(asked[0]))
-    return Modelled(rows, _quantities(rows, np.exp(logs[:, 0]), np.exp(logs[:, 1]), _host_W(*hosts)))
-
-
-def _is_known(made: Calibration, run: RunConfig) -> bool:
-    least, most = made.ranges["devices"]
-    stages = made.fields.get("stage", [""])
-    return least <= run.devices <= most and getattr(run, "stage", "") in stages
-
-
-def _base(series: str, devices: dict[int, RunConfig]) -> int:
-    """Devices that a speed-up relates to: those of the published points, where there are any, else the fewest."""
-    known = published.measurements().query("quantity == 'gpu_hours'")
-    known = known[known["series"].str.split().map(lambda names: series in names)]["devices"].unique()
-    return min(known) if len(known) > 1 else min(devices)
-
-
-def _row(name: str, about: dict, made: Calibration, run: RunConfig) -> dict:
-    samples = runs.epoch_of(run, made.samples).training_samples
-    known = {"origin": "model", "provenance": "simulated", "system": "HoreKa", "device_kind": "gpu", "recipe": "model"}
-    known |= {"series": name, "name": f"{name}: {about['label']}", "stage": about.get("stage", ""), "repeats": 1}
-    known |= {field: about[field] for field in ("workload", "dataset", "data", "hardware")}
-    sizes = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed")
-    known |= {field: getattr(run, field) for field in sizes}
-    identity = f"model {run.workload} {run.devices} {run.local_batch_size} {samples} {about['hardware']}"
-    sockets = made.site.sockets_per_node * -(-run.devices // made.site.devices_per_node) / run.devices
-    facts = {"run": identity, "device_name": made.site.published_as, "sockets_per_gpu": sockets}
-    return known | facts | {"dataset_samples": float(samples), "doublings": np.log2(run.devices) + 1}
-
-
-def _draw(made: Calibration, asked: list[RunConfig]) -> np.ndarray:
-    """Logarithms of time and power of each configuration, (1 + DRAWS, 2, configurations), with the model's scatter.
-
-    Linear about the most probable parameters, as the intervals of ``calibrate.forecast`` are.
-    """
-    found, chance = made.fit, np.random.default_rng(0)
-    work = runs.works(made.site, asked, made.samples, made.workers)
-    freedom = found.freedom.min()
-    wider = np.sqrt(freedom / chance.chisquare(freedom, DRAWS))  # errors are learnt from few runs: Student's t
-    steps = chance.multivariate_normal(np.zeros(len(found.point)), found.covariance, DRAWS)
-    middle = calibrate.outcomes(found.priors, found.point, work, found.reading)
-    slopes = calibrate.jacobian(found.priors, found.point, work, found.reading)
-    moved = np.einsum("dp,kip->dki", steps, slopes)
-    moved += chance.standard_normal(moved.shape) * found.errors[:, None]
-    return np.concatenate([middle[None], middle + wider[:, None, None] * moved])
-
-
-def _host_W(cpu_W: np.ndarray, ram_W: np.ndarray, spreads: tuple[float, float]) -> list[np.ndarray]:
-    """Powers of CPUs and memory for each GPU, (1 + DRAWS, configurations) each: off by one factor in each draw."""
-    chance = np.random.default_rng(1)
-    parts = []
-    for watts, spread in zip((cpu_W, ram_W), spreads, strict=True):
-        factors = np.exp(spread * np.append(0.0, chance.standard_normal(DRAWS)))
-        parts.append(factors[:, None] * watts)
-    return parts
-
-
-def _quantities(rows: pd.DataFrame, time_s: np.ndarray, power_W: np.ndarray, host_W: list[np.ndarray]) -> dict:
-    """The quantities of ``observations`` from time and power of one GPU, (1 + DRAWS, configurations) each."""
-    devices, sockets = rows["devices"].to_numpy(), rows["sockets_per_gpu"].to_numpy()
-    samples = (rows["dataset_samples"] * rows["epochs"]).to_numpy()
-    hours = time_s / SECOND_PER_HOUR * devices
-    total_kWh = time_s * power_W * devices / JOULE_PER_KWH
-    cpu_W, ram_W = host_W
-    base = [
-        np.flatnonzero((rows["series"] == row.series) & (devices == row.base_devices))[0] for row in rows.itertuples()
+def _series(name: str, about: dict) -> pd.DataFrame:
+    fit = fits.published(about["workload"], SYSTEMS[about["hardware"]])
+    fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
+    stages = {getattr(config, "stage", "") for config in fit.runs.configs}
+    configs = [
+        config
+        for config in studies.PAPER[name](fit.runs.site.name)
+        if config.repeat == 0
+        and fewest <= config.devices <= most
+        and getattr(config, "stage", "") in stages
     ]
+    if not configs:
+        return pd.DataFrame()
+    base = _base(name, [config.devices for config in configs])
+    work = runs.works(fit.runs, configs)
+    values = predict.quantities(fit, work, runs.loading_workers(configs[0]))
+    values |= _derived(values, fit, work, base)
+    sizes = {
+        "series": name,
+        "name": f"{name}: {about['label']}",
+        "workload": about["workload"],
+        "devices": work.devices.astype(int),
+        "base_devices": base,
+        "gpu_hours": values["gpu_hours"][:, 0],
+    }
+    parts = []
+    for quantity, ends in values.items():
+        columns = dict(zip(("value", "low", "high"), ends.T, strict=True))
+        parts.append(pd.DataFrame(sizes | columns | {"quantity": quantity}))
+    return pd.concat(parts).dropna(subset="value")
+
+
+def _base(series: str, devices: list[int]) -> int:
+    """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
+    known = published.measurements().query("quantity == 'gpu_hours'")
+    known = known[known["series"].str.split().map(lambda names: series in names)]["devices"]
+    return min(known) if known.nunique() > 1 else min(devices)
+
+
+def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
+    """Derive the quantities that figures show, (configurations, 3) each: value, low, high."""
+    hours = values["gpu_hours"]
+    middle_h = hours[:, :1]
+    time_h = values["time_h"]
+    base_h = time_h[work.devices == base, 0]
+    samples = (work.trained * work.devices * work.epochs)[:, None]
+    sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
+    power_kW = values["energy_kWh"][:, :1] / middle_h
+    half = fits.forecast(fit, work)["power_W"][1][:, None]
     return {
-        "training_time_h": time_s / SECOND_PER_HOUR,
-        "gpu_hours": hours,
-        "speed_up": time_s[:, base] / time_s,
-        "energy_total_kWh": total_kWh,
-        "energy_gpu_kWh": hours * (power_W - cpu_W - ram_W) / 1000,
-        "energy_cpu_kWh": hours * cpu_W / 1000,
-        "energy_per_gpu_hour_kW": power_W / 1000,
-        "energy_per_dataset_sample_Wh": 1000 * total_kWh / rows["dataset_samples"].to_numpy(),
-        "mean_power_gpu_W": power_W - cpu_W - ram_W,
-        "mean_power_cpu_socket_W": cpu_W / sockets,
-        "share_cpu_percent": 100 * cpu_W / power_W,
-        "share_ram_percent": 100 * ram_W / power_W,
-        "samples_per_gpu_hour": samples / hours,
-        "passes_per_gpu_hour": samples / hours / rows["local_batch_size"].to_numpy(),
+        "training_time_h": time_h,
+        "speed_up": base_h / time_h[:, [0, 2, 1]],
+        "energy_total_kWh": values["energy_kWh"],
+        "energy_per_gpu_hour_kW": power_kW * np.exp(half * [0, -1, 1]),
+        "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
+        "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
+        "samples_per_gpu_hour": samples / hours[:, [0, 2, 1]],
+        "passes_per_gpu_hour": samples / hours[:, [0, 2, 1]] / work.local_batch_size[:, None],
     }

@@ -135,9 +135,9 @@ def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
 
 
-def published_runs(derived: bool = False) -> pd.DataFrame:
-    """The published rows of ``load``; with ``derived`` also what follows from them (runs/published/derived.toml)."""
-    printed = published.measurements(with_derived=derived)
+def published_runs() -> pd.DataFrame:
+    """The published rows of ``load``."""
+    printed = published.measurements()
     divisor = np.where(printed["std_ddof"] == "0", printed["repeats"] - 1, printed["repeats"])
     printed["std"] *= np.sqrt(printed["repeats"] / divisor)  # from the population's to the sample's
     names = ("value", "std", "half", "place")
@@ -166,10 +166,7 @@ def published_runs(derived: bool = False) -> pd.DataFrame:
     labels = {series: f"{series}: {known['label']}" for series, known in conditions.items()}
     runs["name"] = [labels.get(series, series) for series in runs["series"]]
     runs["data"] = [conditions.get(series, {"data": "fixed"})["data"] for series in runs["series"]]
-    table = _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
-    return table.assign(
-        provenance=table["provenance"].mask(table["place"].str.contains("derived: ", na=False), "derived")
-    )
+    return _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
 
 
 # Workload -> origin of runs that train none of our networks.

@@ -123,9 +123,7 @@ def _row(claim: dict, errata: dict[str, str]) -> str:
     for erratum in claim["errata"]:
         statement += f'<br><span class="small"><b>Erratum.</b> {errata[erratum]}</span>'
     published, own = _judged(claim["published"]), "<br>".join(_judged(verdict) for verdict in claim["own"])
-    derived = _judged(claim["derived"]) if "derived" in claim else ""
-    model = f"{claim['model']['probability']:.0%}" if "model" in claim else ""
-    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, derived, model, own])
+    cells = "</td><td>".join([html.escape(claim["place"]), statement, published, own])
     title = html.escape(claim["test"], quote=True)
     return f'<tr data-verdict="{claim["published"]["verdict"]}" title="{title}"><td>{cells}</td></tr>'
 
@@ -136,7 +134,6 @@ def _judged(verdict: dict) -> str:
     if "effect" in verdict:
         effect = f"{verdict['effect']:.3g} [{verdict['low']:.3g}, {verdict['high']:.3g}]"
         effect += f"; as observed {verdict['observed']['verdict']}"
-        effect += f"; half the tolerance: {verdict['at_half']}, double: {verdict['at_double']}"
     reason = html.escape(" ".join([verdict.get("on", ""), verdict["reason"]]).strip())
     word = f'<span class="verdict {verdict["verdict"].split()[0]}">{verdict["verdict"]}</span>'
     return f'{word} {effect}<br><span class="small">{reason}</span>'

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Annotated
 
 import typer
@@ -28,7 +27,6 @@ def submit(
     max_gpu_hours: Annotated[
         float | None, typer.Option(min=0, help="refuse what is expected to cost more")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
     reservation: Annotated[str, typer.Option(help="as sbatch takes it")] = "",
     minutes: Annotated[int | None, typer.Option(min=1, help="time limit of each job")] = None,
@@ -36,24 +34,14 @@ def submit(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
-    from energynn.cluster import submit, systems
+    from energynn.cluster import submit
 
     sbatch = sbatch or []
     for name, value in (("account", account), ("reservation", reservation)):
         if value:
             sbatch = [*sbatch, f"--{name}={value}"]
-    systems.require_form("submit", systems.OPTION, sbatch)
-    options = SimpleNamespace(
-        studies=studies,
-        system=system,
-        dry_run=dry_run,
-        limit=max_gpu_hours,
-        yes=yes,
-        minutes=minutes,
-        sbatch=sbatch,
-        runs_dir=folder_of_runs(runs_dir),
-    )
-    return submit.main(options)
+    folder = folder_of_runs(runs_dir)
+    return submit.submit_studies(studies, system, folder, dry_run, max_gpu_hours, minutes, sbatch)
 
 
 def status(
@@ -74,9 +62,7 @@ def status(
         return 0
     from energynn.cluster import status
 
-    folder = folder_of_runs(runs_dir, must_exist=True)
-    options = SimpleNamespace(studies=studies or [], runs_dir=folder, json=as_json, watch=None)
-    return status.main(options)
+    return status.show(folder_of_runs(runs_dir, must_exist=True), studies or [], as_json)
 
 
 def cancel(
@@ -90,6 +76,6 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     folder: Path = folder_of_runs(runs_dir, must_exist=True)
-    owners = submit.cancel(status.folders(folder.absolute(), studies or []))
-    tell(f"{sum(owners.values())} jobs cancelled; `energynn submit` continues from checkpoints")
+    number = submit.cancel(status.folders(folder.absolute(), studies or []))
+    tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
     return 0

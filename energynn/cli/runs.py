@@ -122,6 +122,9 @@ def measure(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="the run's folder; again: a segment more")
     ] = None,
+    no_gpu: Annotated[
+        bool, typer.Option("--no-gpu", help="the command uses none of this machine's GPUs")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="the record; the command's output goes to stderr")
     ] = False,
@@ -129,7 +132,7 @@ def measure(
     """Measure any command as our own trainers are measured."""
     from energynn.launch import command as launch
 
-    record, status = launch.measure(command, out, period, quiet=as_json)
+    record, status = launch.measure(command, out, period, quiet=as_json, gpus=not no_gpu)
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
         reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
@@ -145,9 +148,9 @@ def doctor(
 ) -> int:
     """Say what a run on this machine would measure, how well, and what to mend."""
     if system:
-        from energynn.cluster import submit, systems
+        from energynn.cluster import submit
 
-        return submit.check(systems.site(system))
+        return submit.check(system)
     import os
 
     from energynn.launch import doctor

@@ -1,13 +1,26 @@
 #!/bin/bash
-# Written by `energynn submit`: task i makes the i-th run. It executes notebooks/run_training.ipynb on the first node;
-# srun starts the ranks. Data given as a tar file are unpacked on every node before, and go with the job. Warned of the
-# time limit (SIGUSR1) it leaves a checkpoint and queues itself again.
-@options@
+# Written by `energynn submit` from energynn/cluster/job.sh, which you may change: each task of the array makes one run
+# by executing notebooks/run_training.ipynb on the first node, whose srun starts the ranks. energynn.cluster.job starts
+# the command that follows it; warned of the time limit (SIGUSR1) it asks for a checkpoint and queues the task again.
+#SBATCH --job-name=@name
+#SBATCH --nodes=@nodes
+#SBATCH --ntasks=@devices
+#SBATCH --ntasks-per-node=@devices_of_node
+#SBATCH --time=@minutes
+#SBATCH --array=@array
+#SBATCH --signal=B:USR1@@@warning_s
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH
+#SBATCH --output="@log_folder/slurm-%A_%a.txt"
+@options
 runs=(
-@runs@
+@runs
 )
 run=${runs[${SLURM_ARRAY_TASK_ID:-${1:-0}}]}
 exec >> "$run/job/log.txt" 2>&1
-@setup@
-cd @repository@ || exit
-exec @python@ -m energynn.cluster.job "$run"
+@setup
+cd @repository || exit
+exec @python -m energynn.cluster.job "$run" \
+  @python -m papermill --no-progress-bar --log-level WARNING --cwd @repository \
+  --parameters_file "$run/job/parameters.json" @notebook "$run/notebook.ipynb"

@@ -1,8 +1,7 @@
-"""ERA5 states for FourCastNet: the embedded ensemble, how it was packed, and how it is split and normalized."""
+"""ERA5 states for FourCastNet: the embedded ensemble, and how it is split and normalized."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +13,6 @@ GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
 CHANNELS = ("t850", "z850", "z500", "t500")  # those of FourCastNet's twenty that the embedded file has, in its order
 Z500 = CHANNELS.index("z500")
 LEAD_H = 12  # hours between two states of the embedded file
-CF_ATTRIBUTES = {
-    "t": {"long_name": "Temperature", "standard_name": "air_temperature", "units": "K"},
-    "z": {"long_name": "Geopotential", "standard_name": "geopotential", "units": "m2 s-2"},
-}
-CF_COORDINATES = {
-    "member": {"long_name": "ensemble member", "units": "1"},
-    "time": {"standard_name": "time", "units": "hours since 1970-01-01 00:00:00", "calendar": "proleptic_gregorian"},
-    "latitude": {"standard_name": "latitude", "units": "degrees_north"},
-    "longitude": {"standard_name": "longitude", "units": "degrees_east"},
-}
-ATTRIBUTION = (
-    "Generated using Copernicus Climate Change Service information 2017. Contains modified Copernicus Climate Change "
-    "Service information; neither the European Commission nor ECMWF is responsible for any use that may be made of it."
-)
 
 
 @dataclass(frozen=True)
@@ -104,56 +89,3 @@ def latitude_weights(latitude_deg: np.ndarray) -> np.ndarray:
     """Weights H cos(latitude) / sum cos(latitude) of H grid rows, as FourCastNet's metric has them."""
     cosine = np.cos(np.deg2rad(latitude_deg)).clip(min=0.0)
     return (len(latitude_deg) * cosine / cosine.sum()).astype(np.float32)
-
-
-def pack_ensemble(source: Path, target: Path) -> dict[str, float]:
-    """Pack tests/sample-data/era5-levels-members.nc of cfgrib's source distribution into the embedded file.
-
-    NetCDF-3 with 16-bit integers, scale and offset per channel: wrong by at most 0.09 m2/s2 in z500, where float16
-    would be wrong by 16 m2/s2. The target is written whole or not at all, the same bytes each time. Returns the
-    largest error of each channel in its own unit.
-    """
-    import h5py
-    from scipy.io import netcdf_file
-
-    errors = {}
-    temporary = target.with_suffix(".part")
-    with h5py.File(source) as original, netcdf_file(temporary, "w") as packed:
-        packed.Conventions = "CF-1.7"
-        packed.title = "ERA5 ensemble, 3 degrees, four times 12 h apart"
-        packed.institution = "European Centre for Medium-Range Weather Forecasts"
-        packed.source = "cfgrib 0.9.15.1, source distribution, tests/sample-data/era5-levels-members.nc"
-        packed.attribution = ATTRIBUTION
-        levels_hPa = original["isobaricInhPa"][:].tolist()
-        hours = original["time"][:] // 3600  # the source counts seconds since 1970
-        coordinates = {
-            "member": ("i4", original["number"][:]),
-            "time": ("i4", hours),
-            "latitude": ("f4", original["latitude"][:]),
-            "longitude": ("f4", original["longitude"][:]),
-        }
-        for name, (kind, values) in coordinates.items():
-            packed.createDimension(name, len(values))
-            _write(packed, name, kind, (name,), values, CF_COORDINATES[name])
-        for name in CHANNELS:
-            level_hPa = int(name[1:])
-            variable = original[name[0]]
-            values = variable[:, :, levels_hPa.index(level_hPa)].astype(np.float64)
-            values *= variable.attrs["scale_factor"][0]  # the source keeps tenths, although as 64-bit reals
-            assert np.isfinite(values).all(), f"{source}: {name} has missing values"
-            low, high = values.min(), values.max()
-            scale, offset = (high - low) / 65000, (high + low) / 2
-            integers = np.rint((values - offset) / scale).astype(np.int16)
-            errors[name] = float(np.abs(integers * scale + offset - values).max())
-            attributes = CF_ATTRIBUTES[name[0]] | {"pressure_hPa": level_hPa, "scale_factor": scale}
-            attributes |= {"add_offset": offset, "max_packing_error": errors[name]}
-            _write(packed, name, "i2", tuple(coordinates), integers, attributes)
-    os.replace(temporary, target)
-    return errors
-
-
-def _write(file, name: str, kind: str, dimensions: tuple, values: np.ndarray, attributes: dict) -> None:
-    variable = file.createVariable(name, kind, dimensions)
-    variable[:] = values
-    for attribute, value in attributes.items():
-        setattr(variable, attribute, value)

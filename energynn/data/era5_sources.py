@@ -158,7 +158,7 @@ def _open_hdf5(path: Path, year: int) -> Source:
     try:
         require_file(path)
         file = h5py.File(path)
-        require_plain_hdf5(file.id)
+        require_plain_hdf5(file)
         fields = file.get("fields")
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: not a whole HDF5 file ({error}); copy it again") from error

@@ -263,6 +263,12 @@ def splits_read(config: FourCastNetConfig) -> tuple[str, str, str]:
     return config.training_years, config.validation_years, config.test_years
 
 
+def files_read(config: FourCastNetConfig) -> list[str]:
+    """The files that a run reads."""
+    years = [year for text in splits_read(config) for year in parse_years(text)]
+    return [name for year in years for name in files_of(year)]
+
+
 def files_of(year: int) -> tuple[str, str, str]:
     """The files of a year in a store."""
     return f"{year}.npy", f"{year}.json", f"mean-{year}.npy"

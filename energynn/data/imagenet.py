@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from energynn.config import ResNet50Config
@@ -28,9 +28,8 @@ from energynn.reading import ILL_TYPED, require_file
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")
-ALL_NAMES = "all_names.txt"  # of a tree of which only some images were unpacked (stage_in.py)
-INDEX = REPOSITORY / "build" / "imagenet"  # where the images of an archive begin, kept from one call to the next
-# Archive -> MD5 as image-net.org publishes them; the development kit tells the classes of the validation images.
+INDEX = REPOSITORY / "build" / "imagenet"  # where the images of an archive begin, kept for later
+# Archive -> MD5 as image-net.org publishes them; the kit tells the classes of the validation images.
 ARCHIVES = {
     "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
     "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
@@ -39,6 +38,12 @@ ARCHIVES = {
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 # (n, n_max) of the study's scaled data sets (design.md, section 5).
 SCALES = [(2**power, n_max) for n_max in (256, 16) for power in range(n_max.bit_length())]
+FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
+MOST_PIXELS = 89_000_000  # ImageNet's largest has 61 million; above this Pillow itself warns
+LARGEST_IMAGE_B = 2**30
+BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
+NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
+BATCH = 256  # images in memory at once while a store is written
 
 
 @dataclass(frozen=True)
@@ -72,29 +77,35 @@ class Listing:
 
     def read(self, index: int) -> bytes:
         """The image's bytes as they lie there. Raises ValueError if the file ends before."""
-        path, offset, size = self.piece(index)
-        if size < 0:
+        path, offset, size_B = self.piece(index)
+        if size_B < 0:
             require_file(path, LARGEST_IMAGE_B)
             with open(path, "rb") as file:
                 return file.read()
-        data = os.pread(_descriptor(path), size, offset)
-        if len(data) != size:
+        data = os.pread(_descriptor(path), size_B, offset)
+        if len(data) != size_B:
             raise ValueError(f"{self.where(index)}: the file ends within this image; copy it again")
         return data
-
-
-def pieces(listings: Iterable[Listing]) -> dict[str, tuple[str, int, int]]:
-    """Name -> file, offset and bytes of every image."""
-    found = {}
-    for listing in listings:
-        found |= {name.decode(): listing.piece(index) for index, name in enumerate(listing.names)}
-    return found
 
 
 @lru_cache
 def _descriptor(path: str) -> int:
     """A file, opened once in each process; pread has no position that forked loader workers could share."""
     return os.open(path, os.O_RDONLY)
+
+
+def pieces(listings: Iterable[Listing]) -> dict[str, tuple[str, int, int]]:
+    """Name -> file, offset and bytes of every image."""
+    return {
+        name.decode(): listing.piece(index)
+        for listing in listings
+        for index, name in enumerate(listing.names)
+    }
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder holds both splits of a prepared store; each file is there once it is whole."""
+    return all((folder / f"{split}.ppm").is_file() for split in SPLITS)
 
 
 def list_images(root: Path, progress: Callable[[str], None] = print) -> tuple[Listing, Listing]:
@@ -105,60 +116,47 @@ def list_images(root: Path, progress: Callable[[str], None] = print) -> tuple[Li
     training, validation = (_list_split(Path(root), split, progress) for split in SPLITS)
     for name in sorted(set(training.classes) ^ set(validation.classes)):
         split = "val" if name in training.classes else "train"
-        raise ValueError(f"images: class {name} is missing in {Path(root) / split}; it is in the other split")
+        where = Path(root) / split
+        raise ValueError(f"images: class {name} is missing in {where}; it is in the other split")
     return training, validation
 
 
 def _list_split(root: Path, split: str, progress: Callable[[str], None]) -> Listing:
-    store, tree, archive = root / f"{split}.ppm", root / split, root / f"ILSVRC2012_img_{split}.tar"
+    store, archive = root / f"{split}.ppm", root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
-        if not store.with_suffix(".npz").is_file():
-            raise ValueError(f"images: {store} is not complete; `energynn data imagenet` goes on with it")
         table = store.with_suffix(".npz")
         try:
             require_file(table)
-            return _listing(store, **np.load(table))
+            return make_listing(store, **np.load(table))
         except (*ILL_TYPED, zipfile.BadZipFile) as error:
-            raise ValueError(f"images: {table} cannot be read ({error}); `energynn data imagenet` anew") from error
-    if tree.is_dir():
-        return _listing(root, list(_names_of_tree(root, split)))
+            remedy = "`energynn data imagenet` writes it anew"
+            raise ValueError(f"images: {table} cannot be read ({error}); {remedy}") from error
+    if (root / split).is_dir():
+        return make_listing(root, list(_names_of_tree(root, split)))
     if archive.is_file():
-        return _listing(archive, **_index(archive, progress))
-    raise ValueError(f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; name another folder")
+        return make_listing(archive, **_index(archive, progress))
+    raise ValueError(
+        f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; name another folder"
+    )
 
 
-def _listing(place: Path, names: Sequence[bytes], offsets=None, sizes=None) -> Listing:
-    """Sorted, and with the classes that the names tell."""
+def make_listing(place: Path, names: Sequence[bytes], offsets=None, sizes=None) -> Listing:
+    """Sort images by name, and take their classes from the names."""
     names = np.asarray(names, dtype=bytes)
     order = np.argsort(names, kind="stable")
     folders = np.array([name.split(b"/")[1] for name in names[order]])
     classes, labels = np.unique(folders, return_inverse=True)
-    offsets, sizes = (None if values is None else np.asarray(values)[order] for values in (offsets, sizes))
-    return Listing(tuple(name.decode() for name in classes), names[order], labels, place, offsets, sizes)
+    if offsets is not None:
+        offsets, sizes = np.asarray(offsets)[order], np.asarray(sizes)[order]
+    classes = tuple(name.decode() for name in classes)
+    return Listing(classes, names[order], labels, place, offsets, sizes)
 
 
-def whole_splits(split: str) -> set[str]:
-    """The files that hold all images of a split: a prepared store, and the official archive."""
-    return {f"{split}.ppm", f"ILSVRC2012_img_{split}.tar"}
-
-
-def listing_of(names: Iterable[str], split: str) -> Listing:
-    """A split's images by their names alone, wherever they lie."""
-    return _listing(Path(), [os.fsencode(name) for name in names if _is_image(name, split)])
-
-
-def _is_image(name: str, split: str) -> bool:
-    return name.startswith(f"{split}/") and name.lower().endswith(ENDINGS)
-
-
-def _names_of_tree(root: Path, split: str) -> Iterable[bytes]:
-    if (root / ALL_NAMES).is_file():
-        lines = (root / ALL_NAMES).read_text().splitlines()
-        yield from (os.fsencode(name) for name in lines if _is_image(name, split))
-        return
+def _names_of_tree(root: Path, split: str) -> Iterator[bytes]:
     for folder in os.scandir(root / split):
         if folder.is_dir():
-            names = [file.name for file in os.scandir(folder) if file.name.lower().endswith(ENDINGS)]
+            files = (file.name for file in os.scandir(folder))
+            names = [name for name in files if name.lower().endswith(ENDINGS)]
             if not names:
                 raise ValueError(f"images: {folder.path} has no images; copy this class again")
             yield from (os.fsencode(f"{split}/{folder.name}/{name}") for name in names)
@@ -167,22 +165,33 @@ def _names_of_tree(root: Path, split: str) -> Iterable[bytes]:
 def _index(archive: Path, progress: Callable[[str], None]) -> dict[str, np.ndarray]:
     """Names, offsets and sizes of the images in an archive, from its headers; they are read once and kept."""
     found = archive.stat()
-    key = hashlib.sha256(f"{archive.resolve()}|{found.st_size}|{found.st_mtime_ns}".encode()).hexdigest()[:16]
-    kept = INDEX / f"{key}.npz"
+    stamp = f"{archive.resolve()}|{found.st_size}|{found.st_mtime_ns}"
+    kept = INDEX / f"{hashlib.sha256(stamp.encode()).hexdigest()[:16]}.npz"
     if not kept.is_file():
         advance = meter(f"index of {archive.name}", found.st_size / 1e9, "GB", progress)
-        rows = _training_members if archive.name == TRAINING_ARCHIVE else _validation_members
+        rows = _training_images if archive.name == TRAINING_ARCHIVE else _validation_images
         try:
             with tarfile.open(archive, "r:") as file:
-                names, offsets, sizes = zip(*rows(file, archive, advance), strict=True)
+                names, offsets, sizes_B = zip(*rows(file, archive, advance), strict=True)
         except Exception as error:  # what is no archive, or another one, fails in many ways
-            raise ValueError(f"images: {archive} cannot be indexed ({error}); copy it again") from error
-        _save(kept, names=np.asarray(names, dtype=bytes), offsets=np.asarray(offsets), sizes=np.asarray(sizes))
+            raise ValueError(
+                f"images: {archive} cannot be indexed ({error}); copy it again"
+            ) from error
+        _save(kept, np.array(names), np.array(offsets), np.array(sizes_B))
     return dict(np.load(kept))
 
 
-def _training_members(outer: tarfile.TarFile, archive: Path, advance) -> Iterable[tuple[bytes, int, int]]:
-    """One archive per synset within the archive."""
+def _save(path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> None:
+    """Write a table of images, also if several ranks write it at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file:
+        np.savez(file, names=names, offsets=offsets, sizes=sizes)
+
+
+def _training_images(
+    outer: tarfile.TarFile, archive: Path, advance: Callable[[float], None]
+) -> Iterator[tuple[bytes, int, int]]:
+    """Name, offset and bytes of each image; there is one archive per synset within the archive."""
     for member in outer:
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
             for image in inner:
@@ -191,47 +200,50 @@ def _training_members(outer: tarfile.TarFile, archive: Path, advance) -> Iterabl
         advance(member.size / 1e9)
 
 
-def _validation_members(flat: tarfile.TarFile, archive: Path, advance) -> Iterable[tuple[bytes, int, int]]:
-    """ILSVRC2012_val_00000001.JPEG and so on; line k of the development kit's ground truth is the class of image k."""
+def _validation_images(
+    flat: tarfile.TarFile, archive: Path, advance: Callable[[float], None]
+) -> Iterator[tuple[bytes, int, int]]:
+    """The same; line k of the development kit's ground truth is the class of ILSVRC2012_val_<k>.JPEG."""
     from scipy.io import loadmat
 
     path = archive.with_name(DEVELOPMENT_KIT)
     if not path.is_file():
         raise ValueError(f"{path} is missing, which tells the classes of the validation images")
     with tarfile.open(path) as kit:
-        texts = {Path(member.name).name: kit.extractfile(member).read() for member in kit if member.isfile()}
+        texts = {
+            Path(file.name).name: kit.extractfile(file).read() for file in kit if file.isfile()
+        }
     synsets = np.atleast_1d(loadmat(io.BytesIO(texts["meta.mat"]), squeeze_me=True)["synsets"])
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
-    truth = [synset_of[int(line)] for line in texts["ILSVRC2012_validation_ground_truth.txt"].split()]
+    numbers = texts["ILSVRC2012_validation_ground_truth.txt"].split()
     for image in flat:
         name = Path(image.name).name
-        number = int(Path(name).stem.rpartition("_")[2])
-        yield f"val/{truth[number - 1]}/{name}".encode(), image.offset_data, image.size
+        line = int(Path(name).stem.rpartition("_")[2]) - 1
+        synset = synset_of[int(numbers[line])]
+        yield f"val/{synset}/{name}".encode(), image.offset_data, image.size
         advance(image.size / 1e9)
 
 
-def _save(path: Path, **arrays: np.ndarray) -> None:
-    """Write a .npz file that is there at once and whole, also if several ranks write it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as file:
-        np.savez(file, **arrays)
+# ------------------------------------------------------------------------------------------- subsets
 
 
-# ------------------------------------------------------------------------------------------------------------- subsets
-
-
-def stratified_prefix(names: Sequence[str | bytes], labels: Sequence[int], count: int, seed: int = 0) -> np.ndarray:
+def stratified_prefix(
+    names: Sequence[str | bytes], labels: Sequence[int], count: int, seed: int = 0
+) -> np.ndarray:
     """Indices of the first ``count`` samples (0: all) in an order that takes one sample of each class in turn.
 
     Inside a class the order is that of sha256("seed|file name"), so that a larger subset contains every smaller one
     on any machine; a class without samples left is skipped. Raises ValueError if there are fewer than ``count``.
     """
     if count > len(names):
-        raise ValueError(f"asked for {count} samples, the data set has {len(names)}; ask for fewer, or 0 for all")
+        raise ValueError(
+            f"asked for {count} samples, the data set has {len(names)}; ask for fewer, or 0 for all"
+        )
     if count == 0:
         return np.arange(len(names))
     labels, prefix = np.asarray(labels), f"{seed}|".encode()
-    keys = np.array([hashlib.sha256(prefix + os.path.basename(os.fsencode(name))).digest() for name in names])
+    file_names = (os.path.basename(os.fsencode(name)) for name in names)
+    keys = np.array([hashlib.sha256(prefix + name).digest() for name in file_names])
     by_class = np.lexsort((keys, labels))
     sorted_labels = labels[by_class]
     turn = np.arange(len(names)) - np.searchsorted(sorted_labels, sorted_labels)
@@ -245,8 +257,9 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
     fewer: their number makes the steps of an epoch, but one batch of them is read, or few images again and again.
     """
     in_turn = config.stays_on_device or config.dataset == photographs.LARGE
+    counts = (config.training_samples, config.validation_samples)
     chosen = []
-    for listing, count in zip(listings, (config.training_samples, config.validation_samples), strict=True):
+    for listing, count in zip(listings, counts, strict=True):
         available = min(count, len(listing)) if in_turn else count
         indices = stratified_prefix(listing.names, listing.labels, available)
         chosen.append(np.resize(indices, count or len(indices)))
@@ -256,69 +269,66 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
 def subsets(listing: Listing) -> list[dict]:
     """The scaled subsets floor(samples n / n_max): n, n_max, count, and the SHA-256 of the chosen names in order."""
     names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing))]
-    counts = {scale: len(listing) * scale[0] // scale[1] for scale in SCALES}
-    digests, digest, done = {}, hashlib.sha256(), 0
-    for count in sorted(set(counts.values())):
-        digest.update(b"".join(name + b"\n" for name in names[done:count]))
-        digests[count], done = digest.copy().hexdigest(), count
-    return [{"n": n, "n_max": n_max, "count": count, "digest": digests[count]} for (n, n_max), count in counts.items()]
+    found = []
+    for n, n_max in SCALES:
+        count = len(listing) * n // n_max
+        found.append({"n": n, "n_max": n_max, "count": count, "digest": _of_names(names[:count])})
+    return found
 
 
-def summary(listing: Listing) -> dict:
-    """Number of images, SHA-256 of their names in sorted order, and images per class: compared at every start."""
-    digest = hashlib.sha256(b"".join(name + b"\n" for name in listing.names)).hexdigest()
+class Summary(msgspec.Struct):
+    """Number of images, SHA-256 of their names in sorted order, and images per class."""
+
+    count: int
+    digest: str
+    classes: dict[str, int]
+
+
+def summary(listing: Listing) -> Summary:
+    """Sum up what is compared at every start of a run."""
     counts = np.bincount(listing.labels).tolist()
-    return {"count": len(listing), "digest": digest, "classes": dict(zip(listing.classes, counts, strict=True))}
+    classes = dict(zip(listing.classes, counts, strict=True))
+    return Summary(len(listing), _of_names(listing.names), classes)
 
 
-# ------------------------------------------------------------------------------------------------------ prepared store
+def _of_names(names: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(name + b"\n" for name in names)).hexdigest()
 
 
-def prepare(root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print) -> list[str]:
+# ------------------------------------------------------------------------------------ prepared store
+
+
+def prepare(
+    root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print
+) -> list[str]:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
 
     Each image is a PPM (``ppm``) whose shorter side is at most ``shorter_side`` pixels (0: as it is): other pixels than
-    the originals', so a training with them is another experiment. An interrupted call goes on where it stopped. An
-    image that cannot be decoded is kept as one without pixels, which training names as bad; returns where these lie.
-    Raises ValueError if ``out`` was begun with other images or another size.
+    the originals', so a training with them is another experiment. Every call writes all anew. An image that cannot be
+    decoded is kept as one without pixels, which training names as bad; returns where these lie.
     """
     out.mkdir(parents=True, exist_ok=True)
-    listings, note = list_images(root, progress), out / "prepared.json"
-    names = [summary(listing)["digest"] for listing in listings]
-    made_from = json.dumps({"shorter_side_pixels": shorter_side, "names_sha256": names})
-    if note.is_file() and note.read_text() != made_from:
-        raise ValueError(f"images: {out} was begun with other images or sizes: {note.read_text()}; empty it first")
-    note.write_text(made_from)
     bad = []
-    for split, listing in zip(SPLITS, listings, strict=True):
+    for split, listing in zip(SPLITS, list_images(root, progress), strict=True):
         bad += _prepare_split(listing, out / f"{split}.ppm", shorter_side, progress)
     return bad
 
 
-def _prepare_split(listing: Listing, path: Path, shorter_side: int, progress: Callable[[str], None]) -> list[str]:
-    """Write the images of a split that ``path`` has not got yet; returns where those lie that cannot be decoded."""
-    table = path.with_suffix(".npz")  # there once all images are
-    offsets = _ppm_offsets(path)[: len(listing) + 1]
-    advance = meter(f"prepare {path.stem}", len(listing) - len(offsets) + 1, "images", progress)
-    table.unlink(missing_ok=True)
-    with open(path, "ab") as file, ThreadPoolExecutor() as pool:
-        file.truncate(offsets[-1])
-        while (done := len(offsets) - 1) < len(listing):  # a batch at a time, so that memory stays bounded
-            batch = range(done, min(done + BATCH, len(listing)))
+def _prepare_split(
+    listing: Listing, path: Path, shorter_side: int, progress: Callable[[str], None]
+) -> list[str]:
+    """Write the images of a split, then their table; returns where those lie that cannot be decoded."""
+    advance, sizes_B = meter(f"prepare {path.stem}", len(listing), "images", progress), []
+    with whole(path) as file, ThreadPoolExecutor() as pool:
+        for start in range(0, len(listing), BATCH):
+            batch = range(start, min(start + BATCH, len(listing)))
             for data in pool.map(lambda index: ppm(listing.read(index), shorter_side), batch):
                 file.write(data)
-                offsets.append(offsets[-1] + len(data))
+                sizes_B.append(len(data))
             advance(len(batch))
-    sizes = np.diff(offsets)
-    _save(table, names=listing.names, offsets=np.array(offsets[:-1]), sizes=sizes)
+        sizes = np.array(sizes_B)
+        _save(path.with_suffix(".npz"), listing.names, np.cumsum(sizes) - sizes, sizes)
     return [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
-
-
-FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
-MOST_PIXELS = 89_000_000  # ImageNet's largest image has 61 million; above this Pillow itself warns
-LARGEST_IMAGE_B = 2**30
-NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
-BATCH = 256  # images in memory at once
 
 
 def ppm(data: bytes, shorter_side: int) -> bytes:
@@ -329,15 +339,13 @@ def ppm(data: bytes, shorter_side: int) -> bytes:
         with open_image(data) as image:
             width, height = image.size
             scale = min(1.0, shorter_side / min(width, height)) if shorter_side else 1.0
-            if scale < 1:  # thumbnail lets libjpeg decode at a fraction of the size where that is still large enough
-                image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+            if scale < 1:  # libjpeg decodes at a fraction of the size where that is large enough
+                size = round(width * scale), round(height * scale)
+                image.thumbnail(size, Image.Resampling.BICUBIC)
             image = image.convert("RGB")
     except BAD_IMAGE:
         return NO_PIXELS
     return b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *image.size) + image.tobytes()
-
-
-BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
 
 
 def open_image(data: bytes):
@@ -352,7 +360,8 @@ def open_image(data: bytes):
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error
     if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"has {image.width} x {image.height} pixels, more than {MOST_PIXELS / 1e6:.0f} million")
+        most = f"{MOST_PIXELS / 1e6:.0f} million"
+        raise ValueError(f"has {image.width} x {image.height} pixels, more than {most}")
     return image
 
 
@@ -365,19 +374,3 @@ def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
     original_width, original_height = map(int, original.split()[1:])
     pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - 3 * width * height)
     return pixels.reshape(height, width, 3), (original_height, original_width)
-
-
-def _ppm_offsets(path: Path) -> list[int]:
-    """Where the whole images of a store begin, and where the last of them ends; goes from header to header."""
-    offsets = [0]
-    if path.is_file():
-        with open(path, "rb") as file:
-            length = path.stat().st_size
-            while len(header := file.read(64).split(b"\n", 4)) == 5:
-                width, height = map(int, header[2].split())
-                end = offsets[-1] + sum(map(len, header[:4])) + 4 + 3 * width * height
-                if end > length:
-                    break
-                offsets.append(end)
-                file.seek(end)
-    return offsets

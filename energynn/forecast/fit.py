@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 from scipy import optimize, stats
 
 from energynn import config
@@ -245,20 +246,6 @@ def forecast(fit: Fit, work: Work) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return result
 
 
-def draws(fit: Fit, work: Work, number: int) -> np.ndarray:
-    """Logarithms of time and power with the model's scatter, (1 + number, 2, configurations).
-
-    The first is of the most probable parameters; linear about them, as ``forecast`` is.
-    """
-    chance, freedom = np.random.default_rng(0), fit.freedom.min()
-    wider = np.sqrt(freedom / chance.chisquare(freedom, number))[:, None, None]
-    steps = chance.multivariate_normal(np.zeros(len(fit.point)), fit.covariance, number)
-    moved = np.einsum("dp,kip->dki", steps, jacobian(fit.names, fit.point, work))
-    moved += chance.standard_normal(moved.shape) * fit.errors[:, None]
-    middle = outcomes(fit.names, fit.point, work)
-    return np.concatenate([middle[None], middle + wider * moved])
-
-
 def describe(fit: Fit) -> dict[str, dict]:
     """Every parameter with value, 90 % interval, unit, meaning and how much the data tell of it.
 
@@ -273,6 +260,18 @@ def describe(fit: Fit) -> dict[str, dict]:
         row = {end: float(of[name]) for end, of in values.items()} | {"told_by_data": float(share)}
         table[name] = row | {"unit": PARAMETERS[name].unit, "meaning": PARAMETERS[name].meaning}
     return table
+
+
+def text(fit: Fit) -> str:
+    """The parameters for people, what was left out of the runs, and the error of the model."""
+    columns = ["value", "low", "high", "unit", "told_by_data", "meaning"]
+    table = pd.DataFrame(describe(fit)).T[columns].to_string(float_format="{:.3g}".format)
+    of = (
+        f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload} on {fit.runs.site.name}"
+    )
+    errors = " and ".join(f"{100 * error:.1f} %" for error in fit.errors)
+    lines = [f"fitted to {of}; errors of times and powers about {errors}", table]
+    return "\n".join([*lines, *fit.runs.notes])
 
 
 # -------------------------------------------------------------------------------------- on disk

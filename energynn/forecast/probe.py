@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from energynn import config, studies
-from energynn.cluster import local
+from energynn.cluster import local, submit
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
 from energynn.data import manifests
@@ -224,19 +224,18 @@ def outcome(fit: Fit, asked: list[RunConfig], runs_dir: Path) -> list[dict]:
 def hand_over(
     probes: list[Probe], asked: list[RunConfig], site: Site, runs_dir: Path, like: Path | None
 ) -> str:
-    """Write probes and what they are for as studies; the commands that submit, fit and predict."""
-    run, build = asked[0], REPOSITORY / "build"
-    of = f"{run.workload}_{site.name}"
-    study, goal = build / f"probe_{of}.py", build / f"asked_{of}.py"
-    out, folder = build / f"fit_{of}.json", runs_dir.absolute()
+    """Submit the probes as a study of one's own; returns the commands that then fit and predict."""
+    of, build = f"{asked[0].workload}_{site.name}", REPOSITORY / "build"
+    study, goal, out = build / f"probe_{of}.py", build / f"asked_{of}.py", build / f"fit_{of}.json"
     _write_study(study, [probe.run for probe in probes])
     _write_study(goal, asked)
-    system = ["--system", site.file]
-    fit = ["forecast", "fit", "--runs-dir", folder, "--workload", run.workload, *system]
-    fit += ["--like", like.absolute()] if like else []
-    commands = [["submit", study, *system, "--runs-dir", folder], [*fit, "--out", out]]
-    commands.append(["forecast", "predict", goal, "--fit", out])
-    return "\n".join(shlex.join(["energynn", *map(str, words)]) for words in commands)
+    if submit.submit_studies([str(study)], site.file, runs_dir):
+        raise ValueError("probe: Slurm did not take the probes")
+    words = ["fit", "--runs-dir", runs_dir.absolute(), "--workload", asked[0].workload]
+    words += ["--like", like.absolute()] if like else []
+    fit = [*words, "--system", site.file, "--out", out]
+    commands = [fit, ["predict", goal, "--fit", out]]
+    return "\n".join(shlex.join(["energynn", "forecast", *map(str, of)]) for of in commands)
 
 
 def _write_study(path: Path, asked: list[RunConfig]) -> None:

@@ -6,8 +6,8 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,13 +15,17 @@ from pathlib import Path
 from energynn import launchers
 from energynn.files import INSTALL, IS_CHECKOUT
 from energynn.measure import machine, sensors
-from energynn.measure.perun_adapter import PERUN_VERSION, backend_sensors
+from energynn.measure.perun_adapter import PERUN_VERSION
+from energynn.measure.perun_backends import backend_sensors
 
 TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
-GOOD, WEAK, BAD = "good", "weak", "bad"  # weak: something will be estimated or absent; bad: no run is possible
-PATIENCE_S = 30.0  # with all sensors together
-LOOK_S = 0.5  # how long a sensor is watched to see how often its reading changes
-LOAD_S = 2.0  # how much longer, under a load, one that has not moved
+GOOD, WEAK, BAD = (
+    "good",
+    "weak",
+    "bad",
+)  # weak: something will be estimated or absent; bad: no run is possible
+LOOK_S = 2.0  # how long all sensors are sampled
+PERIOD_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ class Finding:
 def examine(devices: int = 2, powercap: Path = sensors.POWERCAP) -> list[Finding]:
     """Look at sensors, permissions, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings(powercap)
-    if not any(finding.state == BAD for finding in findings):  # a driver that is silent would not answer here either
+    if not any(
+        finding.state == BAD for finding in findings
+    ):  # a silent driver would not answer here
         findings += _gpu_findings()
     findings += _package_findings()
     findings.append(_mpi_finding(devices))
@@ -69,83 +75,47 @@ def _filled(text: str, indent: int) -> str:
 
 
 def as_json(findings: list[Finding]) -> dict:
-    return {"exit_status": exit_status(findings), "findings": [asdict(finding) for finding in findings]}
+    return {
+        "exit_status": exit_status(findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 def _sensor_findings(powercap: Path) -> list[Finding]:
-    """What `_look_at_sensors` finds, unless a driver never answers: then which of its sensors is silent."""
-    findings: list[Finding] = []
-    look = threading.Thread(target=_look_at_sensors, args=(powercap, findings), daemon=True)
-    look.start()
-    look.join(PATIENCE_S)
-    if look.is_alive():
-        last = findings[-1].subject if findings else "the search for sensors"
-        said = f"no answer for {PATIENCE_S:.0f} s, after {last}; a run would hang"
-        remedy = "look at nvidia-smi and dmesg; a driver that hangs needs a restart"
-        findings.append(Finding("sensor", BAD, said, remedy))
+    """Sample this host for a moment: which sensors would count, and what speaks against them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    inventory = sensors.find(machine.CPU_MODEL, powercap, visible, others=backend_sensors())
+    with tempfile.TemporaryDirectory() as folder:
+        sampler = sensors.Sampler(Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S)
+        try:
+            sampler.start()
+        except TimeoutError as error:
+            said, _, remedy = str(error).partition("; ")
+            return [Finding("sensor", BAD, said, remedy)]
+        time.sleep(LOOK_S)
+        sampler.stop()
+    findings = [_finding_of_sensor(sensor) for sensor in sampler.inventory.sensors]
+    for fault in sampler.inventory.unaccounted:
+        findings.append(Finding("sensor", WEAK, f"no record would be valid: {fault}"))
+    for problem in sampler.inventory.problems:
+        findings.append(Finding("sensor", WEAK, problem))
+    if not any(sensor.component == "ram" for sensor in sampler.inventory.sensors):
+        remedy = "say so where you compare totals"
+        findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy))
     return findings
 
 
-def _look_at_sensors(powercap: Path, findings: list[Finding]) -> None:
-    others, problems = backend_sensors()
-    usable, more_problems = sensors.find(machine.CPU_MODEL, powercap, others, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    forbidden = [problem for problem in more_problems if "may not be read" in problem]
-    for problem in problems + more_problems:
-        said, _, remedy = problem.partition("; ")
-        findings.append(Finding("sensor", WEAK, said, remedy))
-    for sensor in usable:
-        if sensor.kind == "busy" and not sensor.primary:
-            said = f"{sensor.id}: busy time, in reserve for a counter that stands still"
-            findings.append(Finding("CPU", WEAK, said))
-        elif sensor.kind == "busy":
-            said, remedy = f"no counter below {powercap}", "none on this machine; a virtual machine usually has none"
-            if forbidden:
-                said = f"{len(forbidden)} counters below {powercap} may not be read"
-                remedy = f"sudo chmod a+r {powercap}/intel-rapl:*/energy_uj"
-            findings.append(Finding("CPU", WEAK, f"{said}; its energy will be estimated from busy time", remedy))
-        else:
-            findings.append(_look_at(sensor))
-    if not any(sensor.component == "ram" for sensor in usable):
-        findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", "say so where you compare totals"))
-
-
-def _look_at(sensor: sensors.Sensor) -> Finding:
-    """Whether a sensor tells anything, and how often; one that stands still is watched on while this process works."""
-    rate, dead = _update_rate(sensor, LOOK_S)
-    if dead and sensor.kind == "energy":
-        rate, dead = _update_rate(sensor, LOAD_S)  # reading as fast as possible is a load of one core
-    role = "" if sensor.primary else ", cross-check"
-    said = f"{sensor.id}: {sensor.kind}, {sensor.provenance}{role}, {rate}{_semantics(sensor)}"
-    state = GOOD if sensor.provenance == "measured" and not dead else WEAK
-    remedy = ""
-    if dead:
-        remedy = "it is dead: it will have no energy, and where nothing takes its place runs are no evidence"
-        if sensor.component == "cpu":
-            remedy = "it is dead, as in many virtual machines: the CPU's energy will be estimated from busy time"
-    return Finding(sensor.component.upper(), state, said, remedy)
-
-
-def _update_rate(sensor: sensors.Sensor, seconds: float) -> tuple[str, bool]:
-    """How often the reading changes, in words, seen by reading as fast as possible; and whether it tells nothing."""
-    changes, reads, last = 0, 0, None
-    begun = time.monotonic()
-    try:
-        while time.monotonic() - begun < seconds:
-            value = sensor.read()
-            if last is not None and value != last:
-                changes += 1
-            last, reads = value, reads + 1
-    except Exception as error:
-        return f"fails after {reads} readings ({error})", True
-    if changes:  # a counter that moves once tells no more than one that does not
-        return f"changes every {seconds / changes * 1e3:.0f} ms", sensor.kind == "energy" and changes == 1
-    if sensor.kind == "power" and last:
-        return f"did not change in {seconds} s", False
-    return f"did not change in {seconds} s, stands at {last}", True
-
-
-def _semantics(sensor: sensors.Sensor) -> str:
-    return f", {sensor.notes['power']}" if sensor.kind == "power" and "power" in sensor.notes else ""
+def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
+    if sensor.kind == "busy":
+        said = "no counter that works; its energy will be estimated from busy time"
+        remedy = "none in a virtual machine; elsewhere sudo chmod a+r /sys/class/powercap/*/*"
+        return Finding("CPU", WEAK, said, remedy)
+    words = [sensor.kind, sensor.provenance, "counts" if sensor.primary else "cross-check"]
+    if sensor.update_s:
+        words.append(f"changes every {sensor.update_s * 1e3:.0f} ms")
+    words += [sensor.notes["power"]] if "power" in sensor.notes else []
+    state = GOOD if sensor.provenance == "measured" else WEAK
+    return Finding(sensor.component.upper(), state, f"{sensor.id}: {', '.join(words)}")
 
 
 def _gpu_findings() -> list[Finding]:
@@ -206,13 +176,22 @@ def _mpi_finding(devices: int) -> Finding:
     program += "; os.write(1, f'{MPI.COMM_WORLD.size} {v}\\n'.encode())"
     command = [*launchers.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=launchers.mpi_environment())
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=launchers.mpi_environment()
+        )
     except subprocess.TimeoutExpired:
-        return Finding("MPI", BAD, f"{mpirun} -n {devices} did not end within 60 s", "look at your MPI installation")
+        return Finding(
+            "MPI",
+            BAD,
+            f"{mpirun} -n {devices} did not end within 60 s",
+            "look at your MPI installation",
+        )
     lines = done.stdout.split("\n")
     sizes = [line.split()[0] for line in lines if line.strip()]
     if done.returncode or sizes != [str(devices)] * devices:
         said = f"{mpirun} -n {devices} gave worlds of {', '.join(sizes) or 'no'} ranks"
-        remedy = "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        remedy = (
+            "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you start with"
+        )
         return Finding("MPI", BAD, said, remedy)
     return Finding("MPI", GOOD, f"{mpirun} ({lines[0].split()[1]}) makes a world of {devices}")

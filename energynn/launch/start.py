@@ -1,48 +1,69 @@
-"""Make one measured run: check that it can work, write down what is intended, and start its supervisor.
+"""Make one measured run: prepare it, launch its ranks, watch over them, and write its record.
 
-Three processes stand between a person and the trainer, so that none of them can take the run's data with it:
-the notebook (or shell) that calls ``run``; the supervisor, ``python -m energynn.launch.supervise RUN_DIR``, which
-starts mpirun, relays its lines and writes the record; and mpirun with the ranks, each under perun.
+Three processes stand between a person and the trainer, so that none of them can take the run's data
+with it: the notebook (or shell) that calls ``run``; the supervisor, which is this module executed
+as ``python -m energynn.launch.start RUN_DIR PARENT``; and mpirun with the ranks under perun.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
 import os
+import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import traceback
 from pathlib import Path
 from typing import TextIO
 
+import energynn
 from energynn import config as configuration
-from energynn import records
+from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
-from energynn.launch import watch
-from energynn.launch.supervise import APART, DELETED, alone_on_host
-from energynn.launchers import WITHOUT_PERUN, Launcher, find_launcher
-from energynn.measure import machine
-from energynn.measure.energy import SECOND_PER_HOUR
-from energynn.measure.samples import segments
-from energynn.progress import energy_words, tell
+from energynn.launch import supervise, watch
+from energynn.launchers import AFTER_A_LOSS, SRUN_VARIABLE, WITHOUT_PERUN
+from energynn.measure import energy, machine, perun_adapter
+from energynn.measure.samples import events_of_kind, limit_s, read_events, segments
+from energynn.progress import tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
 LEAST_FREE_B = 16 * 2**20
-POWER_S = 30.0  # between two lines of power and energy: each reads the new samples from the storage
-CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 in float32 on a core of an AMD EPYC, runs/large-batch
+CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 on a core of an AMD EPYC
+CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
+EVALUATION_S = 600.0  # of perun, after the trainer has ended; with a dead sampler it never ends
+LOOK_S = 5.0  # between two looks at the ranks' files
+# What torch prints for a rank that NCCL fails for want of another, before it ends it by SIGABRT:
+# "[Rank 1]" or, of a process group, "[PG ID 0 PG GUID 0(default_pg) Rank 1]".
+NCCL_LOST = re.compile(
+    r"\bRank (\d+)\].*?(Watchdog caught collective operation timeout|NCCL error: [^,]+)"
+)
+TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
+# A Ctrl-C for a notebook reaches the supervisor only through who has started it.
+APART = {
+    "stdin": subprocess.DEVNULL,
+    "stdout": subprocess.PIPE,
+    "stderr": subprocess.STDOUT,
+    "text": True,
+    "errors": "replace",
+    "start_new_session": True,
+}
 
 
 def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
-    The trainer's lines are printed as they come. An earlier attempt without a valid record is moved to
-    runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the run cannot work,
-    InterruptedError if it was stopped and can go on, RuntimeError with the reason if it failed or was killed.
+    The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
+    to runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the
+    run cannot work, InterruptedError if it was stopped and can go on, RuntimeError with the reason
+    if it failed or was killed.
     """
     if not isinstance(runs_dir, str | Path) or not str(runs_dir):
         raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
@@ -51,47 +72,39 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again")
         return run_dir
-    intent = intend(config, run_dir)
-    for warning in preflight(intent):
+    intent = prepare(config, run_dir)
+    for warning in warnings_of(intent):
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
-    held = lock(run_dir / START_LOCK)  # before anything is moved: the same run may be started twice in an instant
+    held = lock(run_dir / START_LOCK)  # before anything is moved: it may be started twice at once
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
-    try:
+    with held:
         if not records.is_made(run_dir):  # it may have ended since we looked
-            begin(intent)
-            _supervised(intent, held)
-    finally:
-        held.close()
+            begin(intent, run_dir)
+            _let_supervise(run_dir, held)
     record = records.read(run_dir)
-    if not (run_dir / "run.json").exists():
-        raise RuntimeError(f"{run_dir.name}: {DELETED}; nothing of it is recorded")
     if record is None:
-        raise RuntimeError(f"{run_dir.name}: the supervisor died; `energynn check --recover {runs_dir}` says more")
+        remedy = f"`energynn check --recover {runs_dir}` says more"
+        raise RuntimeError(f"{run_dir.name}: the supervisor died; {remedy}")
+    reason = f"{run_dir.name}: {record['status']}: {record['status_reason']}"
     if record["status"] == "interrupted":
-        raise InterruptedError(f"{run_dir.name}: interrupted: {record['status_reason']}")
+        raise InterruptedError(reason)
     if record["status"] != "finished":
-        raise RuntimeError(f"{run_dir.name}: {record['status']}: {record['status_reason']} (see {run_dir / 'log.txt'})")
+        raise RuntimeError(f"{reason} (see {run_dir / 'log.txt'})")
     return run_dir
 
 
-def _supervised(intent: Intent, held: TextIO) -> None:
-    """Let a supervisor make the run, and print its lines as they come; it holds the lock, too, and may outlive us."""
-    terminal = _papermills_terminal()
-    view_ended = watch.in_notebook(intent.run_dir)
-    words = [str(intent.run_dir), str(os.getpid()), intent.launcher.mpirun, intent.launcher.flavour]
-    command = [sys.executable, "-m", "energynn.launch.supervise", *words]
-    supervisor = subprocess.Popen(command, pass_fds=[held.fileno()], **APART)
+def _let_supervise(run_dir: Path, held: TextIO) -> None:
+    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us."""
+    words = [sys.executable, "-m", "energynn.launch.start", str(run_dir), str(os.getpid())]
+    view_ended = watch.in_notebook(run_dir)
+    supervisor = subprocess.Popen(words, pass_fds=[held.fileno()], **APART)
     try:
-        for line in _with_power(supervisor.stdout, intent.run_dir, max(POWER_S, intent.config.devices / 4)):
-            tell(line.removesuffix("\n"))
-            if terminal:
-                terminal.write(line)
-    except BaseException:  # the cell was interrupted: stop the run, but let its supervisor write the record
+        _print_lines(supervisor)
+    except BaseException:  # the cell was interrupted: let the supervisor write the record
         supervisor.terminate()
-        for line in supervisor.stdout:
-            tell(line.removesuffix("\n"))
+        _print_lines(supervisor)
         raise
     finally:
         supervisor.wait()
@@ -99,157 +112,142 @@ def _supervised(intent: Intent, held: TextIO) -> None:
             view_ended.set()
 
 
-def _with_power(lines: Iterable[str], run_dir: Path, every_s: float) -> Iterator[str]:
-    """The lines; below one that tells of progress, now and then, what the run draws and has used so far."""
-    looking, told = None, -math.inf
-    for line in lines:
-        yield line
-        if " samples/s, " not in line or time.monotonic() - told < every_s:
-            continue
-        told = time.monotonic()
-        try:
-            looking = looking or watch.Watch(run_dir)
-            state = looking.look()
-        except Exception:  # a view that fails must not stop the run that it shows
-            continue
-        if state["devices"]:
-            used = energy_words((state["energy_J"] + state["energy_before_J"]) / SECOND_PER_HOUR)
-            known = ", ".join(sorted({device["provenance"] for device in state["devices"]}))
-            yield f"  {state['power_W']:.0f} W, {used} so far ({known})\n"
+def _print_lines(supervisor: subprocess.Popen) -> None:
+    for line in supervisor.stdout:
+        tell(line.removesuffix("\n"))
 
 
-@dataclass(frozen=True)
-class Intent:
-    """A run before it starts: what was found out for it, once, and what its run.json will hold."""
-
-    run_dir: Path
-    config: RunConfig
-    launcher: Launcher
-    run_json: dict
+# ------------------------------------------------------------------------------ before it starts
 
 
-def intend(config: RunConfig, run_dir: Path) -> Intent:
-    """What a run in this folder will be on this machine, with these data and this code.
+def prepare(config: RunConfig, run_dir: Path) -> dict:
+    """Return what run.json will hold: the run on this machine, with these data and this code.
 
-    Raises ValueError with the remedy if the data are missing or nothing can be written.
+    Raises ValueError with the remedy if the run cannot work.
     """
+    runs_dir = run_dir.parent.parent
     _refuse_a_slip(run_dir.parent)
     manifests.verify(config.dataset, config=config)  # before anything is written
-    runs_dir = run_dir.parent.parent
-    free_B = _free_space(runs_dir)
-    if free_B < LEAST_FREE_B:
-        raise ValueError(
-            f"runs_dir: {free_B / 2**20:.1f} MiB free in {runs_dir}; make room for {LEAST_FREE_B >> 20} MiB"
-        )
+    _require_space(runs_dir)
     described = machine.describe_machine()
-    system = machine.load(runs_dir, config.system, described)
-    launcher = find_launcher(config.devices)
     on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
+    if on_gpu:
+        _require_gpus(config.devices, described["gpus"])
+    initial_run = getattr(config, "initial_run", "")
+    if initial_run and not (run_dir.parent / initial_run / "weights.pt").is_file():
+        weights = run_dir.parent / initial_run
+        raise ValueError(f"initial_run: {weights} has no weights.pt; make that run first")
     data_root = manifests.root(config.dataset).absolute()
+    if data_root.is_relative_to(REPOSITORY):
+        data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
-    run_json = {
+    values = configuration.to_dict(config)
+    return {
         "run_id": run_dir.name,
         "workload": config.workload,
         "system": config.system,
         "started_at": utc_now(),
-        "config": configuration.to_dict(config),
-        "config_digest": configuration.digest(configuration.to_dict(config)),
+        "config": values,
+        "config_digest": configuration.digest(values),
         "data_digest": configuration.manifest_digest(config.dataset),
-        "data_root": str(data_root.relative_to(REPOSITORY) if data_root.is_relative_to(REPOSITORY) else data_root),
-        "launcher": launcher.name,
+        "data_root": str(data_root),
+        "launcher": launchers.find_launcher(config.devices),
         "devices": config.devices,
-        "cpu_model": system["cpu_model"],
+        "cpu_model": machine.load(runs_dir, config.system, described)["cpu_model"],
         "git_commit": commit,
         "git_dirty": dirty,
+        "uses_gpus": on_gpu,
         **machine.facts_of_run(described, on_gpu),
     }
-    return Intent(run_dir, config, launcher, run_json)
 
 
-def preflight(intent: Intent) -> list[str]:
-    """Warnings about a run that can work; raises ValueError with the remedy for one that cannot."""
-    config, system_dir, described = intent.config, intent.run_dir.parent, intent.run_json["machine"]
+def warnings_of(intent: dict) -> list[str]:
+    """Warn about a run that can work; ValueError where another measured run goes on here."""
+    config, described = configuration.from_dict(intent["config"]), intent["machine"]
     warnings = []
-    if intent.launcher.name in WITHOUT_PERUN:
-        warnings.append("perun or MPI is missing: our own sampler measures alone, and perun's number will be absent")
-    if config.device != "cpu" and not described["gpus"] and list(Path("/dev").glob("nvidia[0-9]*")):
-        warnings.append("there are NVIDIA GPUs, but nvidia-ml-py is missing or fails: `energynn doctor` says more")
-    nodes = int(machine.job_of_process().get("nnodes", 1))
-    gpus, cores = nodes * len(described["gpus"]), nodes * described["cores"]
-    on_gpu = intent.run_json["device_kind"] == "gpu"
-    if on_gpu and config.devices > gpus:
-        raise ValueError(
-            f"devices: {config.devices} GPUs asked for, this machine or job has {gpus}; ask for fewer, or device cpu"
-        )
-    for gpu in described["gpus"][: config.devices] if on_gpu else []:
+    if intent["launcher"] in WITHOUT_PERUN:
+        warnings.append("perun or MPI is missing: perun's number will be absent")
+    if config.device != "cpu" and not described["gpus"]:
+        if list(Path("/dev").glob("nvidia[0-9]*")):
+            warnings.append("there are NVIDIA GPUs that NVML cannot read; ask `energynn doctor`")
+    if intent["device_kind"] != "gpu":
+        cores = _nodes() * described["cores"]
+        if config.devices * config.threads_per_device > cores:
+            share = "they share cores, so time and energy mean little"
+            warnings.append(f"{config.devices} devices on {cores} cores: {share}")
+        if (hours := _hours_on_cores(config)) >= 1:
+            less = "the preset smoke takes minutes; Ctrl-C stops with a checkpoint"
+            warnings.append(f"this will take about {hours:,.0f} hours on CPU cores; {less}")
+    return [*warnings, *filter(None, [supervise.require_host()])]
+
+
+def _nodes() -> int:
+    return int(machine.job_of_process().get("nnodes", 1))
+
+
+def _require_gpus(devices: int, gpus: list[dict]) -> None:
+    known = _nodes() * len(gpus)
+    if devices > known:
+        less = "ask for fewer, or device cpu"
+        raise ValueError(f"devices: {devices} GPUs, this machine or job has {known}; {less}")
+    for gpu in gpus[:devices]:
         if fault := machine.fault_of_split(gpu):
             raise ValueError(f"device: {fault}")
-    if not on_gpu and config.devices * config.threads_per_device > cores:
-        warnings.append(f"{config.devices} devices on {cores} cores: they share cores, so time and energy mean little")
-    if not on_gpu and (hours := _hours_on_cores(config)) >= 1:
-        less = "the preset smoke with its own data takes minutes; Ctrl-C stops with a checkpoint"
-        warnings.append(f"this will take about {hours:,.0f} hours on CPU cores, by the size of the network; {less}")
-    initial_run = getattr(config, "initial_run", "")
-    if initial_run and not (system_dir / initial_run / "weights.pt").is_file():
-        raise ValueError(f"initial_run: {system_dir / initial_run} has no weights.pt; make that run first")
-    held = alone_on_host()
-    if held:
-        held.close()
-    elif machine.job_of_process():
-        warnings.append("another measured run goes on here, and this one waits; --exclusive in sbatch avoids it")
-    else:
-        raise ValueError("another measured run goes on on this machine; one at a time, or both are wrong")
-    return warnings
 
 
 def _hours_on_cores(config: RunConfig) -> float:
-    """How long the computing alone will take, a step back as long as two forward; 0 where nobody has said its size."""
+    """Estimate the computing alone, a step back as long as two forward; 0 for an unknown size."""
     epoch = config.epoch()
     a_pass = 4 if epoch.evaluates_training_set else 3
-    steps = config.epochs * (a_pass * epoch.training_samples + epoch.validation_samples) * epoch.forward_steps
+    samples = a_pass * epoch.training_samples + epoch.validation_samples
+    operations = config.epochs * samples * epoch.forward_steps * epoch.operations
     cores = config.devices * config.threads_per_device
-    return steps * epoch.operations / (CORE_OPERATIONS_PER_S * cores * SECOND_PER_HOUR)
+    return operations / (CORE_OPERATIONS_PER_S * cores * energy.SECOND_PER_HOUR)
 
 
 def _refuse_a_slip(system_dir: Path) -> None:
     """Raise ValueError for a system that is new here and nearly has the name of a known one."""
+    name = system_dir.name
     known = {"local", *(path.stem for path in shipped("systems").glob("*.toml"))}
-    near = configuration.suggestion(system_dir.name, known)
-    if near and system_dir.name not in known and not system_dir.exists():
+    near = configuration.suggestion(name, known)
+    if near and name not in known and not system_dir.exists():
         raise ValueError(
-            f"system: {system_dir.name} is not known{near} For a new one make the folder {system_dir}"
+            f"system: {name} is not known{near} For a new one make the folder {system_dir}"
         )
 
 
-def _free_space(runs_dir: Path) -> int:
+def _require_space(runs_dir: Path) -> None:
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         probe = runs_dir / f".write-probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
-        return shutil.disk_usage(runs_dir).free
+        free_B = shutil.disk_usage(runs_dir).free
     except OSError as error:
-        raise ValueError(f"runs_dir: cannot write to {runs_dir} ({error.strerror}); choose a folder you own") from error
+        fault = f"cannot write to {runs_dir} ({error.strerror})"
+        raise ValueError(f"runs_dir: {fault}; choose a folder you own") from error
+    if free_B < LEAST_FREE_B:
+        free = f"{free_B / 2**20:.1f} MiB free in {runs_dir}"
+        raise ValueError(f"runs_dir: {free}; make room for {LEAST_FREE_B >> 20} MiB")
 
 
-def begin(intent: Intent) -> None:
-    """Write what is intended to run.json; an earlier attempt is moved aside, never overwritten.
+def begin(intent: dict, run_dir: Path) -> None:
+    """Write run.json; an earlier attempt is moved aside, never overwritten.
 
-    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept beside the new one. One
-    that is moved has a record before, whoever was killed.
+    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept
+    beside the new one. One that is moved has a record before.
     """
-    run_dir = intent.run_dir
     if (run_dir / "run.json").exists():
         if records.is_running(run_dir):
             raise ValueError(f"{run_dir.name}: this run goes on already")
         if list(run_dir.glob("checkpoint/*.sha256")):
             _begin_segment(run_dir)
             return
-        if not (run_dir / "record.json").exists():  # its launcher was killed, and nothing goes on from there
+        if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))
         _move_aside(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / "run.json", intent.run_json)
+    write_json(run_dir / "run.json", intent)
 
 
 def _begin_segment(run_dir: Path) -> None:
@@ -271,7 +269,7 @@ def _move_aside(run_dir: Path) -> None:
 
 
 def show_errors_in_one_line() -> None:
-    """In a notebook: show a ValueError or RuntimeError as one line, which papermill then prints last."""
+    """In a notebook: show errors of a run as one line, which papermill then prints last."""
     from IPython import get_ipython
 
     def handler(shell, kind, error, _traceback, tb_offset=None):
@@ -282,13 +280,206 @@ def show_errors_in_one_line() -> None:
     get_ipython().set_custom_exc((ValueError, RuntimeError, InterruptedError), handler)
 
 
-def _papermills_terminal():
-    """The terminal of a papermill without --log-output, which would show nothing while a cell runs; else None."""
+# --------------------------------------------------------------------------------- the supervisor
+
+
+def make(run_dir: Path, parent: int) -> int:
+    """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
+    stopped = supervise.hear_signals()
+    _held = records.hold(run_dir)
+    _alone = supervise.take_host(stopped, parent)
+    intent = json.loads((run_dir / "run.json").read_text())
+    folder = segments(run_dir)[-1]
+    last_words: list[str] = []
+    stop_reason = _asked_to_stop(stopped, parent)
+    exit_status = -1
+    if not stop_reason:
+        ranks = supervise.start(
+            ranks_command(folder, intent),
+            folder,
+            rank_environment(folder, intent),
+            signal.SIGKILL,
+            **APART,
+        )
+        lines = (ranks.stdout, folder / "log.txt", last_words)
+        relay = threading.Thread(target=_relay, args=lines, daemon=True)
+        relay.start()
+        stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
+        exit_status = ranks.wait()
+        relay.join(timeout=1.0)
+    status, reason = verdict(folder, intent, exit_status, stop_reason, last_words)
     try:
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().split(b"\0")
-        kernel_keeps = sys.stderr._original_stdstream_copy  # ipykernel's copy of the file descriptor it captured
-    except (OSError, AttributeError):
-        return None
-    if not any(b"papermill" in word for word in parent) or b"--log-output" in parent or kernel_keeps is None:
-        return None
-    return os.fdopen(os.dup(kernel_keeps), "w", buffering=1)
+        record = records.build(run_dir, status, reason)
+    except OSError as error:
+        remedy = f"mend that, then `energynn check --recover {run_dir.parent.parent}`"
+        _say(f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}")
+        return 1
+    _say(summary(record))
+    return {"finished": 0, "interrupted": launchers.CAN_GO_ON}.get(status, 1)
+
+
+def _asked_to_stop(stopped: list[int], parent: int) -> str:
+    """Say in words who asked for the end of the run; "" where nobody did."""
+    if stopped:
+        return f"stopped by {supervise.signal_name(stopped[0])}"
+    return "" if os.getppid() == parent else "the process that started the run ended"
+
+
+def _wait_for_ranks(ranks, folder: Path, devices: int, stopped: list[int], parent: int) -> str:
+    """Wait until all ranks have ended, and end those that have to; returns why they had to."""
+    begun_s = looked_s = time.monotonic()
+    reason = ""
+    while ranks.poll() is None and not reason:
+        reason = _asked_to_stop(stopped, parent)
+        if time.monotonic() > looked_s + LOOK_S:
+            looked_s = time.monotonic()
+            reason = reason or _overdue(folder, devices, looked_s - begun_s)
+        time.sleep(0.05)
+    # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
+    is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
+    if reason and is_heard and events_of_kind(read_events(folder), "training_start"):
+        (folder / "stop").touch()  # which the ranks of every launcher see
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ranks.wait(CHECKPOINT_S)
+    if ranks.poll() is None:
+        ranks.terminate()
+    processes.end_marked(folder)
+    return reason
+
+
+def _overdue(folder: Path, devices: int, since_s: float) -> str:
+    """Say in words that ranks hang before their first event or after their last; "" else."""
+    paths = list(folder.glob("events-rank*.jsonl"))
+    most_s = limit_s("first_sample_limit_s")
+    if len(paths) < devices:
+        missing = f"{devices - len(paths)} of {devices} ranks had not begun after {most_s:.0f} s"
+        return missing if since_s > most_s else ""
+    quiet_s = time.time() - max(path.stat().st_mtime for path in paths)
+    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder, 0), "rank_end"):
+        return f"perun's evaluation took longer than {EVALUATION_S:.0f} s"
+    return ""
+
+
+def ranks_command(folder: Path, intent: dict) -> list[str]:
+    """Return the command of all ranks: mpirun or srun, each rank under perun; or without perun."""
+    devices = intent["devices"]
+    train = [str(TRAIN_SCRIPT), str(folder)]
+    if intent["launcher"] == "alone":
+        return [sys.executable, *train]
+    if intent["launcher"] == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, f"--nproc-per-node={devices}", *train]
+    on_gpu = intent["device_kind"] == "gpu"
+    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
+    ini = folder / "perun.ini"
+    period_s = intent["config"]["perun_sampling_period_s"]
+    perun_adapter.write_configuration(ini, period_s, on_gpu, gpus)
+    ranks = perun_adapter.command(TRAIN_SCRIPT, folder, ini, launchers.python_of_ranks())
+    if SRUN_VARIABLE in os.environ:
+        fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
+        return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]
+    return [*launchers.mpi_start(*launchers.find_mpi(), devices), *ranks]
+
+
+def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
+    """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
+    threads = str(intent["config"]["threads_per_device"])
+    used = []
+    if intent["device_kind"] == "gpu":
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+        numbers = [str(gpu["index"]) for gpu in intent["machine"]["gpus"]]
+        used = (visible.split(",") if visible else numbers)[: intent["devices"]]
+    return perun_adapter.environment(folder, launchers.mpi_environment()) | {
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "CUDA_VISIBLE_DEVICES": ",".join(used),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        processes.STARTER_VARIABLE: processes.name_of_this_process(),
+    }
+
+
+def verdict(
+    folder: Path, intent: dict, exit_status: int, stop_reason: str, last_words: list[str]
+) -> tuple[str, str]:
+    """Return status and reason of a run, from the last event of each rank.
+
+    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM. ``last_words`` are what
+    ranks printed as their end; they count where no rank could write why it failed.
+    """
+    events = read_events(folder)
+    ends = events_of_kind(events, "rank_end")
+    failures = [event for event in ends if event["status"] != "finished"]
+    silent = sorted(set(range(intent["devices"])) - {event["rank"] for event in ends})
+    if not failures and not silent:
+        return "finished", ""
+    if not silent and all(event["status"] == "interrupted" for event in failures):
+        asked = [event["reason"] for event in events_of_kind(events, "stop_asked")]
+        reason = (stop_reason and [stop_reason] or asked or ["asked to stop"])[0]
+        return "interrupted", f"{reason}; {failures[0]['reason']}; it can go on"
+    if stop_reason:
+        return "interrupted", f"{stop_reason}; {records.how_far(events)}"
+    ranks = ", ".join(map(str, silent))
+    by = f"{intent['launcher']} with status {exit_status}"
+    without_a_word = f"rank {ranks} ended without a word, {by}"
+    if failures:
+        first = min(failures, key=lambda event: event["t_wall_ns"])
+        reason = f"rank {first['rank']}: {first['reason']}"
+        return "failed", f"{reason}; {without_a_word}" if silent else reason
+    if last_words:
+        return "failed", last_words[-1]
+    return "killed", f"{without_a_word}; {records.how_far(events)}"
+
+
+def summary(record: dict) -> str:
+    """Tell of a run in two short lines; its metrics were told by the ranks."""
+    if record["status"] != "finished":
+        return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
+    parts = [f"{record['training_time_s']:.1f} s"]
+    for part in energy.COMPONENTS:
+        if f"energy_{part}_J" in record:
+            provenance = record[f"energy_{part}_provenance"]
+            parts.append(f"{part} {record[f'energy_{part}_J']:.0f} J ({provenance})")
+    parts.append(f"{record.get('samples_in_training', 0)} power samples")
+    doubts = "" if record["valid"] else f"\n  NOT VALID: {'; '.join(record['invalid_reasons'])}"
+    return f"energynn: {record['run_id']}\n  {', '.join(parts)}{doubts}"
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # who started us may be dead
+        print(text, flush=True)
+
+
+def _relay(lines, log_path: Path, last_words: list[str]) -> None:
+    """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
+    with open(log_path, "w", buffering=1) as log:
+        for line in lines:
+            _say(line.removesuffix("\n"))
+            if words := _last_words(line):
+                last_words.append(words)
+            with contextlib.suppress(OSError):
+                log.write(line)
+
+
+def _last_words(line: str) -> str:
+    """Return why a rank ends, where this line of the log says so; NCCL ends it by a signal."""
+    _, begin, words = line.partition(launchers.LAST_WORDS)
+    if begin:
+        return f"rank {words.strip()}"
+    of_nccl = NCCL_LOST.search(line)
+    if not of_nccl:
+        return ""
+    return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}"
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    try:
+        sys.exit(make(directory, int(sys.argv[2])))
+    except Exception:  # who started us may be dead, and nobody hear what went wrong
+        if not (directory / "record.json").exists():  # which holds the log's SHA-256
+            with open(directory / "log.txt", "a") as log:
+                traceback.print_exc(file=log)
+        raise

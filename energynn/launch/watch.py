@@ -1,8 +1,8 @@
-"""`energynn status --watch RUN`: what a run draws, has used and will still use, from any shell that sees its files."""
+"""`energynn status --watch RUN`: what a run draws, has used and will still use, from any shell."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import sys
 import threading
 import time
@@ -10,114 +10,107 @@ from pathlib import Path
 
 from energynn import records
 from energynn.files import write_json
-from energynn.measure import energy
-from energynn.measure.accounting import leave_out_unused
-from energynn.measure.samples import Reader, events_of_kind, lines_of_view, read_events, segments, times_of_hosts
-from energynn.reading import json_table, one_fault
+from energynn.measure.samples import events_of_kind, read_events, segments, times_of_hosts
+from energynn.reading import one_fault
 
 RECENT_NS = 1_000_000_000  # power is the mean over the last second
-KEPT_NS = 5_000_000_000
-LONGEST_KEPT_NS = 600_000_000_000  # where a sensor has fallen silent; its energy is known once it answers again
-STATE = ".state.json"  # the last look, for who asks from elsewhere (`energynn status`)
+STATE = ".state.json"  # the last look in a notebook, for `energynn status`
 LOOK_S = 2.0  # between two looks in a notebook
 OLD_S = 5.0  # samples older than this are worth a word
 
 
-class Watch:
-    """Follows the files of a run, each look reading only what is new."""
+def look(run_dir: Path, files: dict[Path, dict]) -> dict:
+    """Return power in W and energy in J of each device, and what follows from the progress.
 
-    def __init__(self, run_dir: Path):
-        self.run_dir = Path(run_dir)
-        if not (self.run_dir / "run.json").exists():
-            raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json, as runs/<system>/<run_id>")
-        self.intent = records.read_intent(self.run_dir)
-        self.folder = segments(self.run_dir)[-1]
-        self.before_J = 0.0  # of earlier segments, from the last look at them
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            last = json_table(self.run_dir / STATE)
-            self.before_J = last["energy_before_J"]
-            if last["segment"] < len(segments(self.run_dir)):
-                self.before_J += last["energy_J"]
-        self.readers: dict[Path, Reader] = {}
-        self.until_ns: dict[tuple[str, str], int] = {}
-        self.joules: dict[tuple[str, str], float] = {}
+    ``files``: what earlier looks have read, {} at first; each look reads only what is new. Energies
+    are those of the newest segment.
+    """
+    intent = records.read_intent(run_dir)
+    folder = segments(run_dir)[-1]
+    events = read_events(folder)
+    starts, ends = (times_of_hosts(events, f"training_{mark}") for mark in ("start", "end"))
+    devices = []
+    for path in sorted(folder.glob("samples-*.jsonl")):
+        host = path.stem.removeprefix("samples-")
+        file = files.setdefault(path, {"read_B": 0, "sensors": [], "devices": []})
+        _read_new(path, file, starts.get(host, sys.maxsize), ends.get(host, sys.maxsize))
+        devices += [{"host": host} | device for device in file["devices"] if device["trace"]]
+    state = {
+        "run_id": intent["run_id"],
+        "segment": len(segments(run_dir)),
+        "devices": devices,
+        "status": ["starting", "training", "ending"][bool(starts) + bool(ends)],
+        "power_W": sum(_power_W(device) for device in devices),
+        "energy_J": sum(device["energy_J"] for device in devices),
+        "age_s": max((time.time() - device["wall_s"] for device in devices), default=0.0),
+    }
+    if (run_dir / "record.json").exists():
+        state["status"] = records.read_record(run_dir)["status"]
+    for event in events_of_kind(events, "epoch")[-1:]:
+        state |= {name: event[name] for name in ("epoch", "epochs")}
+    return state | _progress(events, state["energy_J"])
 
-    def look(self) -> dict:
-        """Power in W and energy so far in J of each primary sensor, and what follows from the trainer's progress."""
-        events = read_events(self.folder)
-        starts, ends = times_of_hosts(events, "training_start"), times_of_hosts(events, "training_end")
-        devices = []
-        for path in sorted(self.folder.glob("samples-*.jsonl")):
-            if path not in self.readers:
-                self.readers[path] = Reader(path)
-                if lines := lines_of_view(self.folder):
-                    self.readers[path].read_thinned(lines)
-            reader = self.readers[path]
-            reader.read(to_the_end=False)
-            if reader.header and len(reader.times) > 1:
-                devices += self._look_at(reader, events, starts, ends)
-        state = {
-            "run_id": self.intent["run_id"],
-            "segment": len(segments(self.run_dir)),
-            "devices": devices,
-            "power_W": sum(device["power_W"] for device in devices),
-            "energy_J": sum(device["energy_J"] for device in devices),
-            "energy_before_J": self.before_J,
-        }
-        for event in events_of_kind(events, "epoch")[-1:]:
-            state |= {name: event[name] for name in ("epoch", "epochs")}
-        state |= _progress(events, state["energy_J"])
-        last_ns = [reader.walls[-1] for reader in self.readers.values() if len(reader.walls)]
-        state["age_s"] = time.time() - min(last_ns) / 1e9 if last_ns else None  # by two clocks, if read elsewhere
-        state["thinned_s"] = max((reader.thinned_s for reader in self.readers.values()), default=0.0)
-        state["status"] = self._status(starts, ends)
-        return state
 
-    def _status(self, starts: dict[str, int], ends: dict[str, int]) -> str:
-        if (self.run_dir / "record.json").exists():
-            return records.read_record(self.run_dir)["status"]
-        if ends:
-            return "ending"
-        return "training" if starts else "starting"
+def _read_new(path: Path, file: dict, begin_ns: int, end_ns: int) -> None:
+    """Add the samples that were written since the last look to the energies of a host's devices."""
+    with path.open("rb") as lines:
+        lines.seek(file["read_B"])
+        for line in lines:
+            if not line.endswith(b"\n"):  # it is just being written
+                break
+            file["read_B"] += len(line)
+            row = json.loads(line)
+            if "sensors" in row:
+                file["sensors"] = row["sensors"]
+                empty = {"energy_J": 0.0, "wall_s": 0.0}
+                file["devices"] = [empty | {"sensor": each, "trace": []} for each in row["sensors"]]
+            for device, value in zip(file["devices"], row.get("v", ()), strict=False):
+                if device["sensor"]["primary"] and value is not None:
+                    _add(device, row, value, begin_ns, end_ns)
 
-    def _look_at(self, reader: Reader, events: list[dict], starts: dict, ends: dict) -> list[dict]:
-        samples = reader.samples()
-        leave_out_unused(events, [samples])
-        host, now = samples.host, int(samples.t_ns[-1])
-        begun = starts.get(host)
-        devices = []
-        for curve in energy.curves(samples):
-            if not curve.sensor["primary"]:
-                continue
-            key = (host, curve.sensor["id"])
-            end = int(curve.t_ns[-1])  # a counter knows no more than its last step; the rest is for the next look
-            if begun is not None:
-                since, until = self.until_ns.get(key, begun), min(end, ends.get(host, end))
-                if until > since:
-                    self.joules[key] = self.joules.get(key, 0.0) + curve.between(since, until)[0]
-                    self.until_ns[key] = until
-            recent_ns = max(1, min(RECENT_NS, end - int(curve.t_ns[0])))
-            device = {"host": host} | {name: curve.sensor[name] for name in ("id", "component", "provenance")}
-            device["energy_J"] = self.joules.get(key, 0.0)
-            device["power_W"] = curve.between(end - recent_ns, end)[0] / recent_ns * 1e9
-            devices.append(device)
-        if begun is not None:
-            counted_ns = min((self.until_ns.get((host, device["id"]), begun) for device in devices), default=now)
-            reader.forget(max(counted_ns - KEPT_NS, now - LONGEST_KEPT_NS))
-        return devices
+
+def _add(device: dict, row: dict, value: float, begin_ns: int, end_ns: int) -> None:
+    """Add a reading: to the trace of the last second, and to the energy of the training."""
+    trace, now_ns = device["trace"], row["t"]
+    device["wall_s"] = row["w"] / 1e9
+    if trace:
+        before_ns, before, total_J = trace[-1]
+        joules = _energy_J(device["sensor"], before, value, (now_ns - before_ns) / 1e9)
+        inside_ns = min(now_ns, end_ns) - max(before_ns, begin_ns)
+        device["energy_J"] += joules * max(0, inside_ns) / (now_ns - before_ns)
+        trace.append((now_ns, value, total_J + joules))
+        while len(trace) > 2 and trace[1][0] <= now_ns - RECENT_NS:
+            trace.pop(0)
+    else:
+        trace.append((now_ns, value, 0.0))
+
+
+def _energy_J(sensor: dict, before: float, now: float, seconds: float) -> float:
+    """Return the energy between two readings of a counter, a power, or busy core-seconds."""
+    if sensor["kind"] == "power":
+        return (before + now) / 2 * sensor["to_SI"] * seconds
+    step = now - before
+    if sensor["kind"] == "energy":
+        return (step if step >= 0 else step + (sensor["wraps_at"] or 0)) * sensor["to_SI"]
+    idle_W, full_W = (sensor["model"][f"{load}_W_per_core"] for load in ("idle", "full"))
+    return (full_W - idle_W) * step + idle_W * sensor["model"]["cores"] * seconds
+
+
+def _power_W(device: dict) -> float:
+    (begin_ns, _, first_J), (end_ns, _, last_J) = device["trace"][0], device["trace"][-1]
+    return (last_J - first_J) / max(1, end_ns - begin_ns) * 1e9
 
 
 def _progress(events: list[dict], energy_J: float) -> dict:
-    """What was trained, how fast, and what is left, from rank 0's last word; empty before there is one."""
-    told = [event for event in events if "samples_trained" in event]
-    starts = [event for event in events_of_kind(events, "training_start") if event["rank"] == 0]
-    if not told or not starts or told[-1]["samples_trained"] == 0:
+    """Return what was trained, how fast, and what is left; empty before rank 0's first word."""
+    told = [event for event in events if event.get("samples_trained")]
+    starts = [each for each in events_of_kind(events, "training_start") if each["rank"] == 0]
+    if not told or not starts:
         return {}
     done = told[-1]["samples_trained"]
     aim = max(event.get("samples_to_train", done) for event in told)
     elapsed_s = (told[-1]["t_mono_ns"] - starts[0]["t_mono_ns"]) / 1e9
-    # Joules, seconds and samples of this segment alone; an earlier one may have run elsewhere.
-    here = max(1, done - starts[0].get("samples_done", 0))
+    here = max(1, done - starts[0].get("samples_done", 0))  # in this segment
     return {
         "samples_trained": done,
         "samples_to_train": aim,
@@ -129,67 +122,62 @@ def _progress(events: list[dict], energy_J: float) -> dict:
 
 
 def text(state: dict) -> str:
-    """A look for a person: one line per device, then the whole."""
+    """Write a look for a person: a line for each device, then the whole."""
     segment = f", segment {state['segment']}" if state["segment"] > 1 else ""
     lines = [f"{state['run_id']}: {state['status']}{segment}"]
-    if state["age_s"] and state["age_s"] > OLD_S and state["status"] in ("starting", "training", "ending"):
-        lines[0] += f", but the last sample is {state['age_s']:.0f} s old; `energynn check` tells whether it still runs"
-    several = len({device["host"] for device in state["devices"]}) > 1
+    if state["age_s"] > OLD_S and state["status"] in ("starting", "training", "ending"):
+        lines[0] += f", but the last sample is {state['age_s']:.0f} s old"
     for device in state["devices"]:
-        name = f"{device['host']}:{device['id']}" if several else device["id"]
-        lines.append(f"  {name:28}{device['power_W']:10.1f} W {device['energy_J']:14.1f} J  {device['provenance']}")
+        name, provenance = f"{device['host']}:{device['sensor']['id']}", device["sensor"]
+        power, used = f"{_power_W(device):10.1f} W", f"{device['energy_J']:14.1f} J"
+        lines.append(f"  {name:28}{power} {used}  {provenance['provenance']}")
     lines.append(f"  {'together':28}{state['power_W']:10.1f} W {state['energy_J']:14.1f} J")
-    if state["thinned_s"]:
-        lines.append(f"  thinned: until now a sample in {state['thinned_s']:.3g} s; peaks between are not seen")
     if "samples_trained" in state:
-        lines.append(
-            f"  {state['samples_trained']} of {state['samples_to_train']} samples, "
-            f"{state['samples_per_s']:.1f} samples/s, {state['energy_per_sample_J']:.4g} J per sample,\n"
-            f"  {state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left"
-        )
+        samples = f"{state['samples_trained']} of {state['samples_to_train']} samples"
+        speed = f"{state['samples_per_s']:.1f} samples/s"
+        lines.append(f"  {samples}, {speed}, {state['energy_per_sample_J']:.4g} J per sample,")
+        lines.append(f"  {state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left")
     return "\n".join(lines)
 
 
 def follow(run_dir: Path, every_s: float, once: bool) -> None:
     """Print looks until the run has its record; in a terminal each over the one before."""
-    with one_fault(run_dir):
-        watch, height = Watch(run_dir), 0
+    if not (run_dir / "run.json").exists():
+        raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json")
+    files, height = {}, 0
     while True:
         with one_fault(run_dir):
-            shown = text(watch.look())
+            shown = text(look(run_dir, files))
         if height and sys.stdout.isatty():
             print(f"\x1b[{height}A\x1b[J", end="")
         print(shown, flush=True)
         height = len(shown.splitlines())
-        if once or (watch.run_dir / "record.json").exists():
+        if once or (run_dir / "record.json").exists():
             return
         time.sleep(every_s)
 
 
 def in_notebook(run_dir: Path) -> threading.Event | None:
-    """Show the looks in the running cell of a notebook until the event is set; None where there is no notebook."""
-    try:
-        from IPython import get_ipython
-        from IPython.display import display
-    except ImportError:
+    """Show looks in the running cell of a notebook until the event is set; None elsewhere."""
+    if "IPython" not in sys.modules:
         return None
+    from IPython import get_ipython
+    from IPython.display import display
+
     if not hasattr(get_ipython(), "kernel"):
         return None
-    handle, ended = display({"text/plain": "..."}, raw=True, display_id=True), threading.Event()
+    handle = display({"text/plain": "..."}, raw=True, display_id=True)
+    ended, files = threading.Event(), {}
 
     def show() -> None:
-        watch = Watch(run_dir)
-        while True:
-            # A look reads a file of each rank and host. Of many ranks it is taken seldom, for the storage's sake.
-            last = ended.wait(max(LOOK_S, watch.intent["devices"] / 4))
+        while not ended.wait(LOOK_S):
             try:
-                state = watch.look()
+                state = look(run_dir, files)
                 write_json(run_dir / STATE, state)
-                handle.update({"text/plain": text(state)}, raw=True)
+                words = text(state)
             except Exception as error:  # a view that fails must not stop the run that it shows
-                handle.update({"text/plain": f"(no view: {error})"}, raw=True)
-            if last:
-                return
+                words = f"(no view: {error})"
+            handle.update({"text/plain": words}, raw=True)
 
     threading.Thread(target=show, name="energynn-watch", daemon=True).start()
     return ended

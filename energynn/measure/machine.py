@@ -29,7 +29,18 @@ CPU_MODEL = {
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = ("torch", "torchvision", "perun", "mpi4py", "mpich", "openmpi", "numpy", "xarray", "papermill", "pillow")
+PACKAGES = (
+    "torch",
+    "torchvision",
+    "perun",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "numpy",
+    "xarray",
+    "papermill",
+    "pillow",
+)
 
 
 # As Slurm's variables are called.
@@ -38,16 +49,18 @@ job_gpus job_partition job_account job_qos""".split()
 
 
 def describe_machine() -> dict:
-    """Hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
+    """Return hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
     return describe_host() | {"gpus": gpus()}
 
 
 def describe_host() -> dict:
-    """The same without its GPUs."""
+    """Return the same without its GPUs."""
     return {
         "hostname": platform.node(),
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),  # that this process may use, which can be fewer than the machine has
+        "cores": len(
+            os.sched_getaffinity(0)
+        ),  # that this process may use, which can be fewer than the machine has
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
         "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.platform(),
@@ -56,7 +69,7 @@ def describe_host() -> dict:
 
 
 def cpu_name() -> str:
-    """Model of the processor, as the kernel names it."""
+    """Return the model of the processor, as the kernel names it."""
     model = re.search(r"model name\s*:\s*(.+)", _cpu_info())
     return model[1].strip() if model else platform.processor() or platform.machine()
 
@@ -80,102 +93,77 @@ def facts_of_run(described: dict, on_gpu: bool) -> dict:
 
 
 def job_of_process() -> dict:
-    """What the environment tells of the batch job that this process belongs to; empty outside of one."""
+    """Return what the environment tells of this process's batch job; empty outside of one."""
     names = {name: os.environ.get(f"SLURM_{name.upper()}") for name in JOB_FACTS}
     facts = {name: value for name, value in names.items() if value}
-    if "job_id" in facts:
-        return {"scheduler": "slurm"} | facts
-    return _job_of_pbs() if "PBS_JOBID" in os.environ else {}
-
-
-def _job_of_pbs() -> dict:
-    facts = {"scheduler": "pbs", "job_id": os.environ["PBS_JOBID"], "job_partition": os.environ.get("PBS_QUEUE", "")}
-    with contextlib.suppress(KeyError, OSError):
-        nodes = list(dict.fromkeys(Path(os.environ["PBS_NODEFILE"]).read_text().split()))
-        facts |= {"job_nodelist": ",".join(nodes), "nnodes": str(len(nodes))}
-    return facts
-
-
-# How each scheduler is asked about a job, how it says that nobody else may use its nodes, and what the job has of them.
-ABOUT_A_JOB = {
-    "slurm": (("scontrol", "show", "job", "-o"), r"OverSubscribe=(\w+)", "NO", r" (?:Alloc)?TRES=(\S+)"),
-    "pbs": (("qstat", "-f"), r"Resource_List\.place = (?:\w+:)*(\w+)", "excl", r"Resource_List\.select = (\S+)"),
-}
+    return {"scheduler": "slurm"} | facts if "job_id" in facts else {}
 
 
 def batch_job() -> dict:
-    """What the scheduler tells of the job that this process belongs to; empty outside of one.
+    """Return what Slurm tells of the job that this process belongs to; empty outside of one.
 
-    ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all nodes together.
-    Both are absent where the scheduler does not say so.
+    ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all
+    nodes together. Both are absent where Slurm does not say so.
     """
     facts = job_of_process()
     if not facts:
         return {}
-    command, about_sharing, alone, about_resources = ABOUT_A_JOB[facts["scheduler"]]
+    command = ["scontrol", "show", "job", "-o", facts["job_id"]]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run([*command, facts["job_id"]], capture_output=True, text=True, timeout=20, check=True)
-        if sharing := re.search(about_sharing, done.stdout):
-            facts["is_exclusive"] = sharing[1].startswith(alone)
-        if resources := re.search(about_resources, done.stdout):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
+            facts["is_exclusive"] = sharing[1].startswith("NO")
+        if resources := re.search(r" (?:Alloc)?TRES=(\S+)", done.stdout):
             facts["allocated"] = resources[1]
     return facts
 
 
 def gpus() -> list[dict]:
-    """Number, name, driver and power limit (None if unknown) of the GPUs this job may use; empty without NVML.
+    """List number, name, driver and power limit (None if unknown) of the GPUs of this job.
 
-    ``is_split`` stands with one that is split into parts (MIG) and named as a whole.
+    ``is_split`` stands with one that is split into parts (MIG). Empty without NVML.
     """
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-    except Exception:  # no library, no driver, no permission: this host has no GPU that we could use
+        pynvml = sensors.start_nvml()
+        notes = sensors.notes_of_gpus(pynvml)
+    except (
+        Exception
+    ):  # no library, no driver, no permission: this host has no GPU that we could use
         return []
     described = []
-    names = [sensors.names_of_gpu(pynvml, index) for index in range(count)]
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for index in sensors.visible_devices(names, visible)[0]:
-        with contextlib.suppress(Exception):  # one that is lost
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            notes = sensors.notes_of_gpu(pynvml, handle)
-            part = sensors.name_of_part(names[index], visible)
-            # A part of a GPU is another device than the whole, and has a system of its own.
-            name = f"{notes.get('name', 'unknown GPU')} {part}".strip()
-            facts = {"name": name, "driver": notes.get("driver", "")}
-            described.append({"index": index, **facts, "power_limit_W": notes.get("limit_W")})
-            if not part and pynvml.nvmlDeviceGetMigMode(handle)[0]:  # which raises where a GPU has no such mode
-                described[-1]["is_split"] = True
+    for index in sensors.visible_gpus(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+        gpu = {
+            "index": index,
+            "name": notes[index].get("name", "unknown GPU"),
+            "driver": notes[index].get("driver", ""),
+            "power_limit_W": notes[index].get("limit_W"),
+        }
+        with contextlib.suppress(Exception):  # a GPU without such a mode raises
+            if pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))[0]:
+                gpu["is_split"] = True
+        described.append(gpu)
     return described
 
 
 def fault_of_split(gpu: dict) -> str:
-    """What is wrong with a GPU as ``gpus`` describes it, and the remedy, where it is split; "" elsewhere."""
+    """Say what is wrong with a GPU as ``gpus`` describes it where it is split; "" elsewhere."""
     if not gpu.get("is_split"):
         return ""
-    said = f"GPU {gpu['index']} is split into parts (MIG), of which CUDA would use one at most"
-    whole_again = f"sudo nvidia-smi -i {gpu['index']} -mig 0"
-    return f"{said}; set CUDA_VISIBLE_DEVICES to a part's name, as `nvidia-smi -L` has them, or `{whole_again}`"
-
-
-def part_of_gpu(index: int) -> str:
-    """The name of the part (MIG) that CUDA's device of this number is, from CUDA_VISIBLE_DEVICES; "" for a whole GPU.
-
-    Parts of one GPU may have its UUID in common, and a process sees one of them only.
-    """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "").split(",")
-    return named[index] if index < len(named) and named[index].startswith("MIG-") else ""
+    remedy = f"`sudo nvidia-smi -i {gpu['index']} -mig 0` makes it whole again"
+    return f"GPU {gpu['index']} is split into parts (MIG), which have no energy each; {remedy}"
 
 
 def pin_to_gpu(uuid: str) -> None:
     """Keep this process and those that it starts on the cores beside its GPU, as NVML tells them; else as it is."""
-    with contextlib.suppress(Exception):  # no NVML, or no such facts; another NUMA node is slower, no fault
+    with contextlib.suppress(
+        Exception
+    ):  # no NVML, or no such facts; another NUMA node is slower, no fault
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        handle = pynvml.nvmlDeviceGetHandleByUUID(
+            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+        )
         words = pynvml.nvmlDeviceGetCpuAffinity(handle, math.ceil((os.cpu_count() or 1) / 64))
         beside = {core for core in range(64 * len(words)) if words[core // 64] >> core % 64 & 1}
         if usable := beside & os.sched_getaffinity(0):
@@ -191,7 +179,9 @@ def versions() -> dict[str, str]:
     if PYTHON_VARIABLE in os.environ:
         program = "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
         options = os.environ.get(SRUN_VARIABLE)
-        srun = [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+        srun = (
+            [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+        )
         words = [*srun, "env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks(), "-c", program]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
@@ -210,7 +200,9 @@ def git(*words: str) -> str:
     if not IS_CHECKOUT:
         return ""
     with contextlib.suppress(OSError):
-        done = subprocess.run(["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
     return ""
 
@@ -246,7 +238,9 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_toml(system, described))
         except OSError as error:
-            raise ValueError(f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own") from error
+            raise ValueError(
+                f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own"
+            ) from error
     try:
         values = toml_table(path)
         for name in ("idle_W_per_core", "full_W_per_core"):

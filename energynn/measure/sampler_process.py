@@ -1,83 +1,130 @@
-"""A sampler process of our own for each host, where perun has none: under any launcher, and where perun is missing."""
+"""A sampler process of our own for each host: under any launcher, and where perun is missing."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from energynn.files import is_locked, lock
-from energynn.launchers import label_lines
-from energynn.measure import perun_adapter
+from energynn.files import is_locked, lock, write_json
+from energynn.launchers import rank, ranks_of_this_host, write_whole_lines
+from energynn.measure import machine, sensors
+from energynn.measure.perun_backends import backend_sensors
 from energynn.measure.samples import has_begun, limit_s
-from energynn.processes import end_with_parent
+from energynn.processes import end_marked, end_with_parent
+
+STOPPING_S = 150  # the sampler may have to wait for the disk
 
 
-def start_sampler(folder: Path, size: int, stopped: list[int]):
-    """Start this host's sampler, or wait until the one that another rank of this host has started samples.
+def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
+    """Start this host's sampler, or wait for the one that another rank of this host has started.
 
-    Returns a function that a rank calls at its end. The sampler goes on until the last rank of this host has ended.
+    ``size`` ranks take part on all hosts. Returns a function that a rank calls at its end; the
+    sampler continues until the last rank of this host has ended, or a signal is in ``stopped``.
+    ``take_host``: called once on each host before its sampler; what it returns is kept.
     """
     host = os.uname().nodename
-    ours = lock(folder / f".ranks-{host}", shared=True, wait=True)
+    ranks = folder / f".ranks-{host}"
+    ours = lock(ranks, shared=True, wait=True)
+    announce_gpus(folder)
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
         until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
         return ours.close
+    held = [owner, take_host and take_host()]
+    here = min(size, ranks_of_this_host())
+    program = "from energynn.measure.sampler_process import sample; "
     sampler = subprocess.Popen(
-        [sys.executable, "-c", f"from energynn.measure.sampler_process import sample; sample({str(folder)!r})"],
+        [sys.executable, "-c", f"{program}sample({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=partial(end_with_parent, os.getpid()),
+        stdout=2,
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGUSR1),
     )
-    answers, _, _ = select.select([sampler.stdout], [], [], limit_s("ready_limit_s"))
-    if not answers or sampler.stdout.readline() != b"ready\n":
-        sampler.kill()
+    until(lambda: sampler.poll() is not None or has_begun(folder, host), "the sampler's start")
+    if sampler.poll() is not None:
         raise ValueError("the sampler does not start; see its lines above, and `energynn doctor`")
 
     def stop() -> None:
         ours.close()
-        patience = time.monotonic() + limit_s("ready_limit_s")
-        while size > 1 and not stopped and is_locked(folder / f".ranks-{host}"):
+        while not stopped and is_locked(ranks):
             time.sleep(0.5)
-        while size > 1 and not stopped and time.monotonic() < patience:
-            if len(list(folder.glob("events-rank*.jsonl"))) == size and not is_locked(folder / f".ranks-{host}"):
-                break  # there is none to come
-            time.sleep(0.5)
-        with contextlib.suppress(OSError):  # a word, for processes that were forked meanwhile may hold the pipe open
-            sampler.stdin.write(b"stop\n")
-            sampler.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            sampler.wait(timeout=150)  # it may have to wait for the disk
+            sampler.communicate(b"stop\n", timeout=STOPPING_S)
         sampler.kill()
         sampler.wait()
-        owner.close()
+        held.clear()
 
     return stop
 
 
-def sample(folder: str) -> None:
-    """The sampler process: sample this host until the parent says a word, closes the pipe or dies."""
+def sample(folder: str, ranks: int) -> None:
+    """Sample this host until the parent says a word; where it dies, end what it has started."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    label_lines()
-    sampler = perun_adapter.make_sampler(Path(folder))
-    sampler.start()
-    print("ready", file=sys.__stdout__, flush=True)  # for the program that has started this one: no label
-    sys.stdin.readline()
+    write_whole_lines()
+    sampler = begin(Path(folder), ranks)
+    signal.signal(signal.SIGUSR1, _raise_orphaned)
+    word = ""
+    with contextlib.suppress(EOFError):
+        word = sys.stdin.readline()
+    if not word:
+        end_marked(Path(folder))
     sampler.stop()
 
 
+def _raise_orphaned(_number, _frame) -> None:
+    raise EOFError("the process that started this sampler has ended")
+
+
+def begin(folder: Path, ranks: int) -> sensors.Sampler:
+    """Sample this host from now on, for the run or segment whose raw files lie in a folder."""
+    intent = intent_of(folder)
+    powercap = Path(os.environ.get(sensors.POWERCAP_VARIABLE) or sensors.POWERCAP)
+    gpus = intent.get("uses_gpus", True)
+    others = backend_sensors(gpus)
+    visible = visible_gpus(folder, ranks)
+    inventory = sensors.find(intent["cpu_model"], powercap, visible, gpus, others)
+    facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
+    path = folder / f"samples-{os.uname().nodename}.jsonl"
+    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
+    sampler.start()
+    for line in sampler.inventory.problems + sampler.inventory.unaccounted:
+        sensors.say(line)
+    return sampler
+
+
+def intent_of(folder: Path) -> dict:
+    """Read run.json of the run whose raw files, or those of a segment, lie in a folder."""
+    path = folder / "run.json"
+    return json.loads((path if path.exists() else folder.parent / "run.json").read_text())
+
+
+def announce_gpus(folder: Path) -> None:
+    """Write down which GPUs this rank sees."""
+    path = folder / f".gpus-{os.uname().nodename}-{rank()}"
+    write_json(path, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_gpus(folder: Path, ranks: int) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of all ranks of this host together; None: one sees all GPUs."""
+    pattern = f".gpus-{os.uname().nodename}-*"
+    until(lambda: len(list(folder.glob(pattern))) >= ranks, f"{ranks} ranks in {folder}")
+    values = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+    return None if None in values else ",".join(values)
+
+
 def until(condition, what: str) -> None:
-    """Wait for what the shared folder tells: each of hundreds of ranks asks it ever more rarely."""
-    most_s, pause_s = limit_s("ready_limit_s"), 0.1
+    """Wait for what a shared folder tells; each of hundreds of ranks asks it ever more rarely."""
+    most_s = limit_s("ready_limit_s")
     deadline = time.monotonic() + most_s
+    pause_s = 0.1
     while not condition():
         if time.monotonic() > deadline:
             raise ValueError(f"waited {most_s:.0f} s for {what}")

@@ -1,4 +1,4 @@
-"""Sensors of one host and the loop that writes what they read to disk, as it is read."""
+"""Sensors of one host: find them, choose the one that counts for each device, write readings."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
-from energynn.measure.samples import ENDED, Heartbeat, Lines
-from energynn.processes import name_of_this_process
+import numpy as np
+import psutil
+
+from energynn.measure.samples import Lines
 
 POWERCAP = Path("/sys/class/powercap")
+POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+UNREADABLE = "cannot be read"
+WATCH_S = 1.0  # before the first sample, to see which sensors work
+LONGEST_UPDATE_S = 1.5  # a counter that changes less often is not valid
 
 
 @dataclass
 class Sensor:
     """One readable quantity of one device.
 
-    ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or average, ``busy`` the
-    cumulative busy time of all cores in core-seconds. ``to_SI`` turns a reading into J, W or core-seconds.
-    ``wraps_at`` is the reading at which a counter starts again; ``update_s`` how often a counter or power changes, None
-    if that was not seen. Of several sensors of one device one is primary; the others never enter a sum, and ``checks``
-    names the primary one that measures the same.
+    ``kind`` says what a reading is: ``energy`` a cumulative counter, ``power`` an instant or
+    average, ``busy`` the cumulative busy time of all cores in core-seconds. ``to_SI`` turns a
+    reading into J, W or core-seconds. ``wraps_at`` is the reading at which a counter starts again;
+    ``update_s`` the time between changes, None if unknown. One sensor of each device is primary;
+    ``checks`` names the primary sensor that measures the same. The others never enter a sum.
     """
 
     id: str
@@ -48,80 +55,165 @@ class Sensor:
     notes: dict = field(default_factory=dict)
 
     def describe(self) -> dict:
-        """Everything but the reader, for the header of the samples file."""
+        """Give everything but the reader, for the header of the samples file."""
         return {name: value for name, value in vars(self).items() if name != "read"}
 
 
+@dataclass
+class Inventory:
+    """Sensors of a host, problems in words, and one text for each device that no sensor reads."""
+
+    sensors: list[Sensor] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    unaccounted: list[str] = field(default_factory=list)
+
+
 def find(
-    cpu_model: dict, powercap: Path = POWERCAP, others: tuple | list = (), visible: str | None = None
-) -> tuple[list[Sensor], list[str]]:
-    """All energy sensors of this host, and in words what is there but cannot be used.
+    cpu_model: dict,
+    powercap: Path = POWERCAP,
+    visible: str | None = None,
+    gpus: bool = True,
+    others: Inventory | None = None,
+) -> Inventory:
+    """List the sensors that this host may have; ``choose`` says which of them work.
 
-    ``others`` come from elsewhere (perun's backends); ``visible`` is the value of CUDA_VISIBLE_DEVICES, None for all
-    GPUs. The CPU is estimated from ``cpu_model`` where it has no sensor. A component that has neither is absent from
-    the list: absent, not zero. Beside a counter that stands still the estimate waits to take its place.
+    ``visible`` is a value of CUDA_VISIBLE_DEVICES, None for all GPUs. Without ``gpus`` GPUs are
+    left out. ``others`` come from perun's back ends. The CPU's estimate from ``cpu_model`` comes
+    last: it counts where nothing else does.
     """
-    rapl, rapl_problems = rapl_sensors(powercap)
-    nvml, nvml_problems = nvml_sensors(visible)
-    sensors = [*rapl, *nvml, *others]
-    has_cpu = any(sensor.component == "cpu" and sensor.primary for sensor in sensors)
-    if not has_cpu or any(sensor.component == "cpu" and stands_still(sensor) for sensor in rapl):
-        sensors.append(cpu_estimate(cpu_model, primary=not has_cpu))
-    return sensors, rapl_problems + nvml_problems
+    others = others or Inventory()
+    nvidia = nvml_sensors(visible) if gpus else Inventory()
+    if not gpus and nvidia_gpus():
+        nvidia.problems.append("the GPUs of this host are left out, as asked for")
+    return Inventory(
+        [*rapl_sensors(powercap), *nvidia.sensors, *others.sensors, cpu_estimate(cpu_model)],
+        nvidia.problems + others.problems,
+        nvidia.unaccounted + others.unaccounted,
+    )
 
 
-def stands_still(sensor: Sensor, seconds: float = 0.1) -> bool:
-    """Whether a counter shows the same for so long; RAPL's change every millisecond, in many virtual machines never."""
-    until = time.monotonic() + seconds
-    with suppress(Exception):  # the sampler will say so
-        first = sensor.read()
-        while time.monotonic() < until:
-            if sensor.read() != first:
-                return False
-    return True
+def choose(inventory: Inventory, faults: dict[str, str]) -> Inventory:
+    """Make one sensor of each device primary, and drop those with a fault (id -> words).
+
+    Where no RAPL zone works at all, as in many virtual machines, the estimate stands for the CPU.
+    """
+    working = [sensor for sensor in inventory.sensors if sensor.id not in faults]
+    if any(sensor.component == "cpu" and sensor.kind != "busy" for sensor in working):
+        working = [sensor for sensor in working if sensor.kind != "busy"]
+    primary: dict[tuple[str, str], Sensor] = {}
+    for sensor in working:
+        first = primary.setdefault((sensor.component, sensor.device), sensor)
+        if first is not sensor:
+            sensor.primary = False
+            sensor.checks = first.id
+    chosen = Inventory(working, list(inventory.problems), list(inventory.unaccounted))
+    rapl_works = any(_is_zone(sensor) for sensor in working)
+    for sensor in inventory.sensors:
+        fault = faults.get(sensor.id)
+        has_another = (sensor.component, sensor.device) in primary
+        if fault is None or (has_another and fault.startswith(UNREADABLE)):
+            continue  # many GPUs lack one of their sensors
+        is_spare = has_another or (_is_zone(sensor) and not rapl_works)
+        lines = chosen.problems if is_spare else chosen.unaccounted
+        lines.append(f"{sensor.id} {fault}")
+    return chosen
 
 
-def rapl_sensors(powercap: Path = POWERCAP) -> tuple[list[Sensor], list[str]]:
-    """CPU packages and DRAM from the powercap tree; counters in microjoules that wrap around.
+def _is_zone(sensor: Sensor) -> bool:
+    return sensor.kind == "energy" and sensor.component in ("cpu", "ram")
 
-    Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
+
+def watch(sensors: list[Sensor], read: Callable[[Sensor], float]) -> dict[str, str]:
+    """Note how often each sensor changes; return id -> fault of those that tell nothing."""
+    changes: dict[str, list[float]] = {sensor.id: [] for sensor in sensors}
+    faults: dict[str, str] = {}
+    last: dict[str, float] = {}
+    watched = [sensor for sensor in sensors if sensor.kind != "busy"]
+    end = time.monotonic() + WATCH_S
+    while watched and time.monotonic() < end:
+        for sensor in watched:
+            try:
+                value = read(sensor)
+            except Exception as error:  # whatever a driver throws
+                faults[sensor.id] = f"{UNREADABLE} ({error})"
+                continue
+            if value != last.setdefault(sensor.id, value):
+                changes[sensor.id].append(time.monotonic())
+                last[sensor.id] = value
+        time.sleep(0.001)
+    for sensor in watched:
+        times = changes[sensor.id]
+        if len(times) > 1:
+            sensor.update_s = float(np.median(np.diff(times)))
+        if sensor.id in last:
+            faults.pop(sensor.id, None)
+            if sensor.kind == "energy" and not times:
+                faults[sensor.id] = f"does not move: it shows {last[sensor.id]}"
+    return faults
+
+
+def reading(sensor: Sensor) -> float:
+    """Read a sensor; raises ValueError for what is no number of zero or more."""
+    value = sensor.read()
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"it says {value}")
+    return value
+
+
+def _fail(error: Exception) -> float:
+    raise error
+
+
+# ------------------------------------------------------------------------------------------ CPU
+
+
+def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
+    """List CPU packages and DRAM of the powercap tree; counters in microjoules that wrap around.
+
+    A zone that cannot be read has a sensor that raises. Counters outside of /sys are somebody's
+    imitation of one: their provenance is ``simulated``.
     """
     provenance = "measured" if powercap.resolve().is_relative_to("/sys") else "simulated"
-    sensors, unreadable, problems = [], [], []
+    sensors = []
+    counters = set()
     for zone in sorted(powercap.glob("intel-rapl:*")):
-        counter = zone / "energy_uj"
+        package = re.match(r"intel-rapl:(\w+)", zone.name)[1]
         try:
             name = (zone / "name").read_text().strip()
             component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
             if component is None:
                 continue
-            wraps_at = float((zone / "max_energy_range_uj").read_text())
-        except OSError as error:
-            problems.append(f"{zone} may not be read ({error.strerror}); sudo chmod -R a+r {zone}")
+            wraps_at = int((zone / "max_energy_range_uj").read_text())
+            if wraps_at < 0:
+                raise ValueError(f"its range is {wraps_at}")
+            _read_whole_number(zone / "energy_uj")
+            counter = os.stat(zone / "energy_uj")
+        except (OSError, ValueError) as error:
+            read = partial(_fail, ValueError(f"{error}; sudo chmod a+r {zone}/*"))
+            sensors.append(Sensor(zone.name, "cpu", zone.name, "energy", provenance, read))
             continue
-        except ValueError as error:
-            problems.append(f"{zone} holds no number ({error}); it is left out")
+        if (counter.st_dev, counter.st_ino) in counters:  # a link to a zone
             continue
-        package = re.match(r"intel-rapl:(\d+)", zone.name)[1]
-        sensor_id = f"{component}_{package}_{name}"
-        about = {"to_SI": 1e-6, "wraps_at": wraps_at, "notes": _limit_of_zone(zone)}
-        read = partial(_read_whole_number, counter)
-        sensor = Sensor(sensor_id, component, package, "energy", provenance, read, **about)
-        try:
-            counter.read_text()
-            sensors.append(sensor)
-        except OSError as error:  # root only by default
-            problems.append(f"{counter} may not be read ({error.strerror}); sudo chmod a+r {counter}")
-            unreadable.append(sensor)
-    # Where one of several can be read, the others are missing; where none can, there is no such sensor.
-    readable = {sensor.component for sensor in sensors}
-    return sensors + [sensor for sensor in unreadable if sensor.component in readable], problems
+        counters.add((counter.st_dev, counter.st_ino))
+        sensor = Sensor(
+            f"{component}_{package}_{name}",
+            component,
+            package,
+            "energy",
+            provenance,
+            read=partial(_read_whole_number, zone / "energy_uj"),
+            to_SI=1e-6,
+            wraps_at=float(wraps_at),
+            notes=_limit_of_zone(zone),
+        )
+        sensors.append(sensor)
+    return sensors
 
 
 def _limit_of_zone(zone: Path) -> dict:
-    """``limit_W``, the most that any limit of a RAPL zone allows or may be set to; nothing where there is none."""
+    """Return ``limit_W``, the most that any limit of a RAPL zone allows; nothing without one."""
     limits_W = []
-    for path in zone.glob("constraint_*_uw"):  # constraint_0_max_power_uw, constraint_0_power_limit_uw
+    for path in zone.glob("constraint_*_uw"):
         with suppress(OSError, ValueError):
             limits_W.append(int(path.read_text()) / 1e6)
     return {"limit_W": max(limits_W)} if max(limits_W, default=0) > 0 else {}
@@ -131,88 +223,97 @@ def _read_whole_number(path: Path) -> int:
     return int(path.read_text())
 
 
+def cpu_estimate(model: dict) -> Sensor:
+    """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
+    model = {**model, "cores": os.cpu_count()}
+    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", busy_core_seconds, model=model)
+
+
+def busy_core_seconds() -> float:
+    """Return the time that all cores have been busy since boot, in core-seconds."""
+    times = psutil.cpu_times()  # guest time is part of user; stolen time is somebody else's
+    return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
+
+
+# ------------------------------------------------------------------------------------------ GPUs
+
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT, in mW; bindings of before 2023 do not name it
-# What NVML raises where there simply is no NVIDIA GPU; anything else is a fault that a person can mend.
-NO_GPU = ("ImportError", "ModuleNotFoundError", "NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded")
+# What NVML raises where there is no NVIDIA GPU, or none that a program could use.
+NO_GPU = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "NVMLError_LibraryNotFound",
+    "NVMLError_DriverNotLoaded",
+)
+NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
-def nvml_sensors(visible: str | None = None) -> tuple[list[Sensor], list[str]]:
-    """Energy counter (Volta and newer) and powers of the NVIDIA GPUs that a value of CUDA_VISIBLE_DEVICES leaves."""
-    try:
-        import pynvml
+def nvml_sensors(visible: str | None = None) -> Inventory:
+    """List energy counters and powers of the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves.
 
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-    except Exception as error:
-        if type(error).__name__ in NO_GPU:
-            return [], []
-        return [], [f"NVML does not start ({error}): GPU energy is absent; after a driver update, restart the machine"]
-    sensors, problems = [], []
-    used, unknown = visible_devices([names_of_gpu(pynvml, index) for index in range(count)], visible)
-    if unknown:
-        problems.append(
-            f"CUDA_VISIBLE_DEVICES names {unknown!r}, no GPU of this host: neither it nor what follows counts"
-        )
-    if "MIG-" in (visible or "").upper():
-        problems.append("CUDA_VISIBLE_DEVICES names a part of a GPU (MIG): what others do on that GPU counts, too")
-    lost = []
-    for index in sorted(used):
-        try:
-            sensors += _sensors_of_gpu(pynvml, index)
-        except Exception as error:
-            problems.append(f"GPU {index} cannot be read ({error}): its energy is absent; look at nvidia-smi")
-            lost.append(Sensor(f"gpu_{index}_energy", "gpu", str(index), "energy", "measured", partial(_fail, error)))
-    # Where one of several GPUs can be read, the others are missing; where none can, there is no such sensor.
-    return sensors + (lost if sensors else []), problems
-
-
-def _fail(error: Exception) -> float:
-    raise error
-
-
-def _sensors_of_gpu(pynvml, index: int) -> list[Sensor]:
-    """The energy counter of one GPU and its powers, what there is; raises what NVML raises if there is none.
-
-    What cannot be read of one field leaves the others as they are. The first counts, the others check it.
+    A GPU that the driver or the PCI bus names and NVML does not list is unaccounted for.
     """
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    notes = notes_of_gpu(pynvml, handle)
-    provenance = "simulated" if getattr(pynvml, "SIMULATED", False) else "measured"  # tests bring their own NVML
-    readers = {
-        "energy": partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, handle),
-        "power_instant": partial(_instant_power_mW, pynvml, handle),
-        "power": partial(pynvml.nvmlDeviceGetPowerUsage, handle),
-    }
-    semantics = {"power": power_semantics(notes.get("name", "")), "power_instant": "instantaneous"}
-    found, faults = [], []
-    for name, read in readers.items():
-        try:
-            read()
-        except Exception as error:  # no counter before Volta, no instant power before Ampere
-            faults.append(error)
-            continue
-        kind = "energy" if name == "energy" else "power"
-        facts = {"component": "gpu", "device": str(index), "provenance": provenance, "to_SI": 1e-3}
-        facts |= {"primary": not found, "checks": found[0].id if found else None}
-        own_notes = notes | ({"power": semantics[name]} if name in semantics else {})
-        found.append(Sensor(f"gpu_{index}_{name}", kind=kind, read=read, notes=own_notes, **facts))
-    if not found:
-        raise faults[0]
-    return found
+    inventory = Inventory()
+    if visible in NOTHING_VISIBLE:
+        return inventory
+    there = nvidia_gpus()
+    try:
+        pynvml = start_nvml()
+        notes = notes_of_gpus(pynvml)
+    except Exception as error:
+        if there or type(error).__name__ not in NO_GPU:
+            fault = f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error})"
+            remedy = "install nvidia-ml-py, look at nvidia-smi, or say --no-gpu"
+            inventory.unaccounted.append(f"{fault}; {remedy}")
+        return inventory
+    if visible is None and len(there) > len(notes):
+        fault = f"NVML lists {len(notes)} of the {len(there)} NVIDIA GPUs {' '.join(there)}"
+        inventory.unaccounted.append(f"{fault}; look at nvidia-smi, or say --no-gpu")
+    chosen, unknown = visible_gpus(notes, visible)
+    if unknown:
+        fault = f"CUDA_VISIBLE_DEVICES names {unknown!r}, no whole GPU of this host; correct it"
+        inventory.unaccounted.append(fault)
+    for index in sorted(chosen):
+        inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
+    uuids = [notes[index].get("uuid", index) for index in chosen]
+    if len(set(uuids)) < len(uuids):
+        inventory.unaccounted.append("two GPUs have one UUID; look at nvidia-smi")
+    return inventory
 
 
-def notes_of_gpu(pynvml, handle) -> dict:
-    """UUID, name, power limit and driver of a GPU, as far as it says them; laptops and virtual GPUs do not say all."""
-    notes: dict = {}
-    with suppress(Exception):
-        notes["uuid"] = text(pynvml.nvmlDeviceGetUUID(handle))
-    with suppress(Exception):
-        notes["name"] = text(pynvml.nvmlDeviceGetName(handle))
-    with suppress(Exception):
-        notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
-    with suppress(Exception):
-        notes["driver"] = text(pynvml.nvmlSystemGetDriverVersion())
-    return notes
+def start_nvml():
+    """Import NVML's binding and start it; a driver may need a moment, so this is tried twice."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except Exception as error:
+        if type(error).__name__ in NO_GPU and not nvidia_gpus():
+            raise
+        time.sleep(0.5)
+        pynvml.nvmlInit()
+    return pynvml
+
+
+def nvidia_gpus() -> list[str]:
+    """List PCI addresses of this host's NVIDIA GPUs by witnesses that are not NVML.
+
+    Of a driver that is loaded count the GPUs whose device file this process may open: containers
+    and batch systems hide the others. Without a driver count those on the PCI bus.
+    """
+    addresses = []
+    for path in NVIDIA_DRIVER.glob("*/information"):
+        minor = re.search(r"Device Minor:\s*(\d+)", path.read_text())
+        if minor is None or os.access(f"/dev/nvidia{minor[1]}", os.R_OK | os.W_OK):
+            addresses.append(path.parent.name)
+    if NVIDIA_DRIVER.is_dir():
+        return sorted(addresses)
+    for device in PCI_DEVICES.glob("*"):
+        with suppress(OSError):
+            facts = (device / "vendor").read_text() + (device / "class").read_text()
+            if re.match("0x10de\n0x03", facts):
+                addresses.append(device.name)
+    return sorted(addresses)
 
 
 def _instant_power_mW(pynvml, handle) -> int:
@@ -222,262 +323,196 @@ def _instant_power_mW(pynvml, handle) -> int:
     return answer.value.uiVal
 
 
-def names_of_gpu(pynvml, index: int) -> dict[str, str]:
-    """By which UUIDs CUDA_VISIBLE_DEVICES may name a GPU, in small letters, and what each means.
+# In the order of preference. A binding may lack any of these functions, so that each reading looks it up anew.
+NVML_READERS = {
+    "energy": lambda pynvml, handle: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle),
+    "power_instant": _instant_power_mW,
+    "power": lambda pynvml, handle: pynvml.nvmlDeviceGetPowerUsage(handle),
+}
 
-    "" for all of it; "MIG 1g.10gb" for such a part of it, or "MIG" where nobody says of which size.
-    """
-    names = {}
-    with suppress(Exception):  # a GPU that is lost has no name any more, and most have no parts
+
+def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
+    """List energy counter and powers that a GPU may have; reading tells which of them it has."""
+    simulated = getattr(pynvml, "SIMULATED", False)  # tests bring their own NVML
+    semantics = {"power": power_semantics(notes.get("name", "")), "power_instant": "instantaneous"}
+    handle = None  # of a GPU that is lost; to read it raises
+    with suppress(Exception):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = text(pynvml.nvmlDeviceGetUUID(handle)).lower()
-        names |= {uuid: "", f"mig-{uuid}": "MIG"}
-        for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(Exception):  # parts may have any of these numbers
-                part = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                of_part = text(pynvml.nvmlDeviceGetUUID(part)).lower()
-                names[of_part] = "MIG"
-                names[of_part] += text(pynvml.nvmlDeviceGetName(part)).partition("MIG")[2]
-    return names
+    sensors = []
+    for name, read in NVML_READERS.items():
+        sensor = Sensor(
+            f"gpu_{index}_{name}",
+            "gpu",
+            str(index),
+            "energy" if name == "energy" else "power",
+            "simulated" if simulated else "measured",
+            read=partial(read, pynvml, handle),
+            to_SI=1e-3,
+            notes=dict(notes),
+        )
+        if name in semantics:
+            sensor.notes["power"] = semantics[name]
+        sensors.append(sensor)
+    return sensors
 
 
-def name_of_part(names: dict[str, str], value: str | None) -> str:
-    """Which part of a GPU a variable as CUDA_VISIBLE_DEVICES names, as "MIG 1g.10gb"; "" for all of it."""
-    for entry in filter(None, (value or "").lower().replace(" ", "").split(",")):
-        for name, part in names.items():
-            if part and _is_named({name}, entry):
-                return part
-    return ""
+def notes_of_gpus(pynvml) -> list[dict]:
+    """Return UUID, name, power limit and driver of each GPU, as far as it says them."""
+    questions = {
+        "uuid": lambda handle: _decoded(pynvml.nvmlDeviceGetUUID(handle)),
+        "name": lambda handle: _decoded(pynvml.nvmlDeviceGetName(handle)),
+        "limit_W": lambda handle: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
+        "driver": lambda handle: _decoded(pynvml.nvmlSystemGetDriverVersion()),
+    }
+    gpus = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        notes = {}
+        for name, ask in questions.items():
+            with suppress(Exception):  # laptops and virtual GPUs do not say all, a lost one nothing
+                notes[name] = ask(pynvml.nvmlDeviceGetHandleByIndex(index))
+        gpus.append(notes)
+    return gpus
 
 
-def visible_devices(names: list[Collection[str]], value: str | None) -> tuple[list[int], str | None]:
-    """Numbers of the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and its entry that names none, if any.
+def visible_gpus(notes: list[dict], visible: str | None) -> tuple[list[int], str | None]:
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and an unknown entry."""
+    return visible_devices([{gpu.get("uuid", "lost").lower()} for gpu in notes], visible)
 
-    An entry is a number, a name or the beginning of one; what follows an entry that names no device does not count, as
-    for the runtimes themselves. None leaves all. CUDA C++ Programming Guide, "CUDA Environment Variables".
+
+def visible_devices(
+    names: list[Collection[str]], value: str | None
+) -> tuple[list[int], str | None]:
+    """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and an unknown entry.
+
+    An entry is a number, a name or the beginning of one; what follows an unknown entry does not
+    count, as for the runtimes themselves. None leaves all. CUDA C++ Programming Guide, "CUDA
+    Environment Variables".
     """
     if value is None:
         return list(range(len(names))), None
     chosen: list[int] = []
     for entry in filter(None, map(str.strip, value.split(","))):
-        if entry.isdigit():
-            named = [number for number in range(len(names)) if number == int(entry)]
-        else:
-            named = [number for number, known in enumerate(names) if _is_named(known, entry.lower())]
+        named = []
+        for number, known in enumerate(names):
+            is_prefix = any(name.startswith(entry.lower()) for name in known)
+            if entry == str(number) or (is_prefix and not entry.isdigit()):
+                named.append(number)
         if not named:
-            return chosen, None if entry in ("-1", "NoDevFiles") else entry
+            return chosen, None if entry in NOTHING_VISIBLE else entry
         chosen += [number for number in named if number not in chosen]
     return chosen, None
 
 
-def _is_named(names: Collection[str], entry: str) -> bool:
-    """Whether an entry is one of a GPU's names, the beginning of one, or a part of it as older drivers write it."""
-    return any(name.startswith(entry) or entry.startswith(name + "/") for name in names)
-
-
 def power_semantics(gpu_name: str) -> str:
-    """What NVML's power reading of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
-    if re.search(r"A100|A800|A30\b", gpu_name):
-        return "instantaneous, seen by the sensor for about a quarter of the time"  # GA100
+    """Say what NVML's power of a GPU is, by its name (NVML's manual; arXiv 2312.02741)."""
+    if re.search(r"A100|A800|A30\b", gpu_name):  # GA100
+        return "instantaneous, seen by the sensor for about a quarter of the time"
     if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro)", gpu_name):
         return "of older GPUs, whose averaging differs"
     return "an average over 1 s"
 
 
-def cpu_estimate(model: dict, primary: bool = True) -> Sensor:
-    """All CPU cores of this host by a stated linear model of cumulative busy time: an estimate, never a measurement."""
-    model = {**model, "cores": os.cpu_count()}
-    facts = {"primary": primary, "model": model}
-    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", read=busy_core_seconds, **facts)
+def _decoded(value: bytes | str) -> str:
+    """Decode what NVML's older bindings give as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
-def busy_core_seconds(stat: Path = Path("/proc/stat")) -> float:
-    """Time that all cores together have been busy since boot, in core-seconds (Linux)."""
-    # user nice system idle iowait irq softirq steal; guest time is part of user, stolen time is somebody else's
-    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.read_text().split(None, 8)[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-LONGEST_WATCH, ENOUGH_UPDATES = 6, 12
-
-
-def watch_updates(sensors: list[Sensor], seconds: float = 0.25, about_to_read=lambda sensor: None) -> dict[str, float]:
-    """How often each counter and power changes, in s, noted as its ``update_s``, too; none if it changed only once.
-
-    A counter that moves, but seldom, as those of GPUs do, is watched for up to ``LONGEST_WATCH`` times as long. A power
-    may stay the same by chance, so that its shorter times count; one that changes as often as we look tells no time.
-    """
-    watched = [sensor for sensor in sensors if sensor.kind in ("energy", "power")]
-    changed: dict[str, list[float]] = {sensor.id: [] for sensor in watched}
-    counters = [changed[sensor.id] for sensor in watched if sensor.kind == "energy"]
-    last: dict[str, float] = {}
-    begun, looks = time.monotonic(), 0
-    while watched and (watched_s := time.monotonic() - begun) < LONGEST_WATCH * seconds:
-        if watched_s >= seconds and not any(0 < len(times) < ENOUGH_UPDATES for times in counters):
-            break
-        looks += 1
-        for sensor in watched:
-            about_to_read(sensor)
-            try:
-                value = sensor.read()
-            except Exception:  # the sampler will say so
-                continue
-            if value != last.setdefault(sensor.id, value):
-                changed[sensor.id].append(time.monotonic())
-                last[sensor.id] = value
-        time.sleep(0.001)  # RAPL's own period; asking more often costs and tells nothing
-    for sensor in watched:
-        apart_s = sorted(later - earlier for earlier, later in pairwise(changed[sensor.id]))
-        if apart_s and sensor.kind == "energy":
-            sensor.update_s = sum(apart_s) / len(apart_s)
-        elif apart_s and len(apart_s) < looks / 2:
-            sensor.update_s = apart_s[len(apart_s) // 4]
-    return {sensor.id: sensor.update_s for sensor in watched if sensor.update_s}
+# ------------------------------------------------------------------------------------------ sampler
 
 
 class Sampler:
-    """Reads all sensors of a host again and again and appends each reading to a file before the next.
+    """Reads all sensors of a host again and again and appends each reading to a file.
 
-    The file is JSON lines: a header that describes the sensors, how often counters change, then
-    ``{"t": monotonic ns, "w": wall clock ns, "d": microseconds that reading took, "v": [readings]}``; a failed reading
-    is null, never zero. At most one period is lost if the process is killed. Between them stand problems, and how
-    the loop keeps up.
+    The file is JSON lines: a header that describes the sensors, then
+    ``{"t": monotonic ns, "w": wall clock ns, "v": [readings]}``; a failed reading is null, never
+    zero. At most one period is lost if the process is killed.
     """
 
-    STATUS_EVERY = 100  # samples
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
     DISK_S = 120.0  # patience with the disk at the end
 
     def __init__(
-        self,
-        path: Path,
-        sensors: list[Sensor],
-        period_s: float,
-        problems: list[str] | tuple = (),
-        wall_ns: Callable[[], int] = time.time_ns,
-        machine: dict | None = None,
+        self, path: Path, inventory: Inventory, period_s: float, machine: dict | None = None
     ):
-        self.sensors, self.period_s, self.wall_ns = sensors, period_s, wall_ns
+        self.inventory = inventory
+        self.header = {
+            "header": "energynn-samples/1",
+            "host": socket.gethostname(),
+            "period_s": period_s,
+            "machine": machine or {},
+        }
         self.stopping, self.has_begun = threading.Event(), threading.Event()
-        self.missed_deadlines, self.count, self.thread_cpu_s = 0, 0, 0.0
         self.failing: set[str] = set()
-        self.reading = ""  # the sensor that is just being read; a driver may never answer
-        self.lines, self.heartbeat = Lines(path), Heartbeat()
-        self.lines.add(
-            {
-                "header": "energynn-samples/1",
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "process": name_of_this_process(),
-                "heartbeat": self.heartbeat.file,
-                "period_s": period_s,
-                "sensors": [sensor.describe() for sensor in sensors],
-                "problems": list(problems),
-                "machine": machine or {},
-            }
-        )
-        for problem in problems:
-            _say(problem)
+        self.asked = ""  # the sensor that is being read; a driver may never answer
+        self.lines = Lines(path)
 
     def start(self) -> None:
-        """Sample in a thread; returns after the first sample, so that whoever waits for this call starts after it.
+        """Sample in a thread; returns after the first sample.
 
         Raises TimeoutError naming the sensor that has not answered for ``FIRST_S``.
         """
         self.thread = threading.Thread(target=self._loop, name="energynn-sampler", daemon=True)
         self.thread.start()
         if not self.has_begun.wait(self.FIRST_S):
-            self._problem(f"{self.reading} does not answer; look at its driver, or leave the device out")
-            raise TimeoutError(f"no first sample within {self.FIRST_S:.0f} s")
+            fault = f"{self.asked} does not answer for {self.FIRST_S:.0f} s"
+            raise TimeoutError(f"{fault}; look at its driver, or leave the device out")
         self.lines.flush(self.FIRST_S)
 
     def stop(self) -> None:
-        """Have the last sample taken and said how the loop kept up; does not wait for a sensor that is silent."""
+        """Sample until every sensor had time to show the end, and once more."""
+        updates_s = [sensor.update_s or 0.0 for sensor in self.inventory.sensors]
+        time.sleep(max(updates_s, default=0.0))
         self.stopping.set()
         self.thread.join(self.LAST_S)
         if self.thread.is_alive():
-            self._problem(f"{self.reading} does not answer; the samples end where it fell silent")
+            say(f"{self.asked} does not answer; the samples end where it fell silent")
         if not self.lines.flush(self.DISK_S):
-            _say("the last samples are lost: the disk is full, or does not answer")
+            say("the last samples are lost: the disk is full, or does not answer")
+
+    def _loop(self) -> None:
+        self.inventory = choose(self.inventory, watch(self.inventory.sensors, self._ask))
+        sensors = [sensor.describe() for sensor in self.inventory.sensors]
+        self.lines.add(self.header | vars(self.inventory) | {"sensors": sensors})
+        self.sample()
+        self.has_begun.set()
+        period_ns = int(self.header["period_s"] * 1e9)
+        begun, index = time.monotonic_ns(), 1
+        while True:
+            # Absolute deadlines, so that a late sample does not delay the others; each moved by up
+            # to a quarter of the period (golden ratio, so evenly), so that a load with the
+            # sampler's own rhythm cannot hide behind it.
+            moved = (index * 0.6180339887) % 1 / 2 - 0.25
+            deadline = begun + int(period_ns * (index + moved))
+            if self.stopping.wait(max(0.0, (deadline - time.monotonic_ns()) / 1e9)):
+                break
+            self.sample()
+            index = max(index + 1, (time.monotonic_ns() - begun) // period_ns)
+        self.sample()
 
     def sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
         before = time.monotonic_ns()
-        wall = self.wall_ns()
-        values = [self._read(sensor) for sensor in self.sensors]
-        after = time.monotonic_ns()
-        self.lines.add({"t": (before + after) // 2, "w": wall, "d": (after - before) // 1000, "v": values})
-        self.heartbeat.beat()
-        self.count += 1
+        wall_ns = time.time_ns()
+        values = [self._value(sensor) for sensor in self.inventory.sensors]
+        middle_ns = (before + time.monotonic_ns()) // 2
+        self.lines.add({"t": middle_ns, "w": wall_ns, "v": values})
 
-    def _about_to_read(self, sensor: Sensor) -> None:
-        self.reading = sensor.id
+    def _ask(self, sensor: Sensor) -> float:
+        self.asked = sensor.id
+        return reading(sensor)
 
-    def _read(self, sensor: Sensor) -> float | None:
-        """A reading, or None where there is none that can be true."""
-        self._about_to_read(sensor)
+    def _value(self, sensor: Sensor) -> float | None:
+        """Return a reading, or None where there is none that can be true."""
         try:
-            value = sensor.read()
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"it says {value}")
-        except Exception as error:  # whatever a driver throws: a gap, and the run goes on
+            value = self._ask(sensor)
+        except Exception as error:  # whatever a driver throws: a gap, and the run continues
             if sensor.id not in self.failing:
                 self.failing.add(sensor.id)
-                self._problem(f"{sensor.id} cannot be read ({error}); the gap is in the record")
+                say(f"{sensor.id} cannot be read ({error}); the gap is in the record")
             return None
         self.failing.discard(sensor.id)
         return value
 
-    def note(self, values: dict) -> None:
-        """Keep what perun's own loop has just read, so that its data survive a crash too."""
-        self.lines.add({"t": time.monotonic_ns(), "w": self.wall_ns(), "perun": values})
 
-    def _loop(self) -> None:
-        updates = {}
-        for kind in ("energy", "power"):  # apart: a power that is slow to read would hide how often a counter changes
-            of_kind = [sensor for sensor in self.sensors if sensor.kind == kind]
-            updates |= watch_updates(of_kind, about_to_read=self._about_to_read)
-        if updates:
-            self.lines.add({"update_s": updates})
-        self.sample()
-        self.has_begun.set()
-        period_ns = int(self.period_s * 1e9)
-        begun, index = time.monotonic_ns(), 1
-        while True:
-            # Absolute deadlines, so that a late sample does not delay the others; each moved by up to a quarter of the
-            # period (golden ratio, so evenly), so that a load with the sampler's own rhythm cannot hide behind it.
-            deadline = begun + period_ns * index + int(period_ns * ((index * 0.6180339887) % 1 - 0.5) / 2)
-            if self.stopping.wait(max(0.0, (deadline - time.monotonic_ns()) / 1e9)):
-                break
-            self.sample()
-            index += 1
-            behind = (time.monotonic_ns() - begun) // period_ns - index
-            if behind > 0:
-                self.missed_deadlines += behind
-                index += behind
-            self.thread_cpu_s = time.thread_time()
-            if self.count % self.STATUS_EVERY == 0:
-                self.lines.add({"status": self._status()})
-        self.sample()
-        self.lines.add({"status": self._status() | {"ended": True}})
-        self.heartbeat.beat(ENDED)
-
-    def _status(self) -> dict:
-        return {
-            "missed_deadlines": self.missed_deadlines,
-            "thread_cpu_s": self.thread_cpu_s,
-            "process_cpu_s": time.process_time(),
-        }
-
-    def _problem(self, problem: str) -> None:
-        _say(problem)
-        self.lines.add({"problem": problem})
-
-
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(f"energynn: {line}", file=sys.stderr, flush=True)
-
-
-def text(value: bytes | str) -> str:
-    """NVML's older bindings give bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -11,7 +11,7 @@ processes.end_forks_with_this()
 
 from energynn import launchers  # noqa: E402
 
-launchers.label_lines()
+launchers.write_whole_lines()
 
 from energynn.train import rank  # noqa: E402 - takes seconds: torch
 

@@ -92,7 +92,7 @@ def join(config: RunConfig) -> World:
     world = World(rank, size, local_rank, device, socket.gethostname(), store)
     if device.type == "cuda":
         uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(world, machine.part_of_gpu(index) or uuid)
+        require_own_gpu(world, uuid)
         machine.pin_to_gpu(uuid)  # before any worker is forked
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import textwrap
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
@@ -104,31 +101,6 @@ class PhaseTimer:
 
     def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
-
-
-class ToDisk:
-    """Has files forced to disk when told, at most every ``FORCE_S``, in a thread: no step waits for a slow disk."""
-
-    FORCE_S = 10.0
-
-    def __init__(self, *files: TextIO):
-        self.files, self.told = files, threading.Event()
-        threading.Thread(target=self._force_when_told, name="energynn-to-disk", daemon=True).start()
-
-    def soon(self) -> None:
-        self.told.set()
-
-    def now(self) -> None:
-        for file in self.files:
-            with suppress(OSError):  # a full disk
-                os.fsync(file.fileno())
-
-    def _force_when_told(self) -> None:
-        while True:
-            self.told.wait()
-            self.told.clear()
-            self.now()
-            time.sleep(self.FORCE_S)
 
 
 def _mark_in_queue() -> torch.cuda.Event:

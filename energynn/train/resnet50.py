@@ -21,7 +21,7 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, list_images, prepare
+from energynn.data.imagenet import images_read, is_store, list_images, prepare
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
 from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
@@ -109,11 +109,11 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
     """
     root = manifests.verify(config.dataset, progress=world.tell, config=config)
-    if config.image_loading == "store" and not (root / "train.ppm").is_file():
+    if config.image_loading == "store" and not is_store(root):
         store = REPOSITORY / "build" / "store" / config.dataset
         if config.dataset in manifests.VARIABLES:
             raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
-        if world.rank == 0:
+        if world.rank == 0 and not is_store(store):
             prepare(root, store)
         distributed.barrier(world)
         root = store

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Interrupted
 from energynn.train.gradients import Gradients
-from energynn.train.phases import PhaseTimer, Progress, ToDisk, require_finite
+from energynn.train.phases import PhaseTimer, Progress, require_finite
 from energynn.train.votes import Request, StopVote
 
 CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
@@ -55,7 +56,6 @@ class Session:
         self.loader, self.parts = loader, parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
         self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
-        self.to_disk = ToDisk(self.events.file, self.phase.file)
         self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
@@ -82,7 +82,6 @@ class Session:
         distributed.limit_waiting(self.patience_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
-        self.to_disk.soon()
         yield
         self.stop.close()
         distributed.barrier(self.world)
@@ -155,7 +154,6 @@ class Session:
             means = {"training_loss": training_loss, "learning_rate": learning_rate}
             self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
         self.phase.write()  # reads the GPU's events of this epoch, so that they do not pile up
-        self.to_disk.soon()
 
     def finish(self, architecture: dict) -> list[float]:
         """Save the weights with their ``architecture`` if asked for, leave the other ranks, return all losses."""
@@ -175,7 +173,8 @@ class Session:
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):
-            self.to_disk.now()  # what a run goes on after must not be lost when its checkpoint is not
+            for file in (self.events.file, self.phase.file):  # must not be lost where the checkpoint is not
+                os.fsync(file.fileno())
             self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
         self.phase.write()
         if request == Request.STOP:

@@ -11,7 +11,6 @@ from scipy.optimize import linprog
 
 from energynn import cli, config
 from energynn.analysis import claims, effects, observations, published
-from energynn.files import REPOSITORY
 from tests.measure import worlds
 
 LEDGER = tomllib.loads(claims.CLAIMS.read_text())
@@ -110,49 +109,6 @@ def test_numbers_are_judged_as_observed_and_beyond(without_own_runs):
     assert time["observed"]["verdict"] == "supported" and time["verdict"] == "inconclusive"
     linear = judged["abstract-linear"]
     assert len(linear["coverage"]["of"]) == 11 and linear["coverage"]["with"] == ["R4", "R6"]
-
-
-def test_a_verdict_that_hangs_on_an_unknown_correlation_is_inconclusive(without_own_runs):
-    judged = {one["id"]: one["published"] for one in without_own_runs["claims"]}
-    power = judged["fixed-lbs-power-decreases"]
-    assert power["verdict"] == "inconclusive" and 0.5 < power["changes_from"] <= 0.8
-    assert power["correlation"] == {
-        "0.0": "inconclusive",
-        "0.5": "inconclusive",
-        "0.8": "supported",
-        "0.95": "supported",
-    }
-    assert "changes_from" not in judged["scaled-large-power-increases"]
-
-
-def test_derived_values_decide_in_a_column_of_their_own(without_own_runs):
-    judged = {one["id"]: one for one in without_own_runs["claims"]}
-    nearly = judged["conclusion-resnet-nearly-linear"]
-    assert nearly["published"]["verdict"] == "no data" and nearly["derived"]["verdict"] == "contradicted"
-    assert 0.35 < nearly["derived"]["low"] < nearly["derived"]["high"] < 0.42
-    assert (
-        judged["gbs-energy-minimum"]["derived"]["verdict"]
-        == judged["lbs-energy-minimum"]["derived"]["verdict"]
-        == "supported"
-    )
-    assert "derived" not in judged["scaled-lbs-time-constant"]
-
-
-def test_every_change_of_a_verdict_is_in_the_history(without_own_runs):
-    rows = {row["id"]: row for row in claims.history()}
-    told = {name: [verdict for verdict in list(row.values())[2:5] if verdict] for name, row in rows.items()}
-    assert told == {one["id"]: claims.verdicts(one) for one in without_own_runs["claims"]}
-    ledger = (REPOSITORY / "docs/ledger.md").read_text()
-    for name, row in rows.items():
-        changed = row["was"] not in (
-            row["beyond"],
-            "not testable with these data" if row["beyond"] == "no data" else "",
-        )
-        assert row["why"] or not changed, name
-        assert (
-            not row["why"]
-            or f"| `{name}` | {row['was'] or 'no entry'} | {row['observed']} | {row['beyond']} |" in ledger
-        )
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -270,12 +226,6 @@ def test_samples_that_cannot_be_read_are_one_line_and_the_ledger_goes_on(synthet
     assert len(lines) == 1 and "Traceback" not in errors
 
 
-def test_tolerances_decide(replica):
-    one = next(one for one in replica["claims"] if one["id"] == "lbs-speed-up-near-optimal")["own"][0]
-    assert one["effect"] == pytest.approx(32**0.04 - 1, abs=0.01) and one["allowed"] == [None, 0.1]
-    assert (one["at_half"], one["verdict"], one["at_double"]) == ("contradicted", "contradicted", "supported")
-
-
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
 def test_energy_that_is_not_measured_never_supports(synthetic, tmp_path, provenance):
     found = claims.evaluate(synthetic.write_replica(tmp_path, provenance, series="R1 R4"))
@@ -347,27 +297,6 @@ def test_an_interval_holds_95_percent_of_the_draws():
     drawn[0] = 0
     (interval,) = effects._effects(["a"], drawn).to_dict("records")
     assert np.mean((drawn[1:] >= interval["low"]) & (drawn[1:] <= interval["high"])) == pytest.approx(0.95, abs=1e-3)
-
-
-def test_what_the_model_implies_is_a_share_of_its_draws_and_no_verdict(without_own_runs):
-    found = {one["id"]: one for one in without_own_runs["claims"]}
-    assert set(without_own_runs["counts"]) == {"observed", "published", "derived", "own"}  # none of the model's
-    known = [one["model"] for one in found.values() if "model" in one]
-    assert 60 < len(known) < len(found) and all(0 <= one["probability"] <= 1 for one in known)
-    silent = ("lbs-accuracy-large-batch", "fcn-finetuning-energy-exponential", "abstract-influence-of-samples")
-    for name in [name for name in silent if name in found]:  # accuracy, fine-tuning, and what its structure presumes
-        assert "model" not in found[name], name
-    assert found["lbs-cpu-energy-falls"]["model"]["probability"] == 1
-    assert "model (no evidence): holds in 100% of its draws" in claims.report(without_own_runs)
-
-
-@pytest.mark.parametrize(("growth", "probability"), [(1.05, 1.0), (1.3, 0.0)])
-def test_a_model_in_which_a_statement_holds_or_fails_says_so(growth, probability):
-    (near_optimal,) = [one for one in LEDGER["claim"] if one["id"] == "lbs-speed-up-near-optimal"]
-    model = claims._of_model()
-    doublings = model.rows["doublings"].to_numpy() - 1
-    model.drawn["gpu_hours"] = np.tile(80.0 * growth ** (doublings / 5), (1 + claims.DRAWS, 1))
-    assert claims.implied_by(near_optimal, LEDGER, model)["probability"] == probability
 
 
 def test_a_tolerance_makes_every_range_wider():

@@ -180,7 +180,7 @@ def test_a_sweep_alone_proves_nothing():
 
 def test_the_grids_pace_is_the_only_difference_within_a_recipe():
     settings = [config.to_dict(run) for run in SWEPT]
-    loose = {results._recipe({"config": one}, results._at_any_pace(one)) for one in settings}
+    loose = {results._recipe({"config": one}, results._varied_with_pace(one)) for one in settings}
     assert len(loose) == 2, "one of each network"
 
 

@@ -1,4 +1,3 @@
-import h5py
 import numpy as np
 import pytest
 from scipy.io import netcdf_file
@@ -29,32 +28,6 @@ def test_xarray_reads_the_embedded_file():
         states, _ = era5.read_states(FILE)
         assert np.allclose(dataset.z500.values, states[:, :, era5.Z500], rtol=1e-6)
         assert "Copernicus Climate Change Service" in dataset.attribution
-
-
-def test_packing_keeps_values_to_half_a_step_and_applies_the_sources_scale(tmp_path):
-    source, target = tmp_path / "source.nc", tmp_path / "packed.nc"
-    generator = np.random.default_rng(0)
-    with h5py.File(source, "w") as file:
-        file["number"], file["time"] = np.arange(2), 1483228800 + 43200 * np.arange(3)
-        file["isobaricInhPa"] = [850.0, 500.0]
-        file["latitude"], file["longitude"] = np.linspace(90, -90, 7), np.arange(0, 360, 45.0)
-        for name, mean in (("t", 2700.0), ("z", 500000.0)):
-            file[name] = mean + mean / 10 * generator.random((2, 3, 2, 7, 8))
-            file[name].attrs["scale_factor"] = [0.1]
-        t, z = file["t"][:] / 10, file["z"][:] / 10
-    expected = np.stack([t[:, :, 0], z[:, :, 0], z[:, :, 1], t[:, :, 1]], axis=2)
-    errors = era5.pack_ensemble(source, target)
-    states, latitude = era5.read_states(target)
-    assert latitude.tolist() == pytest.approx(np.linspace(90, -90, 7).tolist())
-    for index, channel in enumerate(era5.CHANNELS):
-        spread = np.ptp(expected[:, :, index])
-        found = np.abs(states[:, :, index].astype(np.float64) - expected[:, :, index]).max()
-        assert errors[channel] <= 0.5 * spread / 65000 * 1.001
-        assert found <= errors[channel] + np.abs(expected).max() * 2**-24  # float32 on reading
-    again = tmp_path / "again.nc"
-    era5.pack_ensemble(source, again)
-    assert again.read_bytes() == target.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.nc", "packed.nc", "source.nc"]
 
 
 @pytest.mark.parametrize("steps, training_samples", [(1, 20), (2, 10)])

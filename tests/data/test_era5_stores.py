@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 
 from energynn import cli, config, files
-from energynn.data import digests, era5_sources, era5_store, manifests
+from energynn.data import era5_sources, era5_store, manifests
 from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
 from energynn.launch import start
 from tests.ranks import start_ranks
@@ -204,7 +204,7 @@ def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind, 
     with h5py.File(tmp_path / "2019.h5", "w") as file:
         if shape:
             file.create_dataset("fields", shape, kind)
-    arguments = ["era5", "prepare", "--source", str(tmp_path), "--out", str(tmp_path / "out"), "--years", "2019"]
+    arguments = ["data", "era5", "--source", str(tmp_path), "--out", str(tmp_path / "out"), "--years", "2019"]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "2019.h5" in error
@@ -434,14 +434,13 @@ def described(tmp_path, monkeypatch):
     """A store with its manifest, both of this test alone."""
     store = prepared(tmp_path, y2015=9, y2016=8, y2019=39)
     monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path / "data_manifests")
-    monkeypatch.setattr(digests, "VERIFIED", tmp_path / "verified")
     monkeypatch.setenv("ENERGYNN_ERA5", str(store))
-    assert cli.main(["manifest", "build", "era5", "--root", str(store)]) == 0
+    assert cli.main(["data", "describe", "era5", "--root", str(store)]) == 0
     return store
 
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
-    manifest = manifests.read("era5")
+    manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
     assert manifest["energynn:times"] == 56 and manifest["energynn:files"] == 9
     assert (
         manifest["energynn:years"][1]["missing"] == 1456 and manifest["energynn:years"][1]["last"][:10] == "2016-01-02"
@@ -450,15 +449,8 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
     )
 
-    hashed = []
-    monkeypatch.setattr(digests.hashlib, "new", lambda algorithm: hashed.append(1) or hashlib.sha256())
-    verify = ["manifest", "verify", "era5", "--root", str(described)]
-    assert cli.main(verify) == 0 and hashed == []  # `manifest build` has verified them
-    (kept,) = (tmp_path / "verified").iterdir()
-    kept.write_text("".join(kept.read_text().splitlines(keepends=True)[:5]))  # as if interrupted after four of nine
+    verify = ["data", "verify", "era5", "--root", str(described)]
     assert cli.main(verify) == 0
-    assert len(hashed) == 5
-
     content = bytearray((described / "2016.npy").read_bytes())
     content[1000] ^= 1
     (described / "2016.npy").write_bytes(content)
@@ -470,11 +462,11 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
         manifests.verify("era5")
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
-        start.intend(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
+        start.prepare(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
-    assert cli.main(["manifest", "build", "era5", "--root", str(described)]) == 2
+    assert cli.main(["data", "describe", "era5", "--root", str(described)]) == 2
     assert "['2016.part']" in capsys.readouterr().err
 
 

@@ -149,7 +149,7 @@ def test_damaged_or_incomplete_archives_are_named(tree):
 
 def test_scaled_subsets_have_the_study_s_sizes_and_are_nested(tree):
     names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
-    listing = imagenet._listing(tree, names)
+    listing = imagenet.make_listing(tree, names)
     subsets = imagenet.subsets(listing)
     assert [(s["n"], s["n_max"]) for s in subsets[:2]] == [(1, 256), (2, 256)]
     assert [s["count"] for s in subsets] == [20_000 * s["n"] // s["n_max"] for s in subsets]
@@ -252,37 +252,12 @@ def test_centre_crop_and_normalization_are_the_usual_ones():
     assert (batch[0] - usual(data)).abs().mean() * 255 * np.mean(STD) < 1
 
 
-def test_prepared_store_resumes_and_is_the_same_listing(tree, tmp_path, monkeypatch):
+def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys):
     (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"broken")
     out = tmp_path / "store"
-    bad = imagenet.prepare(tree, tmp_path / "whole", 20, silent)
-    assert [line.rpartition("/")[2] for line in bad] == ["n02_3.JPEG"]
-
-    monkeypatch.setattr(imagenet, "BATCH", 4)
-    original, calls = imagenet.ppm, []
-
-    def interrupted(data, side):
-        calls.append(data)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return original(data, side)
-
-    monkeypatch.setattr(imagenet, "ppm", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        imagenet.prepare(tree, out, 20, silent)
-    with pytest.raises(ValueError, match="train.ppm is not complete"):
-        list_images(out)
-    with open(out / "train.ppm", "ab") as file:
-        file.write(original(jpeg(9), 20)[:100])  # the process died within a write
-    monkeypatch.setattr(imagenet, "ppm", lambda data, side: calls.append(data) or original(data, side))
-    calls.clear()
-    imagenet.prepare(tree, out, 20, silent)
-    assert 10 <= len(calls) <= 13  # of 17: four to seven were there
-    for name in ("train.ppm", "val.ppm"):
-        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with pytest.raises(ValueError, match="was begun with other.*20"):
-        imagenet.prepare(tree, out, 30, silent)
-
+    arguments = ["--root", str(tree), "--out", str(out), "--shorter-side", "20"]
+    assert cli.main(["data", "imagenet", *arguments]) == 1
+    assert "n02_3.JPEG" in capsys.readouterr().out
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
         assert imagenet.subsets(here) == imagenet.subsets(there)
@@ -300,15 +275,6 @@ def test_prepared_store_gives_the_same_part_of_the_picture():
     for side, bound in ((0, 1e-6), (320, 8)):  # other pixels, same place
         torch.manual_seed(3)
         assert (random_crop(imagenet.ppm(data, side), 224, 0.5).float() - expected).abs().mean() < bound
-
-
-def test_prepare_reports_its_cost(tree, tmp_path, capsys):
-    arguments = ["imagenet", "prepare", "--root", str(tree), "--out", str(tmp_path / "store"), "--shorter-side", "16"]
-    assert cli.main(arguments) == 0
-    assert re.search(r"GB in [\d.]+ s with [\d.e-]+ kWh \((estimated|measured)\)", capsys.readouterr().out)
-    (tree / "val" / "n01" / "ILSVRC2012_val_00000002.JPEG").write_bytes(b"")
-    assert cli.main([*arguments[:5], str(tmp_path / "other")]) == 1
-    assert "cannot be decoded: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("on_bad_image", ["fail", "skip"])

@@ -584,9 +584,9 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert state["energy_per_sample_J"] == pytest.approx(1200 / 320, rel=0.02)
     assert state["age_s"] > 1e6 and "the last sample is" in watch.text(state)
     assert state["time_left_s"] == pytest.approx(10) and state["energy_left_J"] == pytest.approx(1200, rel=0.02)
-    assert cli.main(["watch", str(run_dir), "--once"]) == 0
+    assert cli.main(["status", "--watch", str(run_dir), "--once"]) == 0
     assert "120.0 W" in capsys.readouterr().out
-    assert cli.main(["watch", str(run_dir.parent), "--once"]) == 2
+    assert cli.main(["status", "--watch", str(run_dir.parent), "--once"]) == 2
     kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own joules
     path.write_text("".join(json.dumps(event) + "\n" for event in kept))
     assert watch.Watch(run_dir).look()["energy_per_sample_J"] == pytest.approx(1200 / 160, rel=0.02)

@@ -105,12 +105,12 @@ def test_a_gpu_that_is_split_is_no_device_as_a_whole(monkeypatch, tmp_path, mode
     assert not bad or "`nvidia-smi -L`" in bad[0].remedy
     for device in ("cpu", "gpu"):
         devices = len(machine.gpus()) if device == "gpu" else 1
-        intent = start.intend(config.make("fourcastnet", device=device, devices=devices), tmp_path / "local" / "run")
+        made = config.make("fourcastnet", device=device, devices=devices)
         if words and device == "gpu":
             with pytest.raises(ValueError, match="^device: GPU . is split .* CUDA_VISIBLE_DEVICES to a part"):
-                start.preflight(intent)
+                start.prepare(made, tmp_path / "local" / "run")
         else:
-            start.preflight(intent)
+            start.prepare(made, tmp_path / "local" / "run")
 
 
 def test_a_driver_that_never_answers_stops_no_doctor(monkeypatch, tmp_path):

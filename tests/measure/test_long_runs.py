@@ -265,7 +265,7 @@ def test_views_of_a_long_run_are_thinned_and_say_so(long_run):
     with pytest.warns(UserWarning, match="thinned, a sample in .*; peaks between are not seen"):
         t_s, power_W = energy.power_trace(long_run)["cpu_0"]
     assert len(t_s) < 60 and power_W == pytest.approx(100.0, rel=1e-3)
-    state = watch.Watch(long_run).look()
+    state = watch.look(long_run, {})
     assert state["thinned_s"] == pytest.approx(23, abs=3)
     assert f"thinned: until now a sample in {state['thinned_s']:.3g} s; peaks between are not seen" in watch.text(state)
     by_id = {device["id"]: device for device in state["devices"]}

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from energynn import config, records
-from energynn.launch import start, supervise
+from energynn.launch import start
 from energynn.measure import perun_adapter
 from energynn.measure.samples import events_of_kind, read_events
 from tests.powercap import constant_power
@@ -36,17 +36,16 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
     tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     tiny = config.make("fourcastnet", **tiny | more)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
-    intended = start.intend(tiny, run_dir)
-    start.begin(intended)
+    start.begin(start.prepare(tiny, run_dir), run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
-    command = supervise.ranks_command(run_dir, intent, intended.launcher.mpirun, intended.launcher.flavour)
+    command = start.ranks_command(run_dir, intent)
     if hosts == 2:
         words, rank = command[: command.index("-n")], command[command.index("-n") + 2 :]
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
             name_it = ["sh", "-c", 'hostname "$0" && exec "$@"', host]
             words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
         command = words[:-1]
-    environment = supervise.rank_environment(run_dir, intent)
+    environment = start.rank_environment(run_dir, intent)
     return run_dir, subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -102,5 +101,5 @@ def test_a_dead_sampler_of_another_host_stops_all_ranks_with_a_checkpoint(tmp_pa
     assert [event["status"] for event in events_of_kind(events, "rank_end")] == ["interrupted", "interrupted"]
     assert list(run_dir.glob("checkpoint/*.sha256"))
     intent = json.loads((run_dir / "run.json").read_text())
-    status, reason = supervise.verdict(run_dir, intent, started.returncode, [], [])
+    status, reason = start.verdict(run_dir, intent, started.returncode, "", [])
     assert status == "interrupted" and reason.startswith("the sampler is dead on host-b; checkpoint after")

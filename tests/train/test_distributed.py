@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 from energynn import config, launchers, records
-from energynn.launch import supervise
+from energynn.launch import start
 from energynn.measure import machine
 from energynn.measure.samples import Events
 from energynn.train import addresses, distributed
@@ -212,24 +212,6 @@ def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
         os.sched_setaffinity(0, cores)
 
 
-def test_parts_of_one_gpu_are_told_apart_by_their_names(monkeypatch):
-    """Two ranks on one host, each shown its own part: the GPU's UUID may be the same."""
-    names = []
-    for shown in ("MIG-aa", "MIG-bb, MIG-cc", "GPU-aa,GPU-bb", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-        names.append(machine.part_of_gpu(0))
-    assert names == ["MIG-aa", "MIG-bb", "", ""]
-    for others, is_fault in (("MIG-bb", False), ("MIG-aa", True)):
-        store = torch.distributed.HashStore()
-        store.set("gpu-of-rank-1", others)
-        world = distributed.World(0, 2, 0, torch.device("cuda", 0), "a", store)
-        if is_fault:
-            with pytest.raises(ValueError, match="ranks 0 and 1 use one GPU .MIG-aa."):
-                distributed.require_own_gpu(world, "MIG-aa")
-        else:
-            distributed.require_own_gpu(world, "MIG-aa")
-
-
 OF_NCCL = "[rank0]:[E1122 14:00:00.000000000 ProcessGroupNCCL.cpp:685] [Rank 0] "
 WATCHDOG = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1)"
 REMOTE = (
@@ -258,9 +240,9 @@ def test_a_rank_that_nccl_ends_by_a_signal_is_a_lost_rank_and_labels_hide_nothin
     for rank in range(2):
         Events(tmp_path, rank).mark("rank_start", rank=rank)
     said = []
-    supervise._relay(["resnet50: epoch 1/2\n", line + "\n"], tmp_path / "log.txt", said)
+    start._relay(["resnet50: epoch 1/2\n", line + "\n"], tmp_path / "log.txt", said)
     assert (tmp_path / "log.txt").read_text().endswith(line + "\n")
-    status, reason = supervise.verdict(tmp_path, {"devices": 2, "launcher": "srun"}, 134, [], said)
+    status, reason = start.verdict(tmp_path, {"devices": 2, "launcher": "srun"}, 134, "", said)
     assert status == "failed" and reason.startswith(words), reason
 
 
@@ -268,14 +250,14 @@ def test_of_several_failures_the_first_is_the_reason(tmp_path):
     """The others fail because a rank is lost."""
     for rank, reason in ((1, "the disk is full"), (0, "another rank is lost"), (2, "another rank is lost")):
         Events(tmp_path, rank).mark("rank_end", rank=rank, status="failed", reason=reason)
-    status, reason = supervise.verdict(tmp_path, {"devices": 3, "launcher": "srun"}, 1, [], [])
+    status, reason = start.verdict(tmp_path, {"devices": 3, "launcher": "srun"}, 1, "", [])
     assert (status, reason) == ("failed", "rank 1: the disk is full")
 
 
 def test_sruns_logs_say_which_rank_speaks(tmp_path, monkeypatch):
     monkeypatch.setenv(launchers.SRUN_VARIABLE, "--mpi=pmi2")
     intent = {"launcher": "srun", "devices": 2, "device_kind": "cpu core", "config": {"perun_sampling_period_s": 1.0}}
-    command = supervise.ranks_command(tmp_path, intent, "", "")
+    command = start.ranks_command(tmp_path, intent)
     assert command[0] == "srun" and "--label" in command[: command.index("--mpi=pmi2")]
 
 

@@ -1,8 +1,6 @@
 import json
 import math
-import os
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from energynn import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
 from energynn.train.phases import PhaseTimer, Progress, require_finite
-from tests.processes import wait_until
 from tests.train.conftest import phase_times
 
 
@@ -26,30 +23,6 @@ def test_events_are_on_disk_at_once_and_never_lost(tmp_path):
     assert abs(first["t_wall_ns"] - time.time_ns()) < 5e9
     Events(tmp_path, 3).mark("rank_end", status="finished")
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["training_start", "rank_end"]
-
-
-def test_files_are_forced_to_disk_behind_the_back_of_the_steps(tmp_path, monkeypatch):
-    """Told ten times while a slow disk takes the first, it forces each file once more, and nobody has waited."""
-    forced = []
-
-    def slow_fsync(file):
-        path = Path(os.readlink(f"/proc/self/fd/{file}"))
-        if path.parent == tmp_path:  # samplers of other tests may still force theirs
-            forced.append(path.name)
-            time.sleep(0.3)
-
-    monkeypatch.setattr(os, "fsync", slow_fsync)
-    monkeypatch.setattr(phases.ToDisk, "FORCE_S", 0.3)
-    to_disk = phases.ToDisk(*(open(tmp_path / name, "w") for name in ("events", "phases")))
-    to_disk.soon()
-    wait_until(lambda: forced)
-    before = time.monotonic()
-    for _ in range(10):
-        to_disk.soon()
-    assert time.monotonic() - before < 0.2
-    wait_until(lambda: len(forced) == 4)
-    time.sleep(0.7)
-    assert forced == 2 * ["events", "phases"]
 
 
 def test_phases_add_up_to_the_time_that_passed(tmp_path):
