@@ -74,7 +74,7 @@ class Checkpoints:
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether rank 0's clock says that it is time; the same answer on every rank only through ``StopVote``."""
+        """Whether rank 0's clock says that it is time; the same answer on every rank only through ``Agreement``."""
         return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:

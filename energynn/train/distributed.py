@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import enum
 import hashlib
 import os
 import random
+import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,6 @@ from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
-from energynn.train import addresses
 
 OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
 
@@ -101,24 +102,12 @@ def join(config: RunConfig) -> World:
 
 
 def require_own_gpu(world: World, uuid: str) -> None:
-    """Raise ValueError on every rank, naming two that use one GPU: NCCL would fail without saying which.
-
-    Rank 0 compares for all, so that the store is asked as often as there are ranks, not by their square.
-    """
-    world.store.set(f"gpu-of-rank-{world.rank}", uuid)
-    if world.rank == 0:
-        rank_of: dict[str, int] = {}
-        fault = ""
-        for rank in range(world.size):
-            used = world.store.get(f"gpu-of-rank-{rank}").decode()
-            if used and used in rank_of:
-                fault = f"ranks {rank_of[used]} and {rank} use one GPU ({used})"
-            rank_of[used] = rank
-        world.store.set("gpu-of-two-ranks", fault)
-    if fault := world.store.get("gpu-of-two-ranks").decode():
+    """Raise ValueError naming two ranks that use one GPU: NCCL would fail without saying which."""
+    first = world.store.compare_set(f"rank-of-{uuid}", "", str(world.rank)).decode()
+    if uuid and first != str(world.rank):
         raise ValueError(
-            f"devices: {fault}; start no more ranks on a host than it has GPUs, or let the launcher show each rank one "
-            "of its own"
+            f"devices: ranks {first} and {world.rank} use one GPU ({uuid}); start no more ranks on a host than it has "
+            "GPUs, or let the launcher show each rank one of its own"
         )
 
 
@@ -221,6 +210,62 @@ class Interrupted(Exception):
     """The training was asked to stop, and can go on from its checkpoint."""
 
 
+class Request(enum.IntEnum):
+    """What a rank wants of all ranks; the greatest of all requests counts."""
+
+    NOTHING = 0
+    CHECKPOINT = 1
+    STOP = 2  # after a checkpoint
+
+
+class Agreement:
+    """Whether all ranks shall write a checkpoint, or stop, asked about once a second, at steps that all share by count.
+
+    A rank is asked by SIGTERM or SIGUSR1, rank 0 by a file ``stop``, too. With the answer comes the number of steps to
+    the next question, by the clock of rank 0.
+    """
+
+    PERIOD_S = 1.0
+    MOST_STEPS = 50  # losses that wait on a GPU
+
+    def __init__(self, world: World, folder: Path):
+        self.world, self.file = world, folder / "stop"
+        self.asked, self.steps, self.left, self.last_s = False, 1, 1, time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame) -> None:
+        self.asked = True
+
+    def is_due(self) -> bool:
+        """Whether to ask after this step; call it once per step on every rank."""
+        self.left -= 1
+        return self.left <= 0
+
+    def __call__(self, checkpoint_is_due: bool = False) -> Request:
+        """The greatest request of all ranks, which call it after the same step."""
+        request, steps, is_first = Request.NOTHING, 0, self.world.rank == 0
+        if self.asked or is_first and self.file.exists():
+            request = Request.STOP
+        elif is_first and checkpoint_is_due:
+            request = Request.CHECKPOINT
+        if is_first:
+            done, elapsed_s = self.steps - self.left, time.monotonic() - self.last_s
+            steps = int(min(done * self.PERIOD_S / max(elapsed_s, 1e-6), 2 * self.steps, self.MOST_STEPS))
+        values = torch.tensor([request, max(steps, 1)], device=self.world.device)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        request, self.steps = values.tolist()
+        self.left, self.last_s = self.steps, time.monotonic()
+        return Request(request)
+
+    def during(self, batches: Iterable, common: int) -> Iterator:
+        """The batches of an evaluation, of which every rank has the first ``common``; raises Interrupted at a stop."""
+        for number, batch in enumerate(batches):
+            yield batch
+            if number < common and self.is_due() and self() == Request.STOP:
+                raise Interrupted("during an evaluation")
+
+
 def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:
     """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
     device_ids = [world.device] if world.device.type == "cuda" else None
@@ -296,11 +341,23 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
         if world.rank == 0:
             # The server listens on every interface; the address is only how rank 0 reaches itself.
             store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = addresses.address_for_ranks(alone=len(set(hosts)) == 1)
+        address = "127.0.0.1" if len(set(hosts)) == 1 else os.environ.get("MASTER_ADDR") or own_address()
         address, port = world.bcast((address, store.port) if store else None)
         return store or dist.TCPStore(address, port, world.size, False, timeout)
 
     return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
+
+
+def own_address() -> str:
+    """An address of this host under which other hosts reach it; the loopback where there is no network."""
+    with contextlib.suppress(OSError):  # the host's own name need not resolve
+        address = socket.gethostbyname(socket.gethostname())
+        if not address.startswith("127."):
+            return address
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; asks by which address a packet would leave
+        return probe.getsockname()[0]
+    return "127.0.0.1"
 
 
 def _mpi_world_size() -> int:

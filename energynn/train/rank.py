@@ -7,17 +7,14 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 
 from energynn import config as configuration
 from energynn import launchers
 from energynn.measure.sampler_process import start_sampler
-from energynn.measure.samples import Events, Silence, has_begun
+from energynn.measure.samples import Events, has_begun
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
-
-OTHERS_S = 2.0  # for the other ranks to write their end, before all are ended
 
 
 def run(folder: str | Path) -> None:
@@ -28,7 +25,7 @@ def run(folder: str | Path) -> None:
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason, stop_sampler, silence = "finished", "", None, Silence(folder)
+    status, reason, stop_sampler = "finished", "", None
     rank, config = launchers.rank(), None
     try:
         intent = json.loads((run_dir / "run.json").read_text())
@@ -37,7 +34,6 @@ def run(folder: str | Path) -> None:
             stop_sampler = start_sampler(folder, config.devices, [])
         if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
             raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
-        silence()  # finds the sampler while it lives
         Events(folder, rank).be_idle("before", config.idle_baseline_s)
         trainer = importlib.import_module(configuration.trainer(config.workload))
         trainer.main(config, run_dir, folder)
@@ -59,9 +55,6 @@ def run(folder: str | Path) -> None:
         status = "failed"
     if status == "failed":
         print(f"{launchers.LAST_WORDS}{rank}: {reason}", file=sys.stderr, flush=True)
-        end_the_world()
-    if status == "interrupted" and silence():  # perun would wait for the data of a dead sampler
-        time.sleep(OTHERS_S)
         end_the_world()
 
 

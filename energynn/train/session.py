@@ -1,4 +1,4 @@
-"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the vote to stop.
+"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the agreement to stop.
 
 The trainer calls the session; the session never calls the trainer.
 """
@@ -20,12 +20,9 @@ from energynn.config import RunConfig
 from energynn.measure.samples import Events, limit_s
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
-from energynn.train.distributed import Interrupted
+from energynn.train.distributed import Agreement, Interrupted, Request
 from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer, Progress, require_finite
-from energynn.train.votes import Request, StopVote
-
-CHECK_STEPS = 50  # between two looks at the losses: each look waits for the GPU
 
 
 class Session:
@@ -62,10 +59,10 @@ class Session:
         self.samples_evaluated: int = own["samples_evaluated"]
         self.metrics: dict[str, float] = {}
         self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
-        self.stop = StopVote(world, self.folder, config.setup_timeout_s, self.patience_s)
+        self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
-        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU
+        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU, since the last agreement
         self.next_step = 0.0  # before which none begins
 
     @contextlib.contextmanager
@@ -83,7 +80,6 @@ class Session:
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
         yield
-        self.stop.close()
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
         counts = self._counts() | {"forward_backward_passes": passes} | self.world.memory()
@@ -124,14 +120,14 @@ class Session:
         self.gradients.step_done()
         self._unread.append(loss)
         self.progress.step(epoch, step, loss)
-        request = self.stop(self.checkpoints.is_due())
-        if request or len(self._unread) == CHECK_STEPS or step == self.steps_per_epoch - 1:
+        if self.stop.is_due() or step == self.steps_per_epoch - 1:
+            request = self.stop(self.checkpoints.is_due())
             losses = torch.stack(self._unread).tolist()
             require_finite(losses, epoch, first_step=step + 1 - len(losses))
             self.losses += losses
             self._unread.clear()
-        if request:
-            self._save(request)
+            if request:
+                self._save(request)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

@@ -5,11 +5,12 @@ import runpy
 import signal
 from pathlib import Path
 
-from energynn.train.votes import StopVote
+from energynn.train.distributed import Agreement
 
-LAST_STEP = 5  # of this start, which writes a checkpoint after every second step
-vote, fsync, replace = StopVote.__call__, os.fsync, os.replace
-point, is_dying = os.environ["DIES_AT"], os.environ.get("RANK", "0") == os.environ["DYING_RANK"]
+LAST_STEP = 5  # of this start, which writes a checkpoint after every step
+agree, fsync, replace = Agreement.__call__, os.fsync, os.replace
+point = os.environ["DIES_AT"]
+is_dying = os.environ.get("RANK", "0") == os.environ["DYING_RANK"]
 steps = 0
 
 
@@ -17,26 +18,25 @@ def end(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
 
 
-def vote_or_end(self, checkpoint_is_due):
-    """Every rank votes after each of its steps, and within an evaluation, where no checkpoint is ever due."""
+def agree_or_end(self, checkpoint_is_due=False):
+    """Every rank agrees after each of its steps, and within an evaluation, where no checkpoint is ever due."""
     global steps
-    if checkpoint_is_due:
-        steps += 1
+    steps += checkpoint_is_due
     if is_dying and checkpoint_is_due and steps == LAST_STEP:
         if point == "killed after a step":
             end()
         if point == "asked to stop after a step":
             end(signal.SIGTERM)
-    return vote(self, checkpoint_is_due)
+    return agree(self, checkpoint_is_due)
 
 
-def writes_the_second_checkpoint():
+def writes_the_last_checkpoint():
     return is_dying and steps == LAST_STEP - 1
 
 
 def fsync_or_end(descriptor):
     path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    if point == "killed with half a file" and writes_the_second_checkpoint() and ".pt." in path.name:
+    if point == "killed with half a file" and writes_the_last_checkpoint() and ".pt." in path.name:
         os.ftruncate(descriptor, path.stat().st_size // 2)
         end()
     fsync(descriptor)
@@ -44,7 +44,7 @@ def fsync_or_end(descriptor):
 
 def replace_or_end(source, target):
     replace(source, target)
-    if not writes_the_second_checkpoint():
+    if not writes_the_last_checkpoint():
         return
     if point == "killed between weights and checksum" and Path(target).suffix == ".pt":
         end()
@@ -52,5 +52,6 @@ def replace_or_end(source, target):
         end()
 
 
-StopVote.__call__, os.fsync, os.replace = vote_or_end, fsync_or_end, replace_or_end
+Agreement.__call__, Agreement.PERIOD_S = agree_or_end, 0.0
+os.fsync, os.replace = fsync_or_end, replace_or_end
 runpy.run_path(str(Path(__file__).with_name("rank_main.py")), run_name="__main__")

@@ -2,6 +2,7 @@ import copy
 import json
 import os
 import random
+import signal
 import sys
 import types
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from energynn import config, launchers, records
 from energynn.launch import start
 from energynn.measure import machine
 from energynn.measure.samples import Events
-from energynn.train import addresses, distributed
+from energynn.train import distributed
+from energynn.train.distributed import Request
 from tests.ranks import start_ranks
 from tests.train.conftest import HERE
 
@@ -64,7 +66,7 @@ def two_ranks_of_gpus(monkeypatch):
 
     def join(visible, others_uuid):
         did, store = {}, HashStore()
-        store.set("gpu-of-rank-1", others_uuid)
+        store.set(f"rank-of-{others_uuid}", "1")
         gpu = SimpleNamespace(name="H100", uuid="aaaa")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
@@ -87,7 +89,7 @@ def test_a_rank_takes_its_gpu_and_stays_beside_it(two_ranks_of_gpus, visible, de
 
 
 def test_two_ranks_on_one_gpu_are_named_before_nccl_fails(two_ranks_of_gpus):
-    with pytest.raises(ValueError, match=r"devices: ranks 0 and 1 use one GPU \(aaaa\); start no more ranks"):
+    with pytest.raises(ValueError, match=r"devices: ranks 1 and 0 use one GPU \(aaaa\); start no more ranks"):
         two_ranks_of_gpus(1, "aaaa")
 
 
@@ -128,34 +130,53 @@ def test_seeds_make_every_generator_start_again():
         torch.use_deterministic_algorithms(settings)
 
 
-def test_several_hosts_get_an_address_that_others_can_reach(monkeypatch):
-    assert addresses.address_for_ranks(alone=True) == "127.0.0.1"
-    monkeypatch.setenv("MASTER_ADDR", "10.1.2.3")
-    assert addresses.address_for_ranks(alone=False) == "10.1.2.3"
-    monkeypatch.delenv("MASTER_ADDR")
+def test_other_hosts_get_an_address_that_they_can_reach(monkeypatch):
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
-    assert addresses.address_for_ranks(alone=False) == "10.9.8.7"
+    assert distributed.own_address() == "10.9.8.7"
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    assert distributed.own_address()
 
 
-@pytest.mark.parametrize(
-    "library, named, expected",
-    [
-        ("GLOO", "lo", "127.0.0.1"),
-        ("GLOO", "ib7,lo", "127.0.0.1"),
-        ("NCCL", "=lo", "127.0.0.1"),
-        ("NCCL", "l", "127.0.0.1"),  # the beginning of a name
-        ("NCCL", "^lo", "10.9.8.7"),  # names what it is not
-        ("NCCL", "ib7", "10.9.8.7"),
-        ("GLOO", "l", "10.9.8.7"),
-    ],
-)
-def test_the_interface_that_is_named_counts(monkeypatch, library, named, expected):
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
-    monkeypatch.setattr("socket.if_nameindex", lambda: [(1, "lo"), (2, "ib0")])
-    for each in ("GLOO", "NCCL"):
-        monkeypatch.delenv(f"{each}_SOCKET_IFNAME", raising=False)
-    monkeypatch.setenv(f"{library}_SOCKET_IFNAME", named)
-    assert addresses.own_address() == expected
+@pytest.fixture
+def alone():
+    """A world of one rank that is joined; signals are handled as before afterwards."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield distributed.World(0, 1, 0, torch.device("cpu"), "a")
+    torch.distributed.destroy_process_group()
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(alone, tmp_path, monkeypatch):
+    """Steps of 0.1 s; the question comes after ever more of them, but never later than after a second."""
+    now = [100.0]
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: now[0])
+    agreement, asked = distributed.Agreement(alone, tmp_path), []
+    for step in range(1, 38):
+        now[0] += 0.1001
+        if agreement.is_due():
+            asked.append(step)
+            assert agreement() == Request.NOTHING
+    assert asked == [1, 3, 7, 15, 24, 33]
+
+
+def test_the_greatest_request_counts_and_an_evaluation_hears_a_stop(alone, tmp_path):
+    agreement = distributed.Agreement(alone, tmp_path)
+    assert agreement.is_due() and agreement(checkpoint_is_due=True) == Request.CHECKPOINT
+    assert list(agreement.during("abcdefg", 0)) == list("abcdefg")
+    os.kill(os.getpid(), signal.SIGUSR1)
+    heard = []
+    with pytest.raises(distributed.Interrupted):
+        for batch in agreement.during("abcdefg" * 20, 140):
+            heard.append(batch)
+    assert 0 < len(heard) <= agreement.MOST_STEPS and agreement(checkpoint_is_due=True) == Request.STOP
+
+
+def test_a_file_asks_all_ranks_to_stop(alone, tmp_path):
+    agreement = distributed.Agreement(alone, tmp_path)
+    (tmp_path / "stop").touch()
+    assert agreement.is_due() and agreement() == Request.STOP
 
 
 def test_a_rank_is_pinned_by_its_place_on_its_own_host(monkeypatch):
@@ -181,19 +202,6 @@ def test_the_most_memory_of_a_gpu_reaches_the_record(monkeypatch):
         "memory_gpu_peak_B": 44 * 10**9,
     }
     assert distributed.World(0, 1, 0, torch.device("cpu"), "a").memory() == {}
-
-
-def test_ranks_that_share_a_gpu_are_named():
-    store = torch.distributed.HashStore()
-    worlds = [distributed.World(rank, 3, rank, torch.device("cuda", 0), "a", store) for rank in range(3)]
-    for rank, uuid in enumerate(("aa", "bb", "aa")):
-        store.set(f"gpu-of-rank-{rank}", uuid)
-    for world in worlds[:2]:  # each is told what rank 0 has found
-        with pytest.raises(ValueError, match="ranks 0 and 2 use one GPU .aa.; start no more"):
-            distributed.require_own_gpu(world, ("aa", "bb")[world.rank])
-    store.set("gpu-of-rank-2", "cc")
-    for world in worlds[:2]:
-        distributed.require_own_gpu(world, ("aa", "bb")[world.rank])
 
 
 def test_a_gpus_rank_and_its_workers_stay_on_the_cores_beside_it(monkeypatch):
