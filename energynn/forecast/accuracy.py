@@ -38,13 +38,13 @@ def threshold(run: RunConfig) -> int:
 
 def beyond(run: RunConfig, global_batch_size: int, most: int | None = None) -> list[str]:
     """What a global batch size may cost in accuracy, in words; ``most``: what the user calls free."""
-    size, lines = f"global batch size {global_batch_size}", []
+    lines = []
     if most and global_batch_size > most:
-        lines.append(f"{size}: beyond the {most} that you gave; no accuracy is claimed")
+        lines.append(f"global batch size: beyond the {most} that you gave; accuracy may fall")
     for free, row in thresholds(run).items():
         if global_batch_size > free:
             where = f"{row['note']} ({row['stands_in']})"
-            lines.append(f"{size}: accuracy may fall beyond {free}, {where}")
+            lines.append(f"global batch size: beyond {free} accuracy may fall, {where}")
     return lines
 
 

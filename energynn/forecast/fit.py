@@ -70,7 +70,7 @@ class Fit:
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
-    values = dict.fromkeys(PARAMETERS, 0.0) | {"efficiency": 1.0, "evaluation": 1.0}
+    values = dict.fromkeys(PARAMETERS, 0.0) | {"efficiency": 1.0, "evaluation": 1.0, "fed": 1.0}
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
@@ -264,7 +264,7 @@ def describe(fit: Fit) -> dict[str, dict]:
 
 def text(fit: Fit) -> str:
     """The parameters for people, what was left out of the runs, and the error of the model."""
-    columns = ["value", "low", "high", "unit", "told_by_data", "meaning"]
+    columns = ["value", "low", "high", "unit", "told_by_data"]
     table = pd.DataFrame(describe(fit)).T[columns].to_string(float_format="{:.3g}".format)
     of = (
         f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload} on {fit.runs.site.name}"

@@ -160,7 +160,7 @@ def outside(fit: Fit, run: RunConfig, work: Work, most: int | None = None) -> li
     for name in ("devices", "nodes", "local_batch_size", "trained"):
         at, of = getattr(work, name)[0], getattr(seen, name)
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
-            lines.append(f"{name} {at:g}: fitted {of.min():g} to {of.max():g}")
+            lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
     if seen.nodes.max() == 1 and work.nodes[0] > 1:
         lines.append("no fitted run had several nodes: neither network nor storage is measured")
     plain = config.asdict(run)
