@@ -1,7 +1,7 @@
 # energynn: `make help` lists what there is.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-probe gpu-carry lock clean env train-env python needs
+.PHONY: size wheelhouse help reproduce paper kick-the-tires test test-all test-nightly lab docs check bench gpu-study gpu-carry lock clean env train-env python needs
 SHELL := /bin/sh
 
 # The first Python that is new enough; `make PYTHON=/path/to/python` chooses another.
@@ -105,9 +105,6 @@ GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
 	PYTHONPATH=.:build/packages $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
 	  $(if $(DRY_RUN),--dry-run,--run-minutes 4) --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
-
-gpu-probe: ## what that GPU's sensors say and what it can do at most, two minutes, to build/ or $OUT
-	-PYTHONPATH=.:build/packages $(GPU_PYTHON) -m tests.gpu_probe $(or $(OUT),build)
 
 GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages

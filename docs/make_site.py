@@ -3,16 +3,18 @@
 What the site is made of is copied to build/site-source under the same names, so that the links of the documents hold.
 """
 
+import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import nbformat
 import typer
 from nbconvert import HTMLExporter
 from sphinx.cmd.build import build_main
 
 import energynn
-from energynn import cli, config
+from energynn import cli, config, records
 from energynn.files import REPOSITORY
 
 SOURCE, SITE = REPOSITORY / "build" / "site-source", REPOSITORY / "build" / "site"
@@ -78,6 +80,13 @@ def main() -> int:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
     (SOURCE / "parameters.md").write_text(f"# Parameters\n\n```text\n{config.help_text()}\n```\n")
+    with (SOURCE / "runs" / "README.md").open("a") as fields:
+        fields.write("\n| field | unit | meaning |\n|---|---|---|\n")
+        for name, (unit, meaning) in records.FIELDS.items():
+            fields.write(f"| `{name}` | {unit} | {meaning} |\n")
+    schemas = {"record": msgspec.json.schema(records.Record), "configuration": config.schema()}
+    for name, schema in schemas.items():
+        (SOURCE / "extra" / f"{name}.schema.json").write_text(json.dumps(schema, indent=1))
     (SOURCE / "interface.md").write_text(INTERFACE)
     (SOURCE / "conf.py").write_text(CONFIGURATION)
     (SOURCE / "_static").mkdir()

@@ -101,7 +101,8 @@ def pytest_unconfigure(config):
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
     empty = {"text": "", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
-    return {name: empty[records.kind(name)] for name in records.ALWAYS} | fields
+    record = {name: empty[records.KIND_OF[name]] for name in records.ALWAYS}
+    return record | {"schema": records.SCHEMA} | fields
 
 
 def write_perun_hdf5(path, watts, seconds):

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from energynn.config import replace
 from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
-from tests import gpu_probe
 from tests.analysis import one_gpu
 from tests.analysis.one_gpu import Gpu
 from tests.conftest import minimal_record
@@ -360,32 +358,6 @@ def test_an_archive_has_no_checkpoints(tmp_path):
 def test_the_makefile_knows_both_lengths(words, expected):
     done = subprocess.run(["make", "-n", "gpu-study", *words], cwd=REPOSITORY, capture_output=True, text=True)
     assert expected in " ".join(done.stdout.replace("\\", "").split()), done.stdout + done.stderr
-
-
-def test_the_probe_tells_what_an_imagined_gpu_is(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("pynvml", REPOSITORY / "tests/measure/fake_sensors/pynvml.py")
-    fake = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    gpu = {"shape": "square", "rhythm_s": 0.2, "low_W": 100, "high_W": 500, "update_s": 0.05, "averaged": True}
-    monkeypatch.setenv("FAKE_GPUS", json.dumps([gpu]))
-    for name, seconds in (("IDLE_S", 0.6), ("STEPS_S", 1.0), ("WAVE_S", 0.6), ("HALF_WAVE_S", 0.1), ("SETTLE_S", 0.0)):
-        monkeypatch.setattr(gpu_probe, name, seconds)
-    gpu_probe.main(tmp_path)
-    found = json.loads((tmp_path / "gpu-probe.json").read_text())
-    faults = {name: part for name, part in found.items() if isinstance(part, dict) and "error" in part}
-    assert set(faults) <= {"nvidia_smi"}, faults
-    counter = found["counter_steps_idle"]["gpu_0_energy"]
-    assert counter["interval_p5_p50_p95_s"][1] == pytest.approx(0.05, rel=0.1) and counter["read_median_s"] < 0.01
-    for part in ("idle_without_context_W", "idle_with_context_W", "idle_after_load_W"):
-        assert found[part]["gpu_0_energy"] == pytest.approx(300, rel=0.2), part
-        assert found[part]["gpu_0_power"] == pytest.approx(300, rel=0.05), "a mean over a second"
-    assert found["ceilings"]["copy_GB_per_s"] > 0 and found["ceilings"]["bfloat16_TFLOP_per_s"] > 0
-    wave = found["square_wave"]
-    assert (
-        len(wave["lines"]) > 20 and len(wave["edges"]) >= 4 and len(wave["lines"][0]) == 1 + len(wave["sensors"]) == 4
-    )
-    assert found["facts"]["sensors"][0]["provenance"] == "simulated"
 
 
 @pytest.mark.parametrize(

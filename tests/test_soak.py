@@ -262,7 +262,7 @@ def account_of(segment: Segment, folder: Path) -> dict:
     for path in segment.folder.glob("*.jsonl"):
         os.link(path, alone / path.name)
     record = {"status": "finished", "workload": "command", **accounting.account(alone)}
-    return record | {"reasons": records.reasons_against(record, alone)}
+    return record | {"reasons": records.reasons_against(record)}
 
 
 def window_s(segment: Segment) -> tuple[float, float]:

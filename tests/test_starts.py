@@ -62,7 +62,8 @@ def batch_job(folder, devices):
     made = config.make(**SHORT["fourcastnet"], devices=devices, device="cpu")
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
-        list(submit.submit([submit.Job((made,), 1, 10)], systems.site("local"), folder / "runs", "mine"))
+        run_dir = folder / "runs" / "local" / config.run_id(made)
+        submit.submit(submit.Job({run_dir: made}, 1, 10), systems.site("local"), "mine")
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"

@@ -1,9 +1,9 @@
 """The shape of the project: who may import whom, how large it is, clean notebooks."""
 
 import ast
-import os
 import graphlib
 import json
+import os
 import re
 import subprocess
 import sys

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from energynn import config, files, records
+from energynn import records
 
 
 def change_events(run_dir, change):
@@ -58,23 +58,6 @@ def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     (later / "events-rank0.jsonl").write_text(again + "\n")
     record = records.build(run_dir, "interrupted", "stopped")
     assert [entry["training_loss"] for entry in record["history"]] == [1.0]
-
-
-def test_a_record_of_older_intervals_keeps_them_and_all_else_is_derived_again(run_dir):
-    def of_another_version(**changes):
-        record = records.build(run_dir, "finished", "") | changes
-        for holder in (record, record["sensors"][0]):
-            for name in [name for name in holder if name.endswith("statistical_J")]:
-                holder[name] = 0.123
-        del record["record_sha256"]
-        record["record_sha256"] = config.digest(record)
-        files.write_json(run_dir / "record.json", record)
-        return records.check_record(run_dir)
-
-    newer = of_another_version()
-    assert newer and all("statistical_J" in fault or "sensors" in fault for fault in newer)
-    assert of_another_version(accounting=1) == []
-    assert "energy_cpu_J" in of_another_version(accounting=1, energy_cpu_J=1.0)[0]
 
 
 def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):

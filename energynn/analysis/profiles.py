@@ -10,7 +10,7 @@ import pandas as pd
 from energynn.measure import energy
 from energynn.measure.samples import segments
 from energynn.reading import json_table, one_fault
-from energynn.records import require_kinds
+from energynn.records import read_record
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
@@ -32,8 +32,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
 
 def _rows_of(path: Path) -> list[dict]:
     """The row of one record; none where it is not valid or has no trace."""
-    record = json_table(path)
-    require_kinds("record.json", record)
+    record = read_record(path.parent)
     component = "gpu" if "energy_gpu_J" in record else "cpu"
     if not record["valid"] or not _sensors(record, component) or not list(path.parent.rglob("samples-*.jsonl")):
         return []

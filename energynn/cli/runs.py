@@ -86,33 +86,28 @@ def study_run(
         runs = studies.STUDIES[name](dry_run=True)
     folder = folder_of_runs(runs_dir).absolute()
     failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
-    valid, not_valid = local.count_valid(runs, folder)
-    counts = f"\n{valid} of {len(runs)} runs have a valid record in {folder}"
-    tell("\n".join([counts, *failed, *not_valid]))
+    tell("\n".join(failed))
     return 1 if failed else 0
 
 
 @study.command("list")
-def study_list(as_json: Json = False) -> int:
+def study_list() -> int:
     """List all studies with their cost."""
-    return _show_studies(None, as_json)
+    return _show_studies(None)
 
 
 @study.command("show")
-def study_show(name: Study = "smoke", as_json: Json = False) -> int:
+def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    return _show_studies(name, as_json)
+    return _show_studies(name)
 
 
-def _show_studies(name: str | None, as_json: bool) -> int:
+def _show_studies(name: str | None) -> int:
     from energynn import studies
     from energynn.cluster import costs
 
     runs_by_study = studies.find([name] if name else list(studies.STUDIES))
-    if as_json:
-        print(costs.as_json(runs_by_study))
-    else:
-        tell(costs.report(runs_by_study, each_run=bool(name)))
+    tell(costs.report(runs_by_study, each_run=bool(name)))
     return 0
 
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
-import textwrap
-from dataclasses import dataclass
+from collections.abc import Iterable
 from math import log2
+from typing import NamedTuple
 
 from energynn import published_values
-from energynn.config import PAPER, RunConfig, run_id, to_dict
+from energynn.config import PAPER, RunConfig, run_id
 from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """GPU hours and kWh of runs; ``source`` is ``published``, ``scaled`` from published runs, or ``unknown``."""
 
     gpu_hours: float
     energy_kWh: float
     source: str
-
-    def __str__(self) -> str:
-        if not self.gpu_hours:
-            return "of unknown cost"
-        return f"{self.gpu_hours:,.1f} GPU hours, {self.energy_kWh:,.1f} kWh ({self.source})"
 
 
 def expect(run: RunConfig, gpu: str = "A100") -> Cost:
@@ -39,21 +32,20 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
     if not sizes or any(getattr(run, name) != sizes[name] for name in fixed):
         return Cost(0.0, 0.0, "unknown")
-    published = [row for row in _published() if row["workload"] == run.workload]
-    of_gpu = [row for row in published if gpu in row["device_name"]]
-    of_gpu = of_gpu or [row for row in published if "A100" in row["device_name"]]
     samples = getattr(run, "training_samples", 0) or IMAGES
+    published_gpu = gpu if gpu == "H100" else "A100"
 
-    def distance(row: dict) -> tuple[float, float]:
+    def distance(row: dict) -> tuple:
         batch = abs(log2(run.local_batch_size / row["batch"]))
         octaves = abs(log2(run.devices / row["devices"])) + abs(log2(samples / row["samples"]))
+        octaves += batch + 0.5 * (run.epochs != row["epochs"])
         # Where several runs are equally near, the local batch size decides: power depends on it.
-        return octaves + batch + 0.5 * (run.epochs != row["epochs"]), batch
+        return published_gpu not in row["device_name"], octaves, batch
 
-    row = min(of_gpu, key=distance)
+    row = min((row for row in _published() if row["workload"] == run.workload), key=distance)
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
     factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
-    source = "published" if distance(row)[0] == 0 and steps == 1 else "scaled"
+    source = "published" if distance(row)[1] == 0 and steps == 1 else "scaled"
     return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)
 
 
@@ -77,31 +69,25 @@ def _published() -> list[dict]:
     return [run for run in runs.values() if {"gpu_hours", "energy_total"} <= set(run)]
 
 
-def total(costs: list[Cost]) -> Cost:
-    """Add costs; the source is the least certain one of them."""
-    sources = {cost.source for cost in costs}
-    worst = next((source for source in ("unknown", "scaled") if source in sources), "published")
-    hours = sum(cost.gpu_hours for cost in costs)
-    return Cost(hours, sum(cost.energy_kWh for cost in costs), worst)
-
-
-def of_study(name: str, runs: list[RunConfig]) -> dict[RunConfig, Cost]:
-    """Expect the cost of each run of a study, on the GPUs that the paper used for it."""
-    is_h100 = name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"]
-    return {run: expect(run, "H100" if is_h100 else "A100") for run in runs}
+def total(costs: Iterable[Cost]) -> Cost:
+    """Add costs; the source is that of the least certain one."""
+    costs = list(costs)
+    source = max((cost.source for cost in costs), default="unknown")  # in the order of the alphabet
+    return Cost(
+        sum(cost.gpu_hours for cost in costs), sum(cost.energy_kWh for cost in costs), source
+    )
 
 
 def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
     """Describe studies and their costs; ``each_run``: every run of them as well."""
     lines = []
     for name, runs in runs_by_study.items():
+        is_h100 = name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"]
+        costs = {run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs}
+        sums = f"{len(costs)} runs, {in_words(total(costs.values()))}"
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
-        costs = of_study(name, runs)
-        sums = f"{len(costs)} runs, {total(list(costs.values()))}"
         if each_run:
-            lines += [textwrap.fill(part, 79) for part in text.split("\n\n")]
-            lines += [f"{run_id(run)}: {cost}" for run, cost in costs.items()]
-            lines.append(f"together {sums}")
+            lines += [text, *(f"{run}: {in_words(cost)}" for run, cost in costs.items()), sums]
         else:
             lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
     if not each_run:
@@ -109,11 +95,8 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
     return "\n".join(lines)
 
 
-def as_json(runs_by_study: dict[str, list[RunConfig]]) -> str:
-    """List the runs of studies and their costs for a program."""
-    table = {}
-    for name, runs in runs_by_study.items():
-        costs = of_study(name, runs)
-        each = [{"run_id": run_id(run), **to_dict(run), "expected": vars(costs[run])} for run in costs]
-        table[name] = {"total": vars(total(list(costs.values()))), "runs": each}
-    return json.dumps(table, indent=1)
+def in_words(cost: Cost) -> str:
+    """Write a cost for people."""
+    if not cost.gpu_hours:
+        return "of unknown cost"
+    return f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.1f} kWh ({cost.source})"

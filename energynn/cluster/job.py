@@ -32,7 +32,8 @@ def main(run_dir: Path, command: list[str]) -> int:
     if os.environ.get(SUBMISSION_VARIABLE, submitted_at) != submitted_at:
         print(f"energynn: {run_dir.name}: was submitted again; this job ends", flush=True)
         return 0
-    earlier = len(status.start_paths(run_dir))
+    number = 1 + len(status.read_starts(run_dir))
+    path = run_dir / "job" / f"start-{number}.json"
     start = {
         "started_at": files.utc_now(),
         "submission": submitted_at,
@@ -40,13 +41,13 @@ def main(run_dir: Path, command: list[str]) -> int:
         "host": os.uname().nodename,
         **machine.job_of_process(),
     }
-    print(f"energynn: {start['started_at']} {run_dir.name}: start {earlier + 1}", flush=True)
-    files.write_json(run_dir / "job" / f"start-{earlier + 1}.json", start)
+    print(f"energynn: {start['started_at']} {run_dir.name}: start {number}", flush=True)
+    files.write_json(path, start)
     signals = _collect_signals()
     last_line = _execute(command, run_dir, signals)
     exit_status, outcome, continues = _judge(run_dir, submitted_at, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
-    files.write_json(run_dir / "job" / f"start-{earlier + 1}.json", start | end)
+    files.write_json(path, start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
     if continues and slurm.this_task():
         _queue_again(run_dir)

@@ -5,6 +5,7 @@ A run's record decides, then the queue, then the last start of its job.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from energynn import records
+from energynn import config, records, studies
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import JOULE_PER_KWH
@@ -21,6 +22,10 @@ from energynn.progress import energy_words, entry, tell
 from energynn.reading import one_fault
 
 NOISE = ("slurmstepd:", "srun:")
+STATES = dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING"), "running") | {
+    "SUSPENDED": "suspended"
+}
+UNFINISHED = ("queued", "running", "suspended")
 
 
 class Submission(msgspec.Struct):
@@ -36,7 +41,6 @@ class Start(msgspec.Struct):
 
     submission: str = ""
     checkpoint: str = ""
-    ended_at: str = ""
     exit_status: int = 0
     outcome: str = ""
 
@@ -61,15 +65,10 @@ def write_submission(folder: Path, submission: Submission) -> None:
     write_json(folder / "job" / "submission.json", msgspec.to_builtins(submission))
 
 
-def start_paths(folder: Path) -> list[Path]:
-    """List the files of the starts of a run's job, the newest last."""
-    paths = folder.glob("job/start-*.json")
-    return sorted(paths, key=lambda path: int(path.stem.removeprefix("start-")))
-
-
 def read_starts(folder: Path) -> list[Start]:
     """Read the starts of a run's job, the newest last."""
-    return [_read(path, Start) for path in start_paths(folder)]
+    numbers = range(1, 1 + len(list(folder.glob("job/start-*.json"))))
+    return [_read(folder / "job" / f"start-{number}.json", Start) for number in numbers]
 
 
 def _read(path: Path, kind: type):
@@ -84,31 +83,21 @@ def _read(path: Path, kind: type):
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
     """List the folders of runs that were submitted or started: of studies, single runs, or all."""
-    known = [path for path in sorted(runs_dir.glob("*/*")) if is_run(path)]
-    if not names:
-        return known
-    wanted = [path for path in known if path.name in names]
-    studies_named = set(names) - {path.name for path in wanted}
-    if studies_named:
-        from energynn import config, studies
-
-        for system in sorted({path.parent.name for path in known}):
-            for study in studies.find(sorted(studies_named), system).values():
-                wanted += [runs_dir / system / config.run_id(run) for run in study]
-    return [path for path in dict.fromkeys(wanted) if path in set(known)]
-
-
-def is_run(path: Path) -> bool:
-    """Test if a folder is that of a run that was submitted or has begun."""
-    if path.parent.name == "superseded" or path.name.startswith("."):
-        return False
-    return (path / "run.json").exists() or (path / "job").exists()
+    known = []
+    for path in sorted(runs_dir.glob("*/*")):
+        if (path / "run.json").exists() or (path / "job").exists():
+            known.append(path)
+    wanted = set(names)
+    study_names = sorted(wanted - {path.name for path in known})
+    for system in {path.parent.name for path in known} if study_names else ():
+        for runs in studies.find(study_names, system).values():
+            wanted.update(map(config.run_id, runs))
+    return [path for path in known if path.name in wanted or not names]
 
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    notes, rows, queue = [], [], None
-    submissions = {}
+    notes, submissions, rows, queue, ends = [], {}, [], None, {}
     for folder in folders:
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             submissions[folder] = read_submission(folder)
@@ -119,7 +108,13 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     for folder, submission in submissions.items():
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             rows.append(_row(folder, submission, queue))
-    _explain_lost([row for row in rows if row["state"] == "lost"])
+    lost = [row for row in rows if row["state"] == "lost"]
+    with contextlib.suppress(ValueError):  # a site without accounting
+        ends = slurm.ends([row["job"] for row in lost])
+    for row in lost:
+        end = ends.get(row["job"], "nobody remembers it")
+        row["state"] = "stopped" if end.startswith("CANCELLED") else "failed"
+        row["reason"] = f"its job {row['job']} is gone ({end}); nothing was recorded"
     return rows, notes
 
 
@@ -152,7 +147,9 @@ def _row(folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | 
     }
 
 
-def _state(folder: Path, submission: Submission, record: dict, last: Start, queue) -> tuple[str, str]:
+def _state(
+    folder: Path, submission: Submission, record: dict, last: Start, queue
+) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
     reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))
     # A measured command has ended even where it was too short to be evidence.
@@ -160,18 +157,15 @@ def _state(folder: Path, submission: Submission, record: dict, last: Start, queu
     if record.get("valid") or has_ended:
         return "finished", reason
     job = (queue or {}).get(submission.job_id)
-    if job and job.state in ("RUNNING", "COMPLETING", "CONFIGURING"):
-        return "running", ""
-    if job and job.state == "SUSPENDED":
-        return "suspended", ""
     if job:
         waits = f" on {submission.after}" if job.reason.startswith("Dependency") else ""
         continues = f"continues: {last.outcome}" if last.outcome else ""
-        return "queued", "; ".join(filter(None, [job.reason.replace("None", "") + waits, continues]))
+        parts = [job.reason.removeprefix("None") + waits, continues]
+        return STATES.get(job.state, "queued"), "; ".join(filter(None, parts))
     if records.is_running(folder):
         return "running", ""
-    if queue is None and submission.job_id and not last.ended_at:
-        return "running" if last.submission else "queued", ""
+    if queue is None and submission.job_id and not last.outcome:
+        return "unknown", ""
     if last.outcome == "asked to stop" or record.get("status") == "interrupted":
         return "stopped", reason or last.outcome
     if record or last.outcome:
@@ -183,18 +177,6 @@ def _state(folder: Path, submission: Submission, record: dict, last: Start, queu
     return "not submitted", ""
 
 
-def _explain_lost(rows: list[dict]) -> None:
-    """Ask accounting about jobs that left the queue without a word."""
-    try:
-        ends = slurm.ends([row["job"] for row in rows]) if rows else {}
-    except ValueError:  # a site without accounting
-        ends = {}
-    for row in rows:
-        end = ends.get(row["job"], "nobody remembers it")
-        row["state"] = "stopped" if end.startswith("CANCELLED") else "failed"
-        row["reason"] = f"its job {row['job']} is gone ({end}); nothing was recorded"
-
-
 def _last_line_of_log(folder: Path) -> str:
     """Return the last line of the job's log that is not Slurm's own."""
     path = folder / "job" / "log.txt"
@@ -203,11 +185,6 @@ def _last_line_of_log(folder: Path) -> str:
     with path.open(errors="replace") as file:
         lines = [line.strip() for line in file if not line.startswith(NOISE)]
     return next(filter(None, reversed(lines)), "")
-
-
-def is_pending(row: dict) -> bool:
-    """Test if a run may come further without anybody's help."""
-    return row["state"] in ("queued", "running", "suspended")
 
 
 def show(runs_dir: Path, names: list[str], as_json: bool = False) -> int:
@@ -245,5 +222,8 @@ def _words(row: dict) -> str:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:
         parts.append(f"job {row['job']}" + (f" of {row['user']}" if row["user"] else ""))
-    parts += [row["reason"], row["log"].removesuffix(row["reason"])]  # a log often ends with the reason
+    parts += [
+        row["reason"],
+        row["log"].removesuffix(row["reason"]),
+    ]  # a log often ends with the reason
     return "; ".join(filter(None, parts))

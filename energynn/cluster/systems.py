@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,6 @@ from energynn.config import suggestion
 from energynn.files import shipped
 from energynn.reading import toml_table
 
-NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,99}")
 # An option of sbatch or srun: sbatch reads it from a comment, where nothing is quoted.
 OPTION = r"^(--[a-z][a-z-]*(=[\w.,:@/+*()&|=\[\]-]+)?|-[a-zA-Z] ?[\w.,:@/+=-]*)\Z"
 Option = Annotated[str, Meta(pattern=OPTION)]
@@ -27,7 +25,7 @@ Amount = Annotated[float, Meta(ge=0, le=1e6)]
 class Site:
     """A system that runs can be made on; ``name`` and ``file`` follow from where its file lies."""
 
-    name: str
+    name: Annotated[str, Meta(pattern=r"^\w[\w.-]{0,99}\Z")]
     file: str
     scheduler: Literal["slurm", "local"]
     gpu: str = "A100"
@@ -59,7 +57,7 @@ def site(name: str) -> Site:
     """Read systems/NAME.toml, or a file of one's own (.toml). Raises ValueError with the remedy."""
     folder = shipped("systems")
     path = Path(name) if name.endswith(".toml") else folder / f"{name}.toml"
-    if not NAME.fullmatch(path.stem) or not path.is_file():
+    if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
         remedy = f"choose one of {', '.join(known)}, or write a file (.toml)"
         raise ValueError(f"system: {name!r} is not known{suggestion(name, known)}; {remedy}")
@@ -73,20 +71,9 @@ def site(name: str) -> Site:
         raise ValueError(f"{path}: {error}; correct it") from error
 
 
-def require_options(texts: list[str]) -> None:
-    """Raise ValueError for a text that is no option of sbatch."""
-    for text in texts:
-        if not re.match(OPTION, text):
-            raise ValueError(f"{text!r} is no option that a batch script can hold")
-
-
 def from_dict(values: dict) -> Site:
-    """Make a site from what ``dataclasses.asdict`` returned; raises ValueError for ill-typed values.
-
-    Fields of another version are left out.
-    """
-    known = {each.name for each in fields(Site)}
+    """Make a site from what ``dataclasses.asdict`` returned; raises ValueError for ill-typed values."""
     try:
-        return msgspec.convert({key: values[key] for key in values.keys() & known}, Site)
+        return msgspec.convert(values, Site)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error

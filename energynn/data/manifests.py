@@ -12,6 +12,7 @@ from energynn.config import FourCastNetConfig, checksum_file
 from energynn.data import era5_store, imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY, sha256
+from energynn.reading import ILL_TYPED, require_file
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
@@ -54,8 +55,9 @@ def read(dataset: str) -> Manifest:
     """The data set's manifest.json. Raises ValueError if there is none or it is damaged."""
     path = checksum_file(dataset, DATA_MANIFESTS).with_name("manifest.json")
     try:
+        require_file(path)
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, ValueError) as error:
+    except ILL_TYPED as error:
         raise ValueError(f"{dataset}: {path} is damaged ({error}); {RESTORE}") from error
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import math
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
 from energynn.reading import one_fault
 
-LONGEST_S = 1e8  # of a run: three years
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -65,25 +62,20 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
-    """Sensors that perun adds up; utilization, memory, disk and network are not energy, and "other" is not summed."""
-    counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.counter or sensor.values and sensor.values.unit == "W"]
+    """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
+    return [
+        sensor
+        for sensor in run.sensors
+        if sensor.component in energy.COMPONENTS
+        and (sensor.counter or (sensor.values and sensor.values.unit == "W"))
+    ]
 
 
-def _as_ours(theirs: PerunSensor) -> tuple[Sensor, np.ndarray]:
-    """Our description of a sensor of perun's, and its readings, (samples,), NaN where a reading failed.
-
-    perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules that truly stands
-    at 0 is one in 10^11: a gap there costs no energy, as the next reading bridges it, while a false 0 is taken for a
-    wrap-around and adds up to the whole range of the counter, 262 kJ.
-    """
+def _describe(theirs: PerunSensor) -> dict:
+    """Describe a sensor of perun's as one of ours, for the header of a samples file."""
     series = theirs.counter or theirs.values
-    if not 0 < series.to_SI < math.inf:
+    if not 0 < series.to_SI < np.inf:
         raise ValueError(f"{theirs.name}: its magnitude is {series.to_SI}, no number above 0")
-    readings = series.readings.astype(float)
-    failed = ~(readings > 0)  # NaN too
-    if theirs.counter:
-        failed |= readings > series.valid_max
     number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
     wraps = theirs.counter and series.valid_max < 2**63  # 64 bits never wrap
     sensor = Sensor(
@@ -94,94 +86,98 @@ def _as_ours(theirs: PerunSensor) -> tuple[Sensor, np.ndarray]:
         provenance="measured",
         read=lambda: None,
         to_SI=series.to_SI,
-        notes={"source": "perun HDF5"},
         wraps_at=series.valid_max if wraps else None,
+        notes={"source": "perun HDF5"},
     )
-    return sensor, np.where(failed, np.nan, readings)
+    return sensor.describe()
+
+
+def _readings(theirs: PerunSensor) -> list[float | None]:
+    """Return raw readings, None where one failed.
+
+    perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules
+    that truly stands at 0 is one in 10^11, while a false 0 would be taken for a wrap-around.
+    """
+    series = theirs.counter or theirs.values
+    most = series.valid_max if theirs.counter else np.inf
+    is_good = (series.readings > 0) & (series.readings <= most)  # False for NaN
+    pairs = zip(series.readings.tolist(), is_good, strict=True)  # whole counters, not floats
+    return [reading if good else None for reading, good in pairs]
 
 
 def _raw_files(path: Path, run: PerunRun):
-    """Name and lines of each file of samples and events: of each host, and of each round as a segment of the run.
+    """Give name and lines of each file of samples and events, for each host of each round.
 
-    t is the time since the first sample of a round, as perun keeps no clock that goes on from round to round.
+    A round is a segment of the run. t is the time since its first sample, as perun keeps no clock
+    that goes on from round to round; only of the first round does it say when it began.
     """
     sensors = _energy_sensors(run)
-    places = sorted({(sensor.host, sensor.round) for sensor in sensors})
-    hosts, rounds = sorted({host for host, _ in places}), sorted({round_ for _, round_ in places})
-    for host, round_ in places:
+    hosts = sorted({sensor.host for sensor in sensors})
+    rounds = sorted({sensor.round for sensor in sensors})
+    for host, round_ in sorted({(sensor.host, sensor.round) for sensor in sensors}):
         own = [sensor for sensor in sensors if (sensor.host, sensor.round) == (host, round_)]
         seconds = own[0].seconds.astype(float)
-        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all() and np.ptp(seconds) < LONGEST_S):
-            raise ValueError(
-                f"{path}: the times of {host} are not those of a run, from {seconds[0]} to {seconds[-1]} s"
-            )
+        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()):
+            raise ValueError(f"{path}: the times of {host} are not those of a run")
         if not all(np.array_equal(sensor.seconds, own[0].seconds) for sensor in own):
-            raise ValueError(f"{path}: the sensors of {host} were not read at the same times, as perun does")
-        translated = [_as_ours(sensor) for sensor in own]
-        raw = [(sensor.counter or sensor.values).readings.tolist() for sensor in own]  # whole counters, not floats
-        columns = []
-        for values, (_, readings) in zip(raw, translated, strict=True):
-            pairs = zip(values, readings, strict=True)
-            columns.append([None if np.isnan(reading) else value for value, reading in pairs])
-        start_ns = _start_ns(run) if round_ == rounds[0] else 0  # when later rounds began perun does not say
-        period_s = float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0
-        header = {"header": "energynn-samples/1", "host": host, "period_s": period_s}
-        header["sensors"] = [sensor.describe() for sensor, _ in translated]
+            raise ValueError(f"{path}: the sensors of {host} were not read at the same times")
+        is_first = round_ == rounds[0]
+        folder = "" if is_first else f"segment-{rounds.index(round_) + 1}/"
+        start_ns = _start_ns(run) if is_first else 0
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        folder = "" if round_ == rounds[0] else f"segment-{rounds.index(round_) + 1}/"
-        yield (
-            f"{folder}{_file_name(f'samples-{host}.jsonl')}",
-            [header]
-            + [{"t": t, "w": start_ns + t, "v": values} for t, *values in zip(times_ns, *columns, strict=True)],
-        )
+        header = {
+            "header": "energynn-samples/1",
+            "host": host,
+            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
+            "sensors": [_describe(sensor) for sensor in own],
+        }
+        rows = zip(times_ns, *[_readings(sensor) for sensor in own], strict=True)
+        samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
+        yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
-        marks = (("rank_start", times_ns[0]), ("training_start", times_ns[0]), ("training_end", times_ns[-1]))
-        yield (
-            f"{folder}events-rank{rank}.jsonl",
-            [
-                {"t_mono_ns": t, "t_wall_ns": start_ns + t, "event": event, "rank": rank, "host": host}
-                for event, t in marks
-            ],
-        )
+        marks = {"rank_start": 0, "training_start": 0, "training_end": -1}
+        events = []
+        for event, index in marks.items():
+            t = times_ns[index]
+            times = {"t_mono_ns": t, "t_wall_ns": start_ns + t}
+            events.append({**times, "event": event, "rank": rank, "host": host})
+        yield f"{folder}events-rank{rank}.jsonl", events
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
-    # Every round of a run has the same sensors.
-    sensors = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
-    number = Counter(component for _, _, component in sensors)
-    return {
+    # Every round of a run has the same sensors; perun 0.8 wrote 0.3.2 as its version.
+    places = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
+    components = [component for _, _, component in places]
+    intent = {
         "workload": "perun import",
         "system": "imported",
-        "started_at": "",
-        **_origin(run),
-        "config": {"source": path.name, "source_sha256": digest, "application": run.application, "run": run.name},
+        "started_at": str(run.attributes.get("execution_dt", "")),
+        "config": {
+            "source": path.name,
+            "source_sha256": digest,
+            "application": run.application,
+            "run": run.name,
+        },
         "perun_run": run.name,
-        "machine": {"sockets": number["cpu"] // max(1, len(run.hosts))},
-        "devices": number["gpu"] or 1,
+        "machine": {"sockets": components.count("cpu") // max(1, len(run.hosts))},
+        "devices": components.count("gpu") or 1,
         "method": METHOD,
     }
-
-
-def _origin(run: PerunRun) -> dict:
-    """When the run began, by a clock whose time zone perun does not keep, and its perun, each if the file says so.
-
-    perun 0.8 wrote 0.3.2 as its version.
-    """
-    named = {"started_at": "execution_dt", "perun_version": "perun_version"}
-    return {ours: str(run.attributes[theirs]) for ours, theirs in named.items() if theirs in run.attributes}
+    if "perun_version" in run.attributes:
+        intent["perun_version"] = str(run.attributes["perun_version"])
+    return intent
 
 
 def _start_ns(run: PerunRun) -> int:
-    """Wall clock at the start of the run in ns, a time without zone taken as UTC; 0 if the file does not tell."""
+    """Return the wall clock at the start in ns, a time without zone as UTC; 0 if unknown."""
     try:
         started = datetime.datetime.fromisoformat(run.attributes["execution_dt"])
     except (KeyError, TypeError, ValueError):
         return 0
-    if not 1970 < started.year < 2200:
-        raise ValueError(f"run {run.name}: began in the year {started.year}, by its execution_dt; mend it")
-    return round((started if started.tzinfo else started.replace(tzinfo=datetime.UTC)).timestamp() * 1e6) * 1000
+    started = started if started.tzinfo else started.replace(tzinfo=datetime.UTC)
+    return round(started.timestamp() * 1e6) * 1000
 
 
 def _file_name(text: str) -> str:
-    """Times have colons, which not every file system takes; nobody looks for runs in a folder that is hidden."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")
+    """Replace what not every file system takes in a name, as the colons of a time."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")  # hidden folders are no runs

@@ -6,7 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import atexit
 import configparser
 import functools
 import logging
@@ -30,6 +29,11 @@ from energynn.reading import require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
+# perun as a program; a Ctrl-C counts when `attach` can end all ranks, MPI would wait for ever.
+PERUN = (
+    "import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
+)
 
 # perun sets these in its own process, and a command that it runs would inherit them.
 SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
@@ -78,7 +82,7 @@ def command(
     """
     hook = Path(__file__).with_name("perun_hook.py")
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
-    perun = [*(python or [sys.executable]), "-m", "perun", "-c", str(configuration)]
+    perun = [*(python or [sys.executable]), "-c", PERUN, "-c", str(configuration)]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
     return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
 
@@ -105,7 +109,8 @@ def attach() -> None:
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
-    atexit.register(_end_abandoned_sampler)
+    sys.excepthook = _end_all_ranks
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 
@@ -135,11 +140,16 @@ def _start_sampler():
     return lambda values: None
 
 
-def _end_abandoned_sampler() -> None:
-    """End perun's sampler where its rank ends by a signal: Python would join it for ever."""
-    for child in multiprocessing.active_children():
-        if not child.daemon:
-            child.kill()
+def _end_all_ranks(kind, error, trace) -> None:
+    """End all ranks where an exception, as of Ctrl-C, ends this one.
+
+    MPI would wait for the others for ever, and Python for perun's sampler, which ends with us.
+    """
+    sys.__excepthook__(kind, error, trace)
+    sys.stderr.flush()
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Abort(1)
 
 
 # ------------------------------------------------------------------------------------------ after the run

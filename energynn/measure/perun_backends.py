@@ -11,6 +11,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from energynn.measure.sensors import Inventory, Sensor, visible_devices
 
 AMD_DRIVER = Path("/sys/module/amdgpu")
@@ -18,31 +20,25 @@ NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set
 
 
 def backend_sensors(gpus: bool = True) -> Inventory:
-    """List AMD GPUs and Grace CPUs through perun's own backends.
+    """List AMD GPUs and Grace CPUs.
 
     Absent hardware or libraries are no problem, and are found absent without importing perun,
-    whose backends take 0.25 s to import and, for Grace, 1 s to start.
+    whose back ends take 0.25 s to import and, for Grace, 1 s to start.
     """
     inventory = Inventory()
-    backends = [("Grace", _grace_labels, _add_grace_sensors)]
-    if gpus:
-        backends.append(("AMD", _amd_is_there, _add_amd_sensors))
-    for name, is_there, add_sensors in backends:
+    has_amd = gpus and AMD_DRIVER.exists() and bool("amdsmi" in sys.modules or find_spec("amdsmi"))
+    for is_there, add_sensors in ((has_amd, _add_amd), (bool(_grace_labels()), _add_grace)):
         try:
-            if find_spec("perun") and is_there():
+            if is_there and find_spec("perun"):
                 add_sensors(inventory)
         except Exception as error:  # whatever a vendor's library throws
-            text = f"perun's backend for {name} does not start: {type(error).__name__}: {error}"
-            inventory.unaccounted.append(text)
+            fault = f"perun's back end does not start: {type(error).__name__}: {error}"
+            inventory.unaccounted.append(fault)
     return inventory
 
 
-def _amd_is_there() -> bool:
-    return AMD_DRIVER.exists() and ("amdsmi" in sys.modules or find_spec("amdsmi") is not None)
-
-
-def _add_amd_sensors(inventory: Inventory) -> None:
-    """Add power in W of the AMD GPUs that this job may use, numbered as in amdsmi's list.
+def _add_amd(inventory: Inventory) -> None:
+    """Add the AMD GPUs that this job may use, numbered as in amdsmi's list.
 
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/
     """
@@ -52,24 +48,37 @@ def _add_amd_sensors(inventory: Inventory) -> None:
     backend = ROCMBackend()
     if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on
         raise ValueError("amdsmi_init fails; `amd-smi list` tells why")
-    amdsmi = backend.amdsmi
     gpus = list(backend._uuid_map.items())
-    visible, unknown = _visible_amd_gpus([_names_of_amd_gpu(amdsmi, *gpu) for gpu in gpus])
-    inventory.unaccounted += unknown
-    for number in visible:
+    for number in _visible_amd_gpus([uuid for uuid, _ in gpus], inventory):
         uuid, handle = gpus[number]
-        name = amdsmi.amdsmi_get_gpu_board_info(handle)["product_name"]
-        read = partial(_amd_power_W, amdsmi, handle)
+        name = backend.amdsmi.amdsmi_get_gpu_board_info(handle)["product_name"]
+        read = partial(_amd_power_W, backend.amdsmi, handle)
         sensor = Sensor(f"ROCM:{uuid}_POWER", "gpu", str(number), "power", "measured", read)
-        sensor.notes = {
-            "uuid": uuid,
-            "name": name,
-            "power": "average, or current where there is no average",
-        }
-        if "MI250" in name and _is_silent(sensor):
-            inventory.problems.append(f"AMD GPU {number}: the other half of its MI250 counts it")
-        else:
-            inventory.sensors.append(sensor)
+        sensor.notes = {"uuid": uuid, "name": name, "power": "of the socket"}
+        try:
+            sensor.read()
+        except Exception:
+            if "MI250" in name:  # only its first half has a power, of both
+                inventory.problems.append(f"AMD GPU {number}: a half of an MI250 gives no power")
+                continue
+        inventory.sensors.append(sensor)
+
+
+def _visible_amd_gpus(uuids: list[str], inventory: Inventory) -> list[int]:
+    """Return the GPUs that this job may use.
+
+    HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
+    takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    """
+    visible = list(range(len(uuids)))
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
+    for variable in ("ROCR_VISIBLE_DEVICES", hip):
+        left = [uuids[number] for number in visible]
+        chosen, unknown = visible_devices(left, os.environ.get(variable))
+        visible = [visible[number] for number in chosen]
+        for entry in unknown:
+            inventory.unaccounted.append(f"{variable} names {entry}, no AMD GPU; write numbers")
+    return visible
 
 
 def _amd_power_W(amdsmi, handle) -> int:
@@ -79,50 +88,18 @@ def _amd_power_W(amdsmi, handle) -> int:
     return _credible(next(int(value) for value in values if value != "N/A"), 1.0)
 
 
-def _is_silent(sensor: Sensor) -> bool:
-    with suppress(Exception):
-        sensor.read()
-        return False
-    return True
-
-
-def _names_of_amd_gpu(amdsmi, uuid: str, handle) -> set[str]:
-    """Return names of a GPU: amdsmi's UUID, and HIP's as far as this amdsmi knows it."""
-    names = {uuid.lower()}
-    with suppress(Exception):
-        names.add(amdsmi.amdsmi_get_gpu_enumeration_info(handle)["hip_uuid"].lower())
-    with suppress(Exception):
-        serial = amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"]
-        names.add("gpu-" + serial.lower().removeprefix("0x"))
-    return names
-
-
-def _visible_amd_gpus(names: list[set[str]]) -> tuple[list[int], list[str]]:
-    """Return the GPUs that this job may use, and a text for each variable that names no GPU.
-
-    HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
-    takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
-    """
-    visible, faults = list(range(len(names))), []
-    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
-    for variable in ("ROCR_VISIBLE_DEVICES", hip):
-        known = [names[number] for number in visible]
-        chosen, unknown = visible_devices(known, os.environ.get(variable))
-        visible = [visible[number] for number in chosen]
-        if unknown:
-            faults.append(f"{variable} names {unknown!r}, no AMD GPU of this host")
-    return sorted(visible), faults
-
-
 def _grace_labels() -> list[str]:
-    """List labels of this host's Grace power sensors; other machines have ACPI meters there."""
+    """List labels of this host's Grace power sensors; other machines have other meters there."""
     grace = sys.modules.get("perun.backend.hwmon_grace")
     folder = Path(getattr(grace, "HWMON_PATH", "/sys/class/hwmon/"))
-    labels = [path.read_text().strip() for path in sorted(folder.glob("*/device/power*_oem_info"))]
-    return [label for label in labels if re.search("(CPU|Grace) Power Socket", label)]
+    labels = []
+    for path in sorted(folder.glob("*/device/power*_oem_info")):
+        with suppress(OSError):
+            labels += re.findall("(?:CPU|Grace) Power Socket.*", path.read_text())
+    return labels
 
 
-def _add_grace_sensors(inventory: Inventory) -> None:
+def _add_grace(inventory: Inventory) -> None:
     """Add power in microwatts of the Grace CPUs.
 
     "CPU Power Socket" is the CPU. "Grace Power Socket" holds the CPU, its DRAM and "SysIO Power
@@ -138,21 +115,19 @@ def _add_grace_sensors(inventory: Inventory) -> None:
     missing = set(_grace_labels())
     for theirs in backend.getSensors(sorted(backend.availableSensors())):
         label = theirs.metadata["device_name"]
-        match = re.search(r"(CPU|Grace) Power Socket ?(\d*)", label)
-        if match is None:
+        if label not in missing:
             continue
-        missing.discard(label)
-        socket = match[2] or theirs.metadata["hwmon_device"]
+        missing.remove(label)
         to_SI = float(theirs.dataType.mag.value)
         ours = Sensor(
             theirs.id,
             "cpu",
-            socket if match[1] == "CPU" else f"{socket} with DRAM and SysIO",
+            label,
             "power",
             "measured" if is_real else "simulated",
             read=partial(_read_theirs, theirs, to_SI),
             to_SI=to_SI,
-            primary=match[1] == "CPU",
+            primary=label.startswith("CPU"),
             notes={"name": label, "power": "average"},
         )
         inventory.sensors.append(ours)
@@ -160,8 +135,7 @@ def _add_grace_sensors(inventory: Inventory) -> None:
 
 
 def _read_theirs(theirs, to_SI: float):
-    value = theirs.read()
-    return _credible(value.item() if hasattr(value, "item") else value, to_SI)
+    return _credible(np.asarray(theirs.read()).item(), to_SI)
 
 
 def _credible(power, to_SI: float):

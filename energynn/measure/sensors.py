@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +24,6 @@ POWERCAP = Path("/sys/class/powercap")
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-UNREADABLE = "cannot be read"
 WATCH_S = 1.0  # before the first sample, to see which sensors work
 LONGEST_UPDATE_S = 1.5  # a counter that changes less often is not valid
 
@@ -100,55 +99,50 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> Inventory:
     working = [sensor for sensor in inventory.sensors if sensor.id not in faults]
     if any(sensor.component == "cpu" and sensor.kind != "busy" for sensor in working):
         working = [sensor for sensor in working if sensor.kind != "busy"]
-    primary: dict[tuple[str, str], Sensor] = {}
+    first: dict[tuple[str, str], Sensor] = {}
     for sensor in working:
-        first = primary.setdefault((sensor.component, sensor.device), sensor)
-        if first is not sensor:
+        primary = first.setdefault((sensor.component, sensor.device), sensor)
+        if primary is not sensor:
             sensor.primary = False
-            sensor.checks = first.id
+            sensor.checks = primary.id
     chosen = Inventory(working, list(inventory.problems), list(inventory.unaccounted))
     rapl_works = any(_is_zone(sensor) for sensor in working)
     for sensor in inventory.sensors:
-        fault = faults.get(sensor.id)
-        has_another = (sensor.component, sensor.device) in primary
-        if fault is None or (has_another and fault.startswith(UNREADABLE)):
-            continue  # many GPUs lack one of their sensors
-        is_spare = has_another or (_is_zone(sensor) and not rapl_works)
-        lines = chosen.problems if is_spare else chosen.unaccounted
-        lines.append(f"{sensor.id} {fault}")
+        if sensor.id in faults and (sensor.component, sensor.device) not in first:
+            is_absent = _is_zone(sensor) and not rapl_works
+            lines = chosen.problems if is_absent else chosen.unaccounted
+            lines.append(f"{sensor.id} {faults[sensor.id]}")
     return chosen
 
 
 def _is_zone(sensor: Sensor) -> bool:
-    return sensor.kind == "energy" and sensor.component in ("cpu", "ram")
+    return sensor.kind == "energy" and sensor.component != "gpu"
 
 
 def watch(sensors: list[Sensor], read: Callable[[Sensor], float]) -> dict[str, str]:
     """Note how often each sensor changes; return id -> fault of those that tell nothing."""
-    changes: dict[str, list[float]] = {sensor.id: [] for sensor in sensors}
-    faults: dict[str, str] = {}
-    last: dict[str, float] = {}
     watched = [sensor for sensor in sensors if sensor.kind != "busy"]
-    end = time.monotonic() + WATCH_S
-    while watched and time.monotonic() < end:
+    news: dict[str, list[tuple[float, float]]] = {sensor.id: [] for sensor in watched}
+    faults = {}
+    end_s = time.monotonic() + WATCH_S
+    while watched and time.monotonic() < end_s:
         for sensor in watched:
             try:
                 value = read(sensor)
             except Exception as error:  # whatever a driver throws
-                faults[sensor.id] = f"{UNREADABLE} ({error})"
+                faults[sensor.id] = f"cannot be read ({error})"
                 continue
-            if value != last.setdefault(sensor.id, value):
-                changes[sensor.id].append(time.monotonic())
-                last[sensor.id] = value
+            if not news[sensor.id] or news[sensor.id][-1][1] != value:
+                news[sensor.id].append((time.monotonic(), value))
         time.sleep(0.001)
     for sensor in watched:
-        times = changes[sensor.id]
-        if len(times) > 1:
-            sensor.update_s = float(np.median(np.diff(times)))
-        if sensor.id in last:
+        times_s = [time_s for time_s, _ in news[sensor.id]]
+        if times_s:
             faults.pop(sensor.id, None)
-            if sensor.kind == "energy" and not times:
-                faults[sensor.id] = f"does not move: it shows {last[sensor.id]}"
+        if len(times_s) == 1 and sensor.kind == "energy":
+            faults[sensor.id] = f"does not move: it shows {news[sensor.id][0][1]}"
+        if len(times_s) > 2:
+            sensor.update_s = float(np.median(np.diff(times_s[1:])))
     return faults
 
 
@@ -175,7 +169,6 @@ def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
     """
     provenance = "measured" if powercap.resolve().is_relative_to("/sys") else "simulated"
     sensors = []
-    counters = set()
     for zone in sorted(powercap.glob("intel-rapl:*")):
         package = re.match(r"intel-rapl:(\w+)", zone.name)[1]
         try:
@@ -187,14 +180,10 @@ def rapl_sensors(powercap: Path = POWERCAP) -> list[Sensor]:
             if wraps_at < 0:
                 raise ValueError(f"its range is {wraps_at}")
             _read_whole_number(zone / "energy_uj")
-            counter = os.stat(zone / "energy_uj")
         except (OSError, ValueError) as error:
             read = partial(_fail, ValueError(f"{error}; sudo chmod a+r {zone}/*"))
             sensors.append(Sensor(zone.name, "cpu", zone.name, "energy", provenance, read))
             continue
-        if (counter.st_dev, counter.st_ino) in counters:  # a link to a zone
-            continue
-        counters.add((counter.st_dev, counter.st_ino))
         sensor = Sensor(
             f"{component}_{package}_{name}",
             component,
@@ -271,13 +260,10 @@ def nvml_sensors(visible: str | None = None) -> Inventory:
         inventory.unaccounted.append(f"{fault}; look at nvidia-smi, or say --no-gpu")
     chosen, unknown = visible_gpus(notes, visible)
     if unknown:
-        fault = f"CUDA_VISIBLE_DEVICES names {unknown!r}, no whole GPU of this host; correct it"
-        inventory.unaccounted.append(fault)
-    for index in sorted(chosen):
+        fault = f"CUDA_VISIBLE_DEVICES names {', '.join(unknown)}, no whole GPU of this host"
+        inventory.unaccounted.append(f"{fault}; write numbers, or UUIDs as `nvidia-smi -L` does")
+    for index in chosen:
         inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
-    uuids = [notes[index].get("uuid", index) for index in chosen]
-    if len(set(uuids)) < len(uuids):
-        inventory.unaccounted.append("two GPUs have one UUID; look at nvidia-smi")
     return inventory
 
 
@@ -359,10 +345,10 @@ def _sensors_of_gpu(pynvml, index: int, notes: dict) -> list[Sensor]:
 def notes_of_gpus(pynvml) -> list[dict]:
     """Return UUID, name, power limit and driver of each GPU, as far as it says them."""
     questions = {
-        "uuid": lambda handle: _decoded(pynvml.nvmlDeviceGetUUID(handle)),
-        "name": lambda handle: _decoded(pynvml.nvmlDeviceGetName(handle)),
+        "uuid": lambda handle: pynvml.nvmlDeviceGetUUID(handle),
+        "name": lambda handle: pynvml.nvmlDeviceGetName(handle),
         "limit_W": lambda handle: pynvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-        "driver": lambda handle: _decoded(pynvml.nvmlSystemGetDriverVersion()),
+        "driver": lambda handle: pynvml.nvmlSystemGetDriverVersion(),
     }
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
@@ -374,33 +360,25 @@ def notes_of_gpus(pynvml) -> list[dict]:
     return gpus
 
 
-def visible_gpus(notes: list[dict], visible: str | None) -> tuple[list[int], str | None]:
-    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and an unknown entry."""
-    return visible_devices([{gpu.get("uuid", "lost").lower()} for gpu in notes], visible)
+def visible_gpus(notes: list[dict], visible: str | None) -> tuple[list[int], list[str]]:
+    """Return the NVIDIA GPUs that CUDA_VISIBLE_DEVICES leaves, and its unknown entries."""
+    return visible_devices([gpu.get("uuid", "") for gpu in notes], visible)
 
 
-def visible_devices(
-    names: list[Collection[str]], value: str | None
-) -> tuple[list[int], str | None]:
-    """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and an unknown entry.
+def visible_devices(names: list[str], value: str | None) -> tuple[list[int], list[str]]:
+    """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and unknown entries.
 
-    An entry is a number, a name or the beginning of one; what follows an unknown entry does not
-    count, as for the runtimes themselves. None leaves all. CUDA C++ Programming Guide, "CUDA
+    An entry is a number or a whole name. None leaves all. CUDA C++ Programming Guide, "CUDA
     Environment Variables".
     """
+    numbers = {name.lower(): number for number, name in enumerate(names)}
+    numbers |= {str(number): number for number in range(len(names))}
     if value is None:
-        return list(range(len(names))), None
-    chosen: list[int] = []
-    for entry in filter(None, map(str.strip, value.split(","))):
-        named = []
-        for number, known in enumerate(names):
-            is_prefix = any(name.startswith(entry.lower()) for name in known)
-            if entry == str(number) or (is_prefix and not entry.isdigit()):
-                named.append(number)
-        if not named:
-            return chosen, None if entry in NOTHING_VISIBLE else entry
-        chosen += [number for number in named if number not in chosen]
-    return chosen, None
+        return list(range(len(names))), []
+    entries = [entry.strip() for entry in value.split(",") if entry.strip()]
+    unknown = [entry for entry in entries if entry.lower() not in numbers]
+    known = {numbers[entry.lower()] for entry in entries if entry not in unknown}
+    return sorted(known), unknown
 
 
 def power_semantics(gpu_name: str) -> str:
@@ -410,11 +388,6 @@ def power_semantics(gpu_name: str) -> str:
     if re.search(r"\b(K\d+|M\d+|P\d+|V100|T4|TITAN|Quadro)", gpu_name):
         return "of older GPUs, whose averaging differs"
     return "an average over 1 s"
-
-
-def _decoded(value: bytes | str) -> str:
-    """Decode what NVML's older bindings give as bytes."""
-    return value.decode() if isinstance(value, bytes) else value
 
 
 # ------------------------------------------------------------------------------------------ sampler

@@ -14,6 +14,7 @@ from energynn import config
 from energynn.analysis import numbers
 from energynn.files import REPOSITORY
 from tests.analysis.notebook import execute
+from tests.conftest import minimal_record
 
 ANALYSIS = sorted(path.stem for path in (REPOSITORY / "notebooks").glob("[1-9]*.ipynb") if path.stem < "9")
 
@@ -58,7 +59,7 @@ def write_run(
     sensor = {"id": "cpu_estimate", "component": "cpu", "device": "all", "kind": "busy", "provenance": provenance}
     sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": model, "notes": {}}
     record = {
-        "schema": "energynn-record/2",
+        **minimal_record(record_sha256=f"{run_dir}"),
         "run_id": name,
         "workload": configuration.workload,
         "system": configuration.system,

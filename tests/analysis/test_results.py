@@ -39,7 +39,7 @@ def test_no_records_give_the_same_variables(tmp_path, synthetic_runs):
     ("changes", "reason"),
     [
         ({"valid": False, "invalid_reasons": ["the run is killed"]}, "the run is killed"),
-        ({"energy_total_J": float("nan")}, "NaN"),
+        ({"energy_total_J": float("nan")}, "record.json is no JSON"),
         ({"energy_total_J": -1.0}, "energy_total_J"),
         ({"energy_total_J": "12 kWh"}, "energy_total_J"),
         ({"workload": "resnet51"}, "workload 'resnet51' belongs to no series"),

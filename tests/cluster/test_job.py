@@ -36,7 +36,7 @@ def start(tmp_path, monkeypatch):
         return job.main(run_dir, ["papermill"])
 
     begin.run_dir = run_dir
-    begin.last = lambda: json.loads(status.start_paths(run_dir)[-1].read_text())
+    begin.last = lambda: json.loads((run_dir / "job" / f"start-{len(status.read_starts(run_dir))}.json").read_text())
     yield begin
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -76,7 +76,7 @@ def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start)
 
 def test_a_job_of_an_earlier_submission_makes_nothing(start, monkeypatch):
     monkeypatch.setenv(job.SUBMISSION_VARIABLE, "earlier")
-    assert start() == 0 and not status.start_paths(start.run_dir)
+    assert start() == 0 and not status.read_starts(start.run_dir)
 
 
 def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch):

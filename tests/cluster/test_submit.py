@@ -78,7 +78,7 @@ def test_study_list_and_show(capsys):
     assert cli.main(["study", "list"]) == 0
     listed = capsys.readouterr().out
     assert all(re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES)
-    assert cli.main(["study", "show", "R1"]) == 0 and "together 45 runs, 4,576.6 GPU" in capsys.readouterr().out
+    assert cli.main(["study", "show", "R1"]) == 0 and "45 runs, 4,576.6 GPU" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
@@ -106,21 +106,23 @@ def fine_tuning():
 
 def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
     site, (first, tuned) = systems.site(TWO_NODES), fine_tuning()
+    folder = tmp_path / config.run_id(first)
     jobs = submit.plan([tuned, first], site, tmp_path, set())
-    assert [(job.runs, job.after) for job in jobs] == [((first,), ""), ((tuned,), config.run_id(first))]
+    assert [([*job.runs.values()], job.after) for job in jobs] == [([first], None), ([tuned], folder)]
     given_to_sbatch = []
     monkeypatch.setattr(slurm, "submit", lambda script, *words: given_to_sbatch.append(words) or "41")
-    list(submit.submit(jobs, site, tmp_path, "mine"))
+    for each in jobs:
+        submit.submit(each, site, "mine")
     assert given_to_sbatch == [(), ("--dependency=afterok:41_0", "--kill-on-invalid-dep=yes")]
     with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
         submit.plan([tuned], site, tmp_path, set())
-    files.write_json(tmp_path / "two-nodes" / config.run_id(first) / "record.json", minimal_record(valid=True))
-    assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [""]
+    files.write_json(folder / "record.json", minimal_record(valid=True))
+    assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [None]
 
 
 def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
     jobs = submit.plan(studies.find(["R1"])["R1"], systems.site("horeka-a100"), tmp_path, set())
-    by_devices = {job.runs[0].devices: job for job in jobs}
+    by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
     assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
     assert by_devices[256].minutes < 90 and by_devices[256].nodes == 64 and len(by_devices[256].runs) == 5
     site = systems.site("horeka-a100")
@@ -128,14 +130,11 @@ def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
         run = config.make("fourcastnet", preset="paper", devices=devices, system=site.name)
         (job,) = submit.plan([run], site, tmp_path, set(), 60)
         assert (job.nodes, job.minutes) == (nodes, 60)
-    many = [config.replace(run, seed=seed) for seed in range(submit.MOST_TASKS + 1)]
-    assert [len(job.runs) for job in submit.plan(many, site, tmp_path, set())] == [submit.MOST_TASKS, 1]
 
 
-def render(site=None, runs=1, minutes=60, runs_dir="/runs"):
-    return submit.script(
-        submit.Job(fine_tuning()[:1] * runs, 1, minutes), site or systems.site(TWO_NODES), Path(runs_dir), "mine"
-    )
+def render(site=None, runs=1, minutes=60, system_dir="/runs/two-nodes"):
+    folders = {Path(system_dir) / f"run-{number}": fine_tuning()[0] for number in range(runs)}
+    return submit.script(submit.Job(folders, 1, minutes), site or systems.site(TWO_NODES), "mine")
 
 
 @pytest.mark.parametrize("minutes, warning_s", [(10, 50), (60, 300), (600, 300)])
@@ -192,10 +191,10 @@ def test_an_option_stays_on_its_line_or_is_refused(text):
 @pytest.mark.parametrize("line, status", [("false", 1), ("true", 0), ("source /no/such/conda.sh", 1)])
 def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, field, line, status):
     site = dataclasses.replace(systems.site(TWO_NODES), **{field: [line] if field == "setup" else line})
-    text = render(site, runs_dir=tmp_path).replace(" -m energynn.cluster.job", " -c 'print(\"made\")' #")
-    (tmp_path / "two-nodes" / config.run_id(fine_tuning()[0]) / "job").mkdir(parents=True)
+    text = render(site, system_dir=tmp_path).replace(" -m energynn.cluster.job", " -c 'print(\"made\")' #")
+    (tmp_path / "run-0" / "job").mkdir(parents=True)
     done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]})
-    log = next(tmp_path.glob("*/*/job/log.txt")).read_text()
+    log = (tmp_path / "run-0" / "job" / "log.txt").read_text()
     assert done.returncode == status and ("made" in log) == (status == 0)
     assert (f"energynn: failed: {line}" in log) == (status == 1)
 
@@ -341,12 +340,6 @@ def test_a_job_that_sbatch_did_not_confirm_is_found_and_not_made_twice(fake_slur
     assert submit_two() == 2 and "did not answer; see `squeue --me`" in capsys.readouterr().err
 
 
-def test_two_calls_of_submit_do_not_work_at_once(tmp_path, fake_slurm, submit_two, capsys):
-    folder = tmp_path / "runs" / "two-nodes"
-    folder.mkdir(parents=True)
-    with files.lock(folder / ".submit"):
-        assert submit_two() == 2 and "another `energynn submit` is running" in capsys.readouterr().err
-    assert not fake_slurm.jobs and submit_two() == 0
 
 
 def test_what_costs_more_than_allowed_is_refused(fake_slurm, submit_two, capsys):
@@ -359,14 +352,14 @@ def test_options_of_one_submission_stand_in_its_scripts_alone(tmp_path, fake_slu
     (script, *_) = (tmp_path / "runs").glob("*/*/job/job.sh")
     for option in ("--account=mine", "--exclude=cn[1-2]", "-p long"):
         assert f"#SBATCH {option}\n" in script.read_text()
-    assert submit_two("--sbatch=--wrap=touch x") == 2 and "no option" in capsys.readouterr().err
+    assert submit_two("--sbatch=--wrap=touch x") == 2 and "$.sbatch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["a%b", 'a"b', "a\nb"])
 def test_a_folder_of_runs_that_slurm_would_misread_is_refused(tmp_path, fake_slurm, folder):
-    job = submit.Job(fine_tuning()[:1], 1, 60)
+    job = submit.Job({tmp_path / folder / "run": fine_tuning()[0]}, 1, 60)
     with pytest.raises(ValueError, match="characters that Slurm cannot hold"):
-        list(submit.submit([job], systems.site(TWO_NODES), tmp_path / folder, "mine"))
+        submit.submit(job, systems.site(TWO_NODES), "mine")
     assert not fake_slurm.jobs
 
 

@@ -239,7 +239,7 @@ def outcome(tmp_path, kind, lies, fault, shape, period_s=0.04):
     (tmp_path / "samples-h.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "events-rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
     record = {"status": "finished", "workload": "command", **accounting.account(tmp_path)}
-    return record, records.reasons_against(record, tmp_path), truth_of(found)
+    return record, records.reasons_against(record), truth_of(found)
 
 
 def truth_of(found) -> dict[str, float]:

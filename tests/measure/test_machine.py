@@ -68,4 +68,4 @@ def test_energy_of_shared_nodes_is_no_evidence(tmp_path):
     words = "other jobs could use its nodes, whose energy is that of all; give sbatch --exclusive"
     for job, is_told in (({"is_exclusive": False}, True), ({"is_exclusive": True}, False), ({}, False)):
         record = minimal_record(status="finished", workload="command", job=job)
-        assert (words in records.reasons_against(record, tmp_path)) == is_told
+        assert (words in records.reasons_against(record)) == is_told
