@@ -41,7 +41,10 @@ QUANTITIES = (
     "coverage",
 )
 CPU_MODEL = ("cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores")
-METRICS = ("top1_error", "validation_loss")  # others, named with lead times, where records have them
+METRICS = (
+    "top1_error",
+    "validation_loss",
+)  # others, named with lead times, where records have them
 # What can be selected by; the rest of the configuration enters ``recipe``.
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
 LABELS = (

@@ -32,7 +32,7 @@ SERIES = RESNET50 | FOURCASTNET
 RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#c8e020"]  # "viridis": any number of colours, darkest first
 # verdict of the ledger -> colour
 VERDICTS = {"supported": "#00407A", "contradicted": "#C8501E", "inconclusive": "#E8B93A", "no data": "#F0F0F0"}
-VERDICTS |= {"by construction": "#969696"}
+VERDICTS |= {"restated": "#969696"}
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
 # Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.

@@ -85,6 +85,8 @@ def export(
     csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     netcdf: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     parquet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    carbon: Annotated[float | None, typer.Option("--gCO2-per-kWh", min=0)] = None,
+    price: Annotated[float | None, typer.Option("--price-per-kWh", min=0)] = None,
     runs_dir: RunsDir = None,
 ) -> int:
     """Write all runs, own and published, as one table for other programs."""
@@ -93,7 +95,7 @@ def export(
     if len([path for path in (csv, netcdf, parquet) if path]) != 1:
         raise ValueError("export: give one of --csv, --netcdf and --parquet")
     folder = folder_of_runs(runs_dir, must_exist=True)
-    written, number = interface.export(folder, csv, netcdf, parquet)
+    written, number = interface.export(folder, csv, netcdf, parquet, carbon, price)
     tell(f"{written}: {number} runs; each says its origin and its provenance")
     return 0
 

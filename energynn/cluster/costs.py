@@ -71,11 +71,8 @@ def _published() -> list[dict]:
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Add costs; the source is that of the least certain one."""
-    costs = list(costs)
-    source = max((cost.source for cost in costs), default="unknown")  # in the order of the alphabet
-    return Cost(
-        sum(cost.gpu_hours for cost in costs), sum(cost.energy_kWh for cost in costs), source
-    )
+    gpu_hours, energies_kWh, sources = zip(*costs, strict=True)
+    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))  # in the order of the alphabet
 
 
 def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:

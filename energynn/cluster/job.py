@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -101,8 +100,6 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     ended = threading.Event()
     threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
     _, last_line = local.execute(command, run_dir)
-    while records.is_running(run_dir):  # papermill may have been killed before the run has ended
-        time.sleep(0.1)
     ended.set()
     for number in signals:
         print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)

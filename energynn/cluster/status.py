@@ -6,7 +6,6 @@ A run's record decides, then the queue, then the last start of its job.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ from energynn import config, records, studies
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import JOULE_PER_KWH
-from energynn.progress import energy_words, entry, tell
+from energynn.progress import energy_words, entry
 from energynn.reading import one_fault
 
 NOISE = ("slurmstepd:", "srun:")
@@ -77,8 +76,6 @@ def _read(path: Path, kind: type):
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return kind()
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
@@ -187,16 +184,6 @@ def _last_line_of_log(folder: Path) -> str:
     return next(filter(None, reversed(lines)), "")
 
 
-def show(runs_dir: Path, names: list[str], as_json: bool = False) -> int:
-    """Print what has become of the runs of studies, of single runs, or of all."""
-    runs, notes = rows(folders(runs_dir.absolute(), names))
-    if as_json:
-        print(json.dumps({"runs": runs, "notes": notes}, indent=1))
-    else:
-        tell(text(runs, notes))
-    return 0
-
-
 def text(rows: list[dict], notes: list[str]) -> str:
     """Write the table that people read, the newest run first."""
     lines = []
@@ -222,8 +209,5 @@ def _words(row: dict) -> str:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:
         parts.append(f"job {row['job']}" + (f" of {row['user']}" if row["user"] else ""))
-    parts += [
-        row["reason"],
-        row["log"].removesuffix(row["reason"]),
-    ]  # a log often ends with the reason
+    parts += [row["reason"], row["log"].removesuffix(row["reason"])]
     return "; ".join(filter(None, parts))

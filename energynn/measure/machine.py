@@ -102,8 +102,7 @@ def job_of_process() -> dict:
 def batch_job() -> dict:
     """Return what Slurm tells of the job that this process belongs to; empty outside of one.
 
-    ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all
-    nodes together. Both are absent where Slurm does not say so.
+    ``is_exclusive``: whether no other job may use its nodes; absent where Slurm does not say so.
     """
     facts = job_of_process()
     if not facts:
@@ -113,8 +112,6 @@ def batch_job() -> dict:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
-        if resources := re.search(r" (?:Alloc)?TRES=(\S+)", done.stdout):
-            facts["allocated"] = resources[1]
     return facts
 
 
@@ -171,28 +168,32 @@ def pin_to_gpu(uuid: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter to a run, without importing any of them.
+    """Return versions of Python and of the packages that matter, without importing any of them.
 
-    They are those of the ranks' container, where they have one: srun asks there, as it will start the ranks. Raises
-    ValueError where its Python does not start.
+    They are those of the ranks' container, where they have one: srun asks there, as it will start
+    the ranks. Raises ValueError where its Python does not start.
     """
     if PYTHON_VARIABLE in os.environ:
-        program = "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
-        options = os.environ.get(SRUN_VARIABLE)
-        srun = (
-            [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
-        )
-        words = [*srun, "env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks(), "-c", program]
-        done = subprocess.run(words, capture_output=True, text=True)
-        if done.returncode:
-            line = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise ValueError(f"python: {os.environ[PYTHON_VARIABLE]} does not start here: {line}")
-        return json.loads(done.stdout.splitlines()[-1])
+        return _versions_of_ranks()
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
+
+
+def _versions_of_ranks() -> dict[str, str]:
+    program = (
+        "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
+    )
+    options = os.environ.get(SRUN_VARIABLE)
+    srun = [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
+    python = ["env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks()]
+    done = subprocess.run([*srun, *python, "-c", program], capture_output=True, text=True)
+    if done.returncode:
+        fault = done.stderr.strip().rpartition("\n")[2]
+        raise ValueError(f"python: {os.environ[PYTHON_VARIABLE]} does not start here: {fault}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def git(*words: str) -> str:

@@ -16,29 +16,6 @@ def own_runs(runs_dir):
     return observations.wide(observations.load(runs_dir)).query("origin == 'own'")
 
 
-def test_every_row_is_one_quantity_of_one_run(replica):
-    keys = ["origin", "series", "run", "quantity"]
-    assert not replica.duplicated(keys).any() and replica["value"].notna().all()
-    assert set(observations.MEASURED) <= set(replica)
-    table = observations.means(replica)
-    assert not table.duplicated(keys).any()
-    rows = observations.wide(table, "std", "half", "place")
-    assert len(rows) == len(table[["origin", "series", "run"]].drop_duplicates())
-    for column in ("value", "std", "half", "place"):  # nothing is lost, nothing is made up
-        suffix = "" if column == "value" else f"_{column}"
-        there = sum(rows[f"{quantity}{suffix}"].notna().sum() for quantity in observations.QUANTITIES)
-        assert there == table[column].notna().sum(), column
-
-
-def test_a_derived_value_stands_where_its_sources_stand(tmp_path):
-    table = observations.load(tmp_path)
-    row = table[(table["series"] == "R4") & (table["devices"] == 1)].set_index("quantity")
-    assert row["place"]["energy_per_gpu_hour_kW"] == row["place"]["energy_total_kWh"] == row["place"]["gpu_hours"]
-    power, energy, hours = (row.loc[name] for name in ("energy_per_gpu_hour_kW", "energy_total_kWh", "gpu_hours"))
-    relative = np.hypot(energy["std"] / energy["value"], hours["std"] / hours["value"])
-    assert power["std"] == pytest.approx(power["value"] * relative)
-
-
 def test_times_of_a_run_with_estimated_energy_are_measured(synthetic, tmp_path):
     table = observations.load(synthetic.write_study(tmp_path, "estimated"))
     provenance = table[table["origin"] == "own"].set_index("quantity")["provenance"]
@@ -124,12 +101,6 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(synthetic, tmp_path, w
         )
     own = own_runs(tmp_path)
     assert own["series"].to_list() == 2 * ["R1" if what == "as the study" else "constant LBS = 256"]
-
-
-def test_runs_in_no_series_are_kept(synthetic, tmp_path):
-    synthetic.write_run(tmp_path, config.make("resnet50"))
-    own = own_runs(tmp_path)
-    assert own["name"].to_list() == ["no series"] and own["energy_total_kWh"].notna().all()
 
 
 def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):

@@ -45,14 +45,6 @@ def test_every_value_says_what_it_is_and_where_it_stands():
     assert len(of_repository) > 80 and of_repository["source_version"].str.contains(", commit [0-9a-f]{40}$").all()
 
 
-def test_printed_values_have_their_decimals():
-    printed = published.values()
-    printed = printed[printed["decimals"].notna() & printed["value"].notna()]
-    for row in printed[printed["kind"] != "setup"].itertuples():
-        if row.quantity != "training_time" or row.series != "fluctuation":  # 4 h 23 min
-            assert len(row.value.partition(".")[2]) == row.decimals, row
-
-
 def test_table_1_and_the_text_are_there():
     runs = observations.wide(published.measurements(), "half")
     runs["hardware"] = runs["device_name"].str.extract("(A100|H100)")[0]
@@ -92,17 +84,6 @@ def test_repository_values_are_those_of_the_study():
         assert (found.local_batch_size, found.dataset_samples) == (int(row["lbs"]), int(row["train_samples"]))
 
 
-def test_perun_reports_agree_with_themselves():
-    table = published.values("measurement")
-    for job, factor in (("job_1507471", 0.001), ("job_1507485", 0.000001)):  # kJ and MJ
-        rows = (
-            table[(table["series"] == job) & ~table["unit"].isin(["kWh"])].set_index("quantity")["value"].astype(float)
-        )
-        power_W = sum(rows[f"mean_power_{part}_of_node"] for part in ("cpus", "gpus", "ram"))
-        assert power_W * rows["duration"] * factor == pytest.approx(rows["energy_total"], rel=1e-4)
-    assert not published.measurements()["series"].str.contains("job").any()  # what was trained is not stated
-
-
 def test_runs_meet_the_conditions_of_their_series():
     series = published.series()
     for run in observations.wide(published.measurements()).to_dict("records"):
@@ -116,14 +97,3 @@ def test_runs_meet_the_conditions_of_their_series():
                 for size in ("local_batch_size", "global_batch_size"):
                     assert run[size] == one.get(size, run[size]), (name, run)
         assert run["devices"] * run["local_batch_size"] == run["global_batch_size"]
-
-
-def test_errata_name_places_and_claims():
-    errata = published.errata()
-    assert len({one["id"] for one in errata}) == len(errata) > 15
-    assert all(one["where"] and one["what"] and one["treated"] for one in errata)
-
-
-def test_an_unknown_quantity_names_the_known_ones():
-    with pytest.raises(ValueError, match="energy_per_gpu_hour"):
-        published.values(quantity="temperature")

@@ -26,17 +26,6 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     assert theme.FONT in first.decode()
 
 
-def test_too_wide_a_figure_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="narrower"):
-        theme.save(chart(960), "figure", tmp_path)
-
-
-def test_legend_has_the_provenances_that_are_present():
-    shape = theme.provenance(pd.DataFrame({"provenance": ["estimated", "published", "estimated"]})).to_dict()
-    assert shape["scale"]["domain"] == ["published", "estimated"]
-    assert len(set(theme.PROVENANCE.values())) == len(theme.PROVENANCE)
-
-
 # Linear sRGB to CIE XYZ, and to what a deuteranope sees (Machado et al. 2009, severity 1).
 XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
 ANYBODY = np.eye(3)
@@ -61,21 +50,6 @@ def test_colours_of_one_panel_differ_in_grey_and_for_a_deuteranope(name):
     for one, other in itertools.combinations(SHARED[name], 2):
         assert abs(lab(one)[0] - lab(other)[0]) >= 10, (one, other)
         assert np.linalg.norm(lab(one, DEUTERANOPE) - lab(other, DEUTERANOPE)) >= 15, (one, other)
-
-
-def test_colours_of_rings_and_squares_in_one_figure_are_not_alike():
-    fitted = [theme.SERIES[name] for name in ("R4", "R5", "R6", "F1", "F3", "F4", "F5", "T1")]
-    for one, other in itertools.combinations(fitted, 2):
-        assert np.linalg.norm(lab(one) - lab(other)) >= 20, (one, other)
-
-
-def test_okabes_and_itos_colours_would_fail_in_grey():
-    assert abs(lab(theme.COLOURS[1])[0] - lab(theme.COLOURS[2])[0]) < 10
-
-
-def test_colours_of_own_series_do_not_repeat():
-    table = pd.DataFrame({"name": [f"constant LBS = {size}" for size in range(20)]})
-    assert len(set(theme.series(table).to_dict()["scale"]["range"])) == 20
 
 
 def test_a_notebook_shows_figures_without_network():
