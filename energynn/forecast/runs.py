@@ -181,7 +181,8 @@ def _rows(workload: str, site: Site) -> list[dict]:
             key = (row["stage"], *sizes.values())
             known[key] |= {row["quantity"]: float(row["value"]), **facts, **sizes}
     rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
-    return [row for row in rows if row["epochs"] == max(each["epochs"] for each in rows)]
+    full = max([row["epochs"] for row in rows], default=0)
+    return [row for row in rows if row["epochs"] == full]
 
 
 def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:

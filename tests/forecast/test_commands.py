@@ -140,7 +140,8 @@ def test_few_runs_that_do_not_vary_are_no_failure(simulated, capsys, tmp_path):
         record = records.read(folder)
         if record["devices"] > 2 or record["config"]["training_samples"] > 5005 * record["devices"]:
             shutil.rmtree(folder)
-    assert cli.main(["forecast", "predict", "--held-out", "--runs-dir", str(tmp_path / "runs"), "--system", "horeka-a100"]) == 0
+    words = ("--held-out", "--runs-dir", str(tmp_path / "runs"), "--system", "horeka-a100")
+    assert cli.main(["forecast", "predict", *words]) == 0
     assert "tau and t_start cannot be told apart. Add a run" in capsys.readouterr().out
 
 
