@@ -224,7 +224,7 @@ def own(
     for record in chosen:
         grouped[without_repeats(as_made(record))].append(record)
     groups = list(grouped.values())
-    parts = {tuple(part for part in COMPONENTS if f"energy_{part}_J" in of) for of in chosen}
+    parts = {_parts(of) for of in chosen}
     provenances = {of.get("energy_total_provenance", "missing") for of in chosen}
     has_watts = provenances <= WATTS_KNOWN and len(parts) == 1
     watts, powers_W = {}, [None] * len(groups)
@@ -247,6 +247,11 @@ def own(
         notes=[] if has_watts else [unknown],
         like=like,
     )
+
+
+def _parts(record: dict) -> tuple[str, ...]:
+    """Name the components of which a record has energies."""
+    return tuple(part for part in COMPONENTS if f"energy_{part}_J" in record)
 
 
 def recipe(record: dict) -> tuple[str, ...]:
