@@ -227,7 +227,7 @@ def test_a_rank_with_other_images_is_named(tmp_path):
 def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(tmp_path, train):
     sizes = SIZES | dict(training_samples=12, evaluate_training_set=False)
     run = train(
-        tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e30, checkpoint_period_s=0.01, **sizes
+        tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e6, checkpoint_period_s=0.01, **sizes
     )
     assert run.status != 0
     (line,) = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
