@@ -262,7 +262,7 @@ def _still(one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict) -> tup
     if one.sensor["kind"] == "energy":
         return still_s.max(), max(limits["counter_still_s"], 3 * one.late_s)
     middle_W = (values.min() + values.max()) / 2
-    is_counted = (values[begins] > middle_W) & (values[begins] % 1 != 0)
+    is_counted = (values[begins] >= middle_W) & (values[begins] % 1 != 0)
     return still_s[is_counted].max(initial=0.0), max(limits["power_still_s"], 3 * one.period_s)
 
 
