@@ -59,7 +59,7 @@ class Cluster:
         return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
 
     def wait_for(self, condition, what, seconds=1500):
-        """Patient: how long something takes on a machine that does other work, too, is no fault of ours."""
+        """Wait patiently: the machine may do other work, too."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, (
@@ -74,7 +74,7 @@ def cluster():
     missing = [command for command in NEEDED if shutil.which(command) is None]
     if missing:
         pytest.skip(
-            f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
+            f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
