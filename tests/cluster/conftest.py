@@ -58,14 +58,14 @@ class Cluster:
     def energynn(self, *words, check=True):
         return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
 
-    def wait_for(self, condition, what, seconds=1500):
+    def wait_for(self, condition, what, seconds=300):
         """Wait patiently: the machine may do other work, too."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, (
                 f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
             )
-            time.sleep(2)  # a look costs CPU time that the runs need
+            time.sleep(1)  # a look costs CPU time that the runs need
         return found
 
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SYSTEM = "tests/cluster/two-nodes.toml"
 GUIDE = (REPOSITORY / "docs" / "cluster.md").read_text()
 # Long enough to be stopped in the middle, and at a pace that leaves the cores to others.
-PACE = dict(epochs=40, step_period_s=0.05)  # 20 s
+PACE = dict(epochs=30, step_period_s=0.05)  # 15 s
 
 
 class Study:
@@ -131,7 +131,7 @@ def test_the_guides_commands_say_what_they_should(study):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller
-    assert re.search(r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/40", study.without_controller)
+    assert re.search(r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/30", study.without_controller)
 
 
 def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
