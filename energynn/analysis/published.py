@@ -12,23 +12,27 @@ from energynn.published_values import PUBLISHED
 
 WHOLE = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
 NUMBERS = [*WHOLE, "dataset_samples", "low", "high", "decimals", "spread"]
-RUN = ["workload", "stage", "dataset", "device_name", "devices", "local_batch_size", "global_batch_size"]
+RUN = [
+    "workload",
+    "stage",
+    "dataset",
+    "device_name",
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+]
 RUN += ["dataset_samples", "epochs"]
 
 
 def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame:
-    """Rows of values.csv, all or of one kind and quantity; ``value`` is text as printed, ``low`` and ``high`` numbers.
+    """Select rows of values.csv; ``value`` is text as printed, ``low`` and ``high`` numbers.
 
-    Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture (not known).
-    Raises ValueError for a kind or a quantity that does not occur.
+    Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture
+    (not known).
     """
     table = _all_values()
     for column, wanted in (("kind", kind), ("quantity", quantity)):
-        if wanted is not None:
-            if wanted not in set(table[column]):
-                known = ", ".join(sorted(set(table[column])))
-                raise ValueError(f"{column}: {wanted!r} does not occur; choose one of {known}")
-            table = table[table[column] == wanted]
+        table = table if wanted is None else table[table[column] == wanted]
     return table.copy()
 
 
@@ -48,14 +52,18 @@ def _measurements() -> pd.DataFrame:
     runs = table.groupby(RUN, dropna=False, sort=False)
     table["run"] = "published " + runs.ngroup().astype(str)
     table["repeats"] = runs["repeats"].transform("first")
-    table["local_batch_size"] = table["local_batch_size"].fillna(table["global_batch_size"] / table["devices"])
+    table["local_batch_size"] = table["local_batch_size"].fillna(
+        table["global_batch_size"] / table["devices"]
+    )
     with_unit = table["quantity"] + "_" + table["unit"].replace("%", "percent")
     table["quantity"] = with_unit.where(table["quantity"] != "gpu_hours", "gpu_hours")
     table["value"] = table["value"].map(float)
     table = table.rename(columns={"spread": "std", "spread_ddof": "std_ddof", "stands_in": "place"})
     described = ["run", "series", *RUN, "repeats"]
     measured = ["quantity", "value", "std", "std_ddof", "half", "provenance", "place"]
-    return table[[*described, *measured]].astype(dict.fromkeys(WHOLE, int)).assign(origin="published")
+    return (
+        table[[*described, *measured]].astype(dict.fromkeys(WHOLE, int)).assign(origin="published")
+    )
 
 
 def measurements() -> pd.DataFrame:

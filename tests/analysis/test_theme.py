@@ -61,9 +61,3 @@ def test_a_notebook_shows_figures_without_network():
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
     json.dumps(spec, allow_nan=False)  # JupyterLab refuses a notebook with NaN in it
     assert "url" not in str(spec["datasets"]) and shown["image/svg+xml"].startswith("<svg")
-
-
-def test_the_same_svg_gives_the_same_pdf():
-    shades = "".join(f'<text x="9" y="9" opacity="0.{i}" font-weight="{w}">a</text>' for i, w in ((3, 400), (7, 700)))
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{theme.FONT}">{shades}</svg>'
-    assert len({theme.print_pdf(svg) for _ in range(12)}) == 1
