@@ -199,7 +199,8 @@ def _scatter(scatter: dict, workload: str, claim: dict) -> tuple[float, float]:
 
 def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[tuple]:
     rows = rows[rows["series"] == name].sort_values("devices")
-    rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])].set_index("devices")
+    rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
+    rows = rows.drop_duplicates("devices").set_index("devices")
     if rows.empty:
         return []
     first, last = (

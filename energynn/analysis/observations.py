@@ -24,21 +24,18 @@ QUANTITIES = [
     "top1_error_percent",
     "z500_rmse_m",
     "lead_time_h",
-]
-QUANTITIES += [
     "persistence_m",
     "samples_per_gpu_hour",
     "passes_per_gpu_hour",
     "sockets_per_gpu",
     "mean_power_gpu_W",
-]
-QUANTITIES += [
     "mean_power_cpu_socket_W",
     "energy_per_gpu_hour_kW",
     "energy_per_dataset_sample_Wh",
     "speed_up",
+    "share_cpu_percent",
+    "share_ram_percent",
 ]
-QUANTITIES += ["share_cpu_percent", "share_ram_percent", "memory_gpu_peak_GB"]
 # What was run.
 WHAT = [
     "origin",
@@ -51,8 +48,14 @@ WHAT = [
     "system",
     "device_kind",
     "device_name",
+    "hardware",
+    "recipe",
+    "recipe_at_any_pace",
+    "preset",
+    "loader",
+    "base_devices",
+    *COUNTED,
 ]
-WHAT += ["hardware", "recipe", "recipe_at_any_pace", "preset", "loader", "base_devices", *COUNTED]
 RUN = ["origin", "series", "run"]  # one run, or one configuration, in one series
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 MEASURED = ["quantity", "value", "std", "half", "provenance", "place"]
@@ -272,7 +275,6 @@ def _own(runs) -> pd.DataFrame:
     table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
     table["sockets_per_gpu"] = table["sockets"] / per_device
     table["top1_error_percent"] = 100 * table["top1_error"]
-    table["memory_gpu_peak_GB"] = table["memory_gpu_peak_B"] / 1e9
     table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
     table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
     table = _with_derived(_with_forecast_error(table))
@@ -290,21 +292,19 @@ def _own(runs) -> pd.DataFrame:
 
 
 def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:
-    """Which runs of scaling series meet the conditions of one of the study's."""
+    """Select the runs of scaling series that meet the conditions of one of the study's."""
     constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
-    same = [runs["constant"] == constant, runs["device_name"].str.contains(conditions["hardware"])]
-    same += [
-        runs[key] == conditions[key] for key in ("workload", "dataset", "data", "epochs", constant)
-    ]
-    same.append(runs["stage"] == conditions.get("stage", ""))
+    wanted = {
+        name: conditions[name] for name in ("workload", "dataset", "data", "epochs", constant)
+    }
+    wanted |= {"constant": constant, "stage": conditions.get("stage", "")}
+    is_same = (runs[list(wanted)] == pd.Series(wanted)).all(axis=1)
     samples = runs["dataset_samples"]
     if conditions["data"] == "scaled":
         samples = samples / runs["devices"]
     whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
-    same.append(
-        (samples / whole - 1).abs() < 0.01
-    )  # shares are rounded, and the years' states are an assumption
-    return np.logical_and.reduce(same)
+    is_near = (samples / whole - 1).abs() < 0.01  # shares are rounded
+    return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
 
 
 def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
@@ -312,13 +312,11 @@ def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(z500_rmse_m=np.nan, persistence_m=np.nan, lead_time_h=np.nan)
     metrics = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
     for metric in sorted(metrics, key=results.lead_time_h):
-        chosen = table[metric].notna() & (
-            (table["stage"] == "finetune") | table["z500_rmse_m"].isna()
-        )
+        is_longest = (table["stage"] == "finetune") | table["z500_rmse_m"].isna()
+        chosen = table[metric].notna() & is_longest
+        persistence = f"{metric.removesuffix('_m')}_persistence_m"
         table.loc[chosen, "z500_rmse_m"] = table[metric]
-        table.loc[chosen, "persistence_m"] = table.get(
-            f"{metric.removesuffix('_m')}_persistence_m", np.nan
-        )
+        table.loc[chosen, "persistence_m"] = table.get(persistence, np.nan)
         table.loc[chosen, "lead_time_h"] = results.lead_time_h(metric)
     return table
 
