@@ -63,8 +63,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
 
 def _base(series: str, devices: list[int]) -> int:
     """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
-    known = published.measurements().query("quantity == 'gpu_hours'")
-    known = known[known["series"].str.split().map(lambda names: series in names)]["devices"]
+    runs = published.runs().dropna(subset="gpu_hours")
+    known = runs[runs["series"].str.split().map(lambda names: series in names)]["devices"]
     return min(known) if known.nunique() > 1 else min(devices)
 
 

@@ -56,9 +56,9 @@ WHAT = [
     "base_devices",
     *COUNTED,
 ]
-RUN = ["origin", "series", "run"]  # one run, or one configuration, in one series
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-MEASURED = ["quantity", "value", "std", "half", "provenance", "place"]
+SUFFIXES = ("_std", "_half", "_place")
+PARTS = [f"energy_{component}_provenance" for component in results.COMPONENTS[:3]]
 # Published quantities that follow from others, whose spread they have.
 DERIVED_FROM = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
@@ -70,16 +70,17 @@ DERIVED_FROM = {
 
 
 def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Published and own runs, one row per run, series and quantity; ``origin`` is "published" or "own".
+    """Make a table of published and own runs, one row per run and series.
 
-    Columns: what was run (``WHAT``), ``repeats``, ``run`` and ``run_dir``; then ``quantity`` (one of ``QUANTITIES``),
-    ``value``, ``std`` (over the repeats of a published mean, divisor repeats - 1), ``half`` (half a unit of the last
-    printed digit), ``provenance`` (of this quantity) and ``place`` (where it was published). What a run does not have
-    has no row. Energies in kWh, times in h, powers per GPU or per CPU socket in W.
+    Columns: ``origin`` ("published" or "own") and what else was run (``WHAT``), ``repeats``,
+    ``run``, ``run_dir``, ``provenance`` of the total energy, and the ``QUANTITIES``: energies in
+    kWh, times in h, powers per GPU or per CPU socket in W; NaN where a run does not have one.
+    ``<quantity>_std`` is over the repeats of a published mean (divisor repeats - 1), ``_half`` half
+    a unit of the last printed digit, ``_place`` where it was published.
 
-    ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one, else a name made of
-    what is constant, else "". ``speed_up`` relates to the mean training time on ``base_devices``. Records left out
-    stand with the reason in ``attrs["excluded"]``.
+    ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one,
+    else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
+    ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, only_the_studys=True)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
@@ -88,106 +89,70 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """The same with one row per configuration, series and quantity: means over own repeats with one seed.
+    """Reduce the rows of ``load`` to one per configuration and series: means over own repeats.
 
-    ``std`` is the standard deviation over ``repeats`` runs (divisor repeats - 1), NaN for a single run: its scatter is
-    unknown, not zero. Published rows are means already.
+    ``_std`` is the standard deviation over ``repeats`` runs with one seed (divisor repeats - 1),
+    NaN for a single run: its scatter is unknown, not zero. Published rows are means already.
     """
     own = table[table["origin"] == "own"]
-    energies = (
-        own.groupby(RUN)["provenance"].transform("first").rename("energies")
-    )  # energies are first
-    own = own.assign(
-        configuration=own.groupby([*WHAT, energies], dropna=False, sort=False).ngroup()
-    )
-    runs = own.drop_duplicates(RUN).groupby("configuration")
-    runs = runs.agg(repeats=("run", "size"), run=("run", ", ".join), run_dir=("run_dir", "first"))
-    quantities = own.groupby(
-        [*WHAT, "configuration", "provenance", "quantity"], dropna=False, sort=False
-    )["value"]
-    reduced = quantities.agg(value="mean", std="std").reset_index().join(runs, on="configuration")
-    reduced = reduced.drop(columns="configuration").sort_values(["series", "devices"])
+    groups = own.groupby([*WHAT, "provenance"], dropna=False, sort=False)
+    reduced = pd.concat(
+        [
+            groups[QUANTITIES].mean(),
+            groups[QUANTITIES].std().add_suffix("_std"),
+            groups[[*PARTS, "run_dir"]].first(),
+            groups["run"].agg(", ".join),
+            groups["run"].size().rename("repeats"),
+        ],
+        axis=1,
+    ).reset_index()
+    reduced = reduced.sort_values(["series", "devices"], kind="stable")
     return pd.concat([table[table["origin"] == "published"], reduced], ignore_index=True)
 
 
-def wide(table: pd.DataFrame, *beside: str) -> pd.DataFrame:
-    """One row per run (or configuration) and series, with a column for the value of each quantity.
+def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
+    """Select the rows that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
 
-    ``beside``: "std", "half", "place" or "provenance", to have them as ``<quantity>_std`` and so on. ``provenance`` is
-    that of the total energy, where there is one: its parts, times and metrics may be better known.
+    ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal.
     """
-    described = [
-        name for name in table if name in {*WHAT, "repeats", "run", "run_dir", "provenance"}
-    ]
-    rows = table.drop_duplicates(RUN)[described].set_index(RUN).join(of_each(table, "value"))
-    for column in beside:
-        rows = rows.join(of_each(table, column).add_suffix(f"_{column}"))
-    rows = rows.reset_index()
-    return rows[[*described, *rows.columns.difference(described, sort=False)]]
-
-
-def of_each(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of the long table for every run and quantity: rows as those of ``wide``, a column per quantity."""
-    runs = pd.MultiIndex.from_frame(table[RUN].drop_duplicates())
-    quantities = list(dict.fromkeys([*QUANTITIES, *table["quantity"]]))
-    return table.pivot(index=RUN, columns="quantity", values=column).reindex(
-        index=runs, columns=quantities
+    known = rows[rows[quantity].notna()]
+    value = known[quantity]
+    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
+    of_quantity = provenance(quantity, known)
+    return known.assign(
+        value=value, low=value - spread, high=value + spread, provenance=of_quantity
     )
 
 
-def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Those of ``wide(table, "std")`` that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
-
-    ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal: there is no error bar.
-    """
-    known = rows[rows[quantity].notna()]
-    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
-    value = known[quantity]
-    provenance = known.get(f"{quantity}_provenance", _provenance(quantity, known))
-    return known.assign(value=value, low=value - spread, high=value + spread, provenance=provenance)
-
-
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each run of ``wide`` once, whatever series it belongs to: its first row."""
+    """Take each run once, whatever series it belongs to: its first row."""
     return rows.drop_duplicates(["origin", "run"])
 
 
-def _provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
-    """How good a quantity is: a part of the energy may be better known than the total, times and metrics always are."""
+def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
+    """Tell how good a quantity is: a part of the energy may be better known than the total.
+
+    Times and metrics of a run whose energy is estimated are measured.
+    """
     of_energy, part = runs["provenance"], PART.match(quantity)
-    if part:
-        of_energy = runs.get(f"energy_{part[1]}_provenance", of_energy)
+    if part and f"energy_{part[1]}_provenance" in runs:
+        of_energy = runs[f"energy_{part[1]}_provenance"].fillna(of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
         return of_energy
     return of_energy.replace("estimated", "measured")
 
 
-def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
-    """One row per run and quantity that it has; ``beside``: further columns, tables by run and quantity."""
-    described = runs.reindex(columns=[*WHAT, "repeats", "run", "run_dir"]).reset_index(drop=True)
-    beside = {
-        name: table.reindex(index=runs["run"], columns=QUANTITIES) for name, table in beside.items()
-    }
-    parts = []
-    for quantity in QUANTITIES:
-        part = described.assign(quantity=quantity, value=runs[quantity].to_numpy(float))
-        for name, table in beside.items():
-            part[name] = table[quantity].to_numpy()
-        parts.append(part.assign(provenance=_provenance(quantity, runs).to_numpy()))
-    return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
+def _columns(runs: pd.DataFrame) -> pd.DataFrame:
+    beside = [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
+    beside = [name for name in beside if name in runs]
+    about = ["repeats", "run", "run_dir", "provenance", *PARTS]
+    return runs.reindex(columns=[*WHAT, *about, *QUANTITIES, *beside])
 
 
 def published_runs() -> pd.DataFrame:
     """Make the published rows of ``load``."""
-    printed = published.measurements()
-    divisor = np.where(printed["std_ddof"] == "0", printed["repeats"] - 1, printed["repeats"])
-    printed["std"] *= np.sqrt(printed["repeats"] / divisor)  # from the population's to the sample's
-    names = ("value", "std", "half", "place")
-    values, std, half, place = (
-        printed.pivot(index="run", columns="quantity", values=name) for name in names
-    )
-    runs = printed.drop_duplicates("run").drop(columns=MEASURED).set_index("run", drop=False)
-    runs = runs.join(values.reindex(columns=QUANTITIES)).rename_axis(None)
+    runs = published.runs()
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *QUANTITIES])))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
     assumed = runs["dataset"].map(published.data_set_samples)
@@ -196,17 +161,16 @@ def published_runs() -> pd.DataFrame:
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
     runs["samples_per_gpu_hour"] = runs["dataset_samples"] * runs["epochs"] / hours
     runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
-    alike = {"recipe": "published", "recipe_at_any_pace": "published", "provenance": "published"}
+    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace", "provenance"), "published")
     runs = _with_derived(runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike))
-    for quantity, sources in DERIVED_FROM.items():
-        relative = std[sources] / runs[sources]  # as if independent
-        std[quantity] = runs[quantity] * np.sqrt((relative**2).sum(axis=1, skipna=False))
+    for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
+        relative = [runs[f"{source}_std"] / runs[source] for source in sources]
+        runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(sum(ratio**2 for ratio in relative))
     series = published.series()
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
     runs["name"] = runs["series"].map(lambda name: _label(name, series))
     runs["data"] = runs["series"].map(lambda name: series.get(name, {}).get("data", "fixed"))
-    runs = _with_speed_up(runs, ["series", "device_name"])
-    return _long(runs, std=std, half=half, place=place)
+    return _columns(_with_speed_up(runs, ["series", "device_name"]))
 
 
 def _label(name: str, series: dict[str, dict]) -> str:
@@ -288,7 +252,7 @@ def _own(runs) -> pd.DataFrame:
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="", base_devices=alone["devices"])
     table = pd.concat([selected, alone], ignore_index=True)
-    return _long(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
+    return _columns(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
 
 
 def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:

@@ -18,26 +18,8 @@ COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become variables; units and meanings stand in records.FIELDS.
 QUANTITIES = (
-    "nodes",
-    "sockets",
-    "dataset_samples",
-    "samples_trained",
-    "samples_evaluated",
-    "optimizer_steps",
-    "forward_backward_passes",
-    "memory_gpu_peak_B",
-    "training_time_s",
-    "perun_time_s",
-    "device_hours_training",
-    "device_hours_perun",
-    *(f"energy_{c}_J" for c in COMPONENTS),
-    *(f"energy_perun_{c}_J" for c in COMPONENTS),
-    *(f"energy_{c}_bound_J" for c in COMPONENTS),
-    *(f"energy_{c}_systematic_J" for c in COMPONENTS),
-    *(f"mean_power_{c}_W" for c in COMPONENTS),
-    "sampling_period_s",
-    "samples_in_training",
-    "coverage",
+    *(name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"),
+    *(f"energy_{component}_bound_J" for component in COMPONENTS),
 )
 CPU_MODEL = ("cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores")
 METRICS = (
