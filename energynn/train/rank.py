@@ -28,6 +28,7 @@ def run(folder: str | Path) -> None:
     status, reason, config = "finished", "", None
     rank = launchers.rank()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now, see perun_adapter.PERUN
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
         _train(config, folder, run_dir, intent.get("launcher"), rank)

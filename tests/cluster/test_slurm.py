@@ -378,8 +378,8 @@ def test_a_line_of_shell_brings_the_data_to_both_nodes(cluster, tmp_path):
     cluster.run("tar", "-C", tmp_path / "data", "-cf", tmp_path / "data.tar", "2015.npy")
     there = f"{tmp_path}/$SLURMD_NODENAME"
     unpack = f"mkdir {there} && tar -xf {tmp_path}/data.tar -C {there}"
-    line = f"srun -n 2 --ntasks-per-node=1 sh -c '{unpack}' && export ENERGYNN_ERA5={there}"
-    site = dataclasses.replace(systems.site(SYSTEM), stage_in=line)
+    lines = [f"srun -n 2 --ntasks-per-node=1 sh -c '{unpack}'", f"export ENERGYNN_ERA5={there}"]
+    site = dataclasses.replace(systems.site(SYSTEM), setup=lines)
     folder = tmp_path / "runs" / "run"
     (folder / "job").mkdir(parents=True)
     text = submit.script(submit.Job({folder: config.make("fourcastnet", devices=2)}, 2, 10), site, "mine")

@@ -187,10 +187,9 @@ def test_an_option_stays_on_its_line_or_is_refused(text):
     assert f"ENERGYNN_SRUN={' '.join(map(shlex.quote, text.split()))}" in shlex.split(render(site), comments=True)
 
 
-@pytest.mark.parametrize("field", ["setup", "stage_in"])
 @pytest.mark.parametrize("line, status", [("false", 1), ("true", 0), ("source /no/such/conda.sh", 1)])
-def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, field, line, status):
-    site = dataclasses.replace(systems.site(TWO_NODES), **{field: [line] if field == "setup" else line})
+def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
+    site = dataclasses.replace(systems.site(TWO_NODES), setup=[line])
     text = render(site, system_dir=tmp_path).replace(" -m energynn.cluster.job", " -c 'print(\"made\")' #")
     (tmp_path / "run-0" / "job").mkdir(parents=True)
     done = subprocess.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]})
