@@ -44,13 +44,21 @@ FOURCASTNET = {
     "T1": "#FBC1C9",
 }
 SERIES = RESNET50 | FOURCASTNET
+# "viridis" in steps that differ in grey, too, darkest first
 RAMP = [
     "#440154",
-    "#3b528b",
-    "#21918c",
-    "#5ec962",
+    "#411e68",
+    "#3d3c7c",
+    "#39588b",
+    "#2f6f8b",
+    "#26868c",
+    "#2c9b84",
+    "#42b075",
+    "#58c466",
+    "#7bcf50",
+    "#a1d838",
     "#c8e020",
-]  # "viridis": any number of colours, darkest first
+]
 # verdict of the ledger -> colour
 VERDICTS = {
     "supported": "#00407A",

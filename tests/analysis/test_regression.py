@@ -44,13 +44,6 @@ def test_few_rows_get_classical_errors():
     assert regression.fit(ORIGIN, observations(n=6)).covariance == "HC3"
 
 
-def test_weights_are_inverse_variances():
-    data = observations()
-    weights = 1 / data["gpu_hours"] ** 2  # errors proportional to x: the slope is the mean of the ratios
-    fit = regression.fit(ORIGIN, data, weights, covariance="classical")
-    assert fit.slope["value"] == pytest.approx((data["energy_kWh"] / data["gpu_hours"]).mean())
-
-
 def test_too_few_rows_are_refused():
     with pytest.raises(ValueError, match="1 observations are too few"):
         regression.fit(ORIGIN, observations().head(1))
