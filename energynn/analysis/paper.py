@@ -30,16 +30,9 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
     known = json.loads(numbers.read_text())
     missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
-    missing += [
-        name
-        for name in ("claims.json", "artifact.json", "excluded.json")
-        if not (build_dir / name).is_file()
-    ]
-    missing += [
-        name
-        for name in figures(manuscript)
-        if not (build_dir / "figures" / f"{name}.pdf").is_file()
-    ]
+    files = ["claims.json", "artifact.json", "excluded.json"]
+    files += [f"figures/{name}.pdf" for name in figures(manuscript)]
+    missing += [name for name in files if not (build_dir / name).is_file()]
     if missing:
         raise ValueError(
             f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first"
@@ -53,14 +46,9 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     return [build_dir / name for name in MANUSCRIPTS]
 
 
-def figures(manuscript: str) -> dict[str, str]:
-    """The figures that a manuscript shows, in order: name -> the heading under which it stands."""
-    heading, found = "", {}
-    for words, name in re.findall(r'^=+ ([^<\n]+)|drawing\("(\w+)"', manuscript, re.MULTILINE):
-        heading = words.strip() or heading
-        if name:
-            found[name] = heading
-    return found
+def figures(manuscript: str) -> list[str]:
+    """List the figures that a manuscript shows, in order."""
+    return re.findall(r'drawing\("(\w+)"', manuscript)
 
 
 def captions(build_dir: str | Path = "build") -> dict[str, str]:
