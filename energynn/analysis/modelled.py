@@ -29,8 +29,13 @@ def load(*workloads: str) -> pd.DataFrame:
     )
 
 
+@functools.cache
+def _fit(workload: str, system: str):
+    return plan.published_fit(workload, systems.site(system))
+
+
 def _series(name: str, about: dict) -> pd.DataFrame:
-    fit = plan.published_fit(about["workload"], systems.site(SYSTEMS[about["hardware"]]))
+    fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
     fewest, most = fit.ranges["devices"]
     stages = fit.fields.get("stage", [""])
     configs = [
