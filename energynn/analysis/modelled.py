@@ -9,8 +9,8 @@ import pandas as pd
 
 from energynn import studies
 from energynn.analysis import published
-from energynn.cluster import systems
-from energynn.forecast import calibrate, plan, predict, runs
+from energynn.forecast import fit as fits
+from energynn.forecast import predict, runs
 
 SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
 
@@ -29,18 +29,16 @@ def load(*workloads: str) -> pd.DataFrame:
     )
 
 
-@functools.cache
-def _fit(workload: str, system: str):
-    return plan.published_fit(workload, systems.site(system))
+_fit = functools.cache(fits.published)
 
 
 def _series(name: str, about: dict) -> pd.DataFrame:
     fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
-    fewest, most = fit.ranges["devices"]
-    stages = fit.fields.get("stage", [""])
+    fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
+    stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
-        for config in studies.PAPER[name](fit.site.name)
+        for config in studies.PAPER[name](fit.runs.site.name)
         if config.repeat == 0
         and fewest <= config.devices <= most
         and getattr(config, "stage", "") in stages
@@ -48,7 +46,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     if not configs:
         return pd.DataFrame()
     base = _base(name, [config.devices for config in configs])
-    work = runs.works(fit.site, configs, fit.samples, fit.workers)
+    work = runs.works(fit.runs, configs)
     values = predict.quantities(fit, work, runs.loading_workers(configs[0]))
     values |= _derived(values, fit, work, base)
     sizes = {
@@ -80,9 +78,9 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
     time_h = values["time_h"]
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
-    sockets = (fit.site.sockets_per_node * work.nodes / work.devices)[:, None]
+    sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
     power_kW = values["energy_kWh"][:, :1] / middle_h
-    half = calibrate.forecast(fit.fit, work)["power_W"][1][:, None]
+    half = fits.forecast(fit, work)["power_W"][1][:, None]
     return {
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, [0, 2, 1]],
