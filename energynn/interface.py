@@ -11,7 +11,7 @@ import xarray as xr
 from energynn import records
 from energynn.analysis import observations
 from energynn.files import require_place
-from energynn.measure import energy
+from energynn.measure import account
 from energynn.measure.window import Window, window
 
 __all__ = ["Window", "compare", "load", "trace", "window"]
@@ -100,7 +100,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """
     if not (Path(run) / "run.json").is_file():
         raise ValueError(f"trace: {run} is no run; give a folder with a run.json")
-    found = energy.power_trace(Path(run), period_s)
+    found = account.power_trace(Path(run), period_s)
     if not found:
         raise ValueError(f"trace: {run} has no samples of any sensor")
     powers = [

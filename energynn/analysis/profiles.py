@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import signal
 
-from energynn.measure import energy
+from energynn.measure import account, energy
 from energynn.measure.samples import segments
 from energynn.reading import json_table, one_fault
 from energynn.records import read_record
@@ -77,7 +77,6 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
 
     Time counts from the start of the training, only within it; segments of a resumed run follow one another without the
     gaps between them. Empty if the run has no such sensor or no samples. Works on own runs and on imported perun files.
-    Samples of a long run are thinned, as a warning says: the steps are longer, and peaks within them are not seen.
     """
     run_dir = Path(run_dir)
     record = json_table(run_dir / "record.json")
@@ -90,7 +89,7 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     ]
     parts, begin_s = [], 0.0
     for folder, length_s in zip(segments(run_dir) or [run_dir], lengths_s, strict=False):
-        for device, (t_s, power_W) in energy.power_trace(folder, period_s).items():
+        for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
             inside = (t_s > 0) & (t_s < length_s) & (device in names)
             parts.append(
                 pd.DataFrame({"time_s": begin_s + t_s, "device": device, "power_W": power_W})[

@@ -17,9 +17,8 @@ from energynn.reading import json_table, one_fault
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become variables; units and meanings stand in records.FIELDS.
-QUANTITIES = (
-    *(name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"),
-    *(f"energy_{component}_bound_J" for component in COMPONENTS),
+QUANTITIES = tuple(
+    name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"
 )
 CPU_MODEL = ("cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores")
 METRICS = (
