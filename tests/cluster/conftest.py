@@ -31,7 +31,6 @@ class Cluster:
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
             "PYTHONPATH": str(REPOSITORY),
-            "A_SECRET_TOKEN": "hush-hush",
         }
 
     def script(self, command, *words):

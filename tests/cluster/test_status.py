@@ -6,7 +6,6 @@ import pytest
 
 from energynn import cli
 from energynn.cluster import slurm, status
-from energynn.cluster.status import Submission
 from energynn.files import lock, write_json
 from tests.conftest import minimal_record
 
@@ -190,4 +189,3 @@ def test_cancel_asks_which(tmp_path, capsys):
         cli.main(["cancel", "--runs-dir", str(tmp_path)]) == 2
         and "or --all" in capsys.readouterr().err
     )
-    assert Submission() == status.read_submission(tmp_path)
