@@ -25,8 +25,6 @@ from energynn.progress import tell
 
 # What papermill and the kernel say at every start.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
-WARM = ".warm"  # a file in runs_dir that is never packed; new as long as this machine is warm
-WARM_S = 600.0
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
@@ -41,18 +39,16 @@ def run_study(
     """Make every run that has no valid record yet; returns one line for each that failed or was left out.
 
     minutes: a run that would not fit, judged by those like it so far, is left out. run_minutes: a run that lasts longer
-    is ended. archive: everything is packed into it after every run. warm_up: the first run is made once before, and
-    forgotten. Raises ValueError with the remedy if this machine cannot make the runs.
+    is ended. archive: everything is packed into it after every run. warm_up: where none is made yet, the first run is
+    made once before, and forgotten. Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
-    # What fails each time must not take the time of others: what was begun comes last, and what starts from it.
-    missing.sort(key=lambda run: _has_begun(run, runs_dir))
     _tell_valid(runs, runs_dir)
     begun, failed, made = time.monotonic(), [], []
     try:
         if missing:
             start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
-        if missing and warm_up and not _is_warm(runs_dir):
+        if warm_up and len(missing) == len(runs):
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:
                 elsewhere = Path(name)
@@ -70,8 +66,6 @@ def run_study(
                 tell(f"energynn: {run_dir.name}: {reason}")
             if status:
                 failed.append(f"{run_dir.name}: {reason}")
-            elif warm_up:
-                (runs_dir / WARM).touch()
             if archive:
                 pack(runs_dir, archive)
     finally:
@@ -85,18 +79,6 @@ def run_study(
 def _tell_valid(runs: list[RunConfig], runs_dir: Path) -> None:
     valid = sum(_is_done(run, runs_dir) for run in runs)
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
-
-
-def _has_begun(run: RunConfig, runs_dir: Path) -> bool:
-    """Test if a run, or the one whose weights it starts from, was begun before."""
-    initial = runs_dir / run.system / getattr(run, "initial_run", "")
-    return any((folder / "run.json").exists() for folder in (_folder(run, runs_dir), initial))
-
-
-def _is_warm(runs_dir: Path) -> bool:
-    """Test if this machine has just made a run; an archive of another one does not bring this file."""
-    mark = runs_dir / WARM
-    return mark.exists() and time.time() - mark.stat().st_mtime < WARM_S
 
 
 def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:

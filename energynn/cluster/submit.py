@@ -71,9 +71,8 @@ def submit_studies(
     runs = list(dict.fromkeys(itertools.chain(*by_study.values())))
     jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run), minutes)
     missing = [run for job in jobs for run in job.runs.values()]
-    tell(
-        f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make"
-    )
+    done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
+    tell(f"{done}; {len(missing)} to make")
     hours = 0.0
     for job in jobs:
         gpus = job.nodes * site.devices_per_node
@@ -179,7 +178,7 @@ def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
 
 
 def _setup(site: Site, submitted_at: str) -> Iterator[str]:
-    """Write the lines that prepare a job: modules, set-up, environment, data."""
+    """Write the lines that prepare a job: environment, then set-up, which ends the job where it fails."""
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     environment = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
@@ -188,17 +187,10 @@ def _setup(site: Site, submitted_at: str) -> Iterator[str]:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
     if site.python:
         environment[PYTHON_VARIABLE] = site.python
-    for line in site.setup:
-        yield _or_fail(line)
     for name, value in (environment | site.environment).items():
         yield f"export {name}={quote(value)}"
-    if site.stage_in:
-        yield _or_fail(site.stage_in)
-
-
-def _or_fail(line: str) -> str:
-    """End the job where a line of shell fails, and say which."""
-    return f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}"
+    for line in site.setup:  # last, so that it can say where it has brought the data
+        yield f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}"
 
 
 def quote(value: str | Path) -> str:
@@ -214,9 +206,8 @@ def submit(job: Job, site: Site, title: str) -> str:
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
-    if not re.fullmatch(
-        r"[\w./ +=,@:-]+", str(folders[0])
-    ):  # Slurm itself reads % and quotes in it
+    # Slurm itself reads % and quotes in a path.
+    if not re.fullmatch(r"[\w./ +=,@:-]+", str(folders[0])):
         raise ValueError(f"runs_dir: {str(folders[0])!r} has characters that Slurm cannot hold")
     submission = Submission(files.utc_now(), after=job.after.name if job.after else "")
     name = f"energynn-{title}-{time.time_ns()}"

@@ -40,7 +40,6 @@ class Site:
     runs_at_once: Annotated[int, Meta(ge=0)] = 0  # of one job array; 0: as many as Slurm starts
     setup: list[str] = field(default_factory=list)
     environment: dict[Variable, str] = field(default_factory=dict)
-    stage_in: str = ""
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: Annotated[int, Meta(ge=0)] = 0
     link_GB_per_s: Amount = 0.0  # of one node to the others

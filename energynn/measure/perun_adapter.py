@@ -30,9 +30,9 @@ from energynn.reading import require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
-# perun as a program; a Ctrl-C counts when `attach` can end all ranks, MPI would wait for ever.
+# perun as a program; a Ctrl-C waits for the trainer: perun would join its sampler for ever.
 PERUN = (
-    "import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    "import runpy, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
 )
 
@@ -111,7 +111,6 @@ def attach() -> None:
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
     sys.excepthook = _end_all_ranks
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 

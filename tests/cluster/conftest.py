@@ -24,7 +24,9 @@ class Cluster:
     def __init__(self, folder: Path):
         self.folder = folder
         hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET")
-        self.environment = {name: value for name, value in os.environ.items() if name not in hidden} | {
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in hidden
+        } | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
@@ -43,7 +45,12 @@ class Cluster:
 
     def run(self, *command, check=True):
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=1200, cwd=REPOSITORY
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            cwd=REPOSITORY,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -66,10 +73,14 @@ class Cluster:
 def cluster():
     missing = [command for command in NEEDED if shutil.which(command) is None]
     if missing:
-        pytest.skip(f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
+        pytest.skip(
+            f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
+        )
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path: munge's socket must fit
+    folder = Path(
+        tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
+    )  # a short path: munge's socket must fit
     made, counter = Cluster(folder), powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")

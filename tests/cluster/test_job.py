@@ -36,7 +36,9 @@ def start(tmp_path, monkeypatch):
         return job.main(run_dir, ["papermill"])
 
     begin.run_dir = run_dir
-    begin.last = lambda: json.loads((run_dir / "job" / f"start-{len(status.read_starts(run_dir))}.json").read_text())
+    begin.last = lambda: json.loads(
+        (run_dir / "job" / f"start-{len(status.read_starts(run_dir))}.json").read_text()
+    )
     yield begin
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -69,8 +71,16 @@ def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
 
 
 def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start):
-    bad = {"valid": False, "status": "finished", "status_reason": "", "invalid_reasons": ["only 3 power samples"]}
-    assert start(record=bad) == 1 and start.last()["outcome"] == "failed: not valid: only 3 power samples"
+    bad = {
+        "valid": False,
+        "status": "finished",
+        "status_reason": "",
+        "invalid_reasons": ["only 3 power samples"],
+    }
+    assert (
+        start(record=bad) == 1
+        and start.last()["outcome"] == "failed: not valid: only 3 power samples"
+    )
     assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"
 
 

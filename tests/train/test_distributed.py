@@ -61,12 +61,11 @@ def test_ranks_are_found_by_the_launchers_variables(monkeypatch, environment, ex
 def two_ranks_of_gpus(monkeypatch):
     """A function that joins as rank 0 of two, this host's number 2 of GPUs; what it set is returned, or it raises.
 
-    CUDA, NCCL and NVML are stood in for. The other rank has said its UUID already.
+    CUDA, NCCL and NVML are stood in for.
     """
 
-    def join(visible, others_uuid):
+    def join(visible):
         did, store = {}, HashStore()
-        store.set(f"rank-of-{others_uuid}", "1")
         gpu = SimpleNamespace(name="H100", uuid="aaaa")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
@@ -85,19 +84,14 @@ def two_ranks_of_gpus(monkeypatch):
 @pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
 def test_a_rank_takes_its_gpu_and_stays_beside_it(two_ranks_of_gpus, visible, device):
     """A launcher may show each rank its own GPU only, which is number 0 then."""
-    assert two_ranks_of_gpus(visible, "bbbb") == dict(device=device, backend="nccl", beside="aaaa")
-
-
-def test_two_ranks_on_one_gpu_are_named_before_nccl_fails(two_ranks_of_gpus):
-    with pytest.raises(ValueError, match=r"devices: ranks 1 and 0 use one GPU \(aaaa\); start no more ranks"):
-        two_ranks_of_gpus(1, "aaaa")
+    assert two_ranks_of_gpus(visible) == dict(device=device, backend="nccl", beside="aaaa")
 
 
 def test_more_ranks_than_gpus_on_a_host_are_refused(two_ranks_of_gpus):
     with pytest.raises(
         ValueError, match="devices: rank 0 is number 2 on a host with 2 GPUs; start fewer ranks per host"
     ):
-        two_ranks_of_gpus(2, "bbbb")
+        two_ranks_of_gpus(2)
 
 
 def test_warm_up_leaves_no_trace():
@@ -128,13 +122,6 @@ def test_seeds_make_every_generator_start_again():
         assert torch.rand(3).tolist() != first[0]
     finally:
         torch.use_deterministic_algorithms(settings)
-
-
-def test_other_hosts_get_an_address_that_they_can_reach(monkeypatch):
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.9.8.7")
-    assert distributed.own_address() == "10.9.8.7"
-    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
-    assert distributed.own_address()
 
 
 @pytest.fixture
