@@ -145,7 +145,7 @@ def _mpi_finding(devices: int) -> Finding:
     """
     # One write per rank, so that the ranks' lines do not mix.
     program = "import os; from mpi4py import MPI; v = MPI.Get_library_version().split()[0]"
-    program += "; os.write(1, f'world of {MPI.COMM_WORLD.size} by {v}\n'.encode())"
+    program += "; os.write(1, f'world of {MPI.COMM_WORLD.size} by {v}\\n'.encode())"
     try:
         mpirun, flavour = launchers.find_mpi()
         command = [*launchers.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]

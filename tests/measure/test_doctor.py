@@ -8,7 +8,7 @@ import pytest
 from energynn import cli, config, launchers
 from energynn.launch import doctor, start
 from energynn.measure import machine, sensors
-from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401: fixtures
+from tests.measure.test_sensors import no_gpu, nvml, pci, powercap_tree  # noqa: F401
 
 MPI = doctor.Finding("MPI", doctor.GOOD, "taken as given")
 
