@@ -58,14 +58,14 @@ class Cluster:
     def energynn(self, *words, check=True):
         return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
 
-    def wait_for(self, condition, what, seconds=1500):
-        """Patient: how long something takes on a machine that does other work, too, is no fault of ours."""
+    def wait_for(self, condition, what, seconds=300):
+        """Wait patiently: the machine may do other work, too."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, (
                 f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
             )
-            time.sleep(2)  # a look costs CPU time that the runs need
+            time.sleep(1)  # a look costs CPU time that the runs need
         return found
 
 
@@ -74,7 +74,7 @@ def cluster():
     missing = [command for command in NEEDED if shutil.which(command) is None]
     if missing:
         pytest.skip(
-            f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
+            f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
