@@ -38,7 +38,8 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     """
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
-    own = observations.distinct(observations.wide(long, "std"))
+    beside = [name for name in long if name.endswith(("_half", "_place", "_provenance"))]
+    own = observations.distinct(long).drop(columns=beside)
     table = pd.concat([own, others], ignore_index=True)
     texts = [name for name in TEXTS if name not in observations.COUNTED and name != "base_devices"]
     table[texts] = table.reindex(columns=texts).fillna("").astype(object)

@@ -122,14 +122,14 @@ def gpus() -> list[dict]:
     ``is_split`` stands with one that is split into parts (MIG). Empty without NVML.
     """
     try:
-        pynvml = sensors.start_nvml()
-        notes = sensors.notes_of_gpus(pynvml)
+        pynvml, notes = sensors.list_gpus()
     except (
         Exception
     ):  # no library, no driver, no permission: this host has no GPU that we could use
         return []
     described = []
-    for index in sensors.visible_gpus(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+    uuids = [gpu.get("uuid", "") for gpu in notes]
+    for index in sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
         gpu = {
             "index": index,
             "name": notes[index].get("name", "unknown GPU"),
