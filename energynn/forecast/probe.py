@@ -20,11 +20,11 @@ from energynn.forecast import calibrate, calibration, predict, priors, runs
 from energynn.forecast.calibrate import Fit, Prior
 from energynn.forecast.calibration import Calibration
 from energynn.forecast.model import Work
-from energynn.launch.start import CORE_OPERATIONS_PER_S
 from energynn.measure import machine
 from energynn.measure.energy import SECOND_PER_HOUR
 
 FEWEST, MOST = 2, 4  # probes
+CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 on a core of an AMD EPYC
 START_S = 15.0  # of a run, before and after its training
 ONCE_S = 1.0  # of a training, by which the model may be wrong however long it is: its first steps
 BATCHES = (6, 12, 24, 48, 96)  # of a device in an epoch

@@ -157,17 +157,14 @@ def follow(run_dir: Path, every_s: float, once: bool) -> None:
         time.sleep(every_s)
 
 
-def in_notebook(run_dir: Path) -> threading.Event | None:
-    """Show looks in the running cell of a notebook until the event is set; None elsewhere."""
-    if "IPython" not in sys.modules:
-        return None
-    from IPython import get_ipython
+def in_notebook(run_dir: Path) -> threading.Event:
+    """Show looks in the running cell of a notebook, if there is one, until the event is set."""
+    ended, files = threading.Event(), {}
+    if "ipykernel" not in sys.modules:
+        return ended
     from IPython.display import display
 
-    if not hasattr(get_ipython(), "kernel"):
-        return None
     handle = display({"text/plain": "..."}, raw=True, display_id=True)
-    ended, files = threading.Event(), {}
 
     def show() -> None:
         while not ended.wait(LOOK_S):
