@@ -100,7 +100,7 @@ def pytest_unconfigure(config):
 
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
-    empty = {"text": "", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
+    empty = {"text": "", "status": "finished", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
     record = {name: empty[records.KIND_OF[name]] for name in records.ALWAYS}
     return record | {"schema": records.SCHEMA} | fields
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from energynn import config
 from energynn.cluster.systems import Site
-from energynn.forecast import model, runs
-from energynn.forecast.calibrate import Observations
-from energynn.forecast.model import READINGS, Work
+from energynn.forecast import model
+from energynn.forecast.model import Work
 from energynn.forecast.runs import Runs
 
 IMAGES = 5004  # of a device in an epoch, and sixteen times as many
@@ -20,7 +20,7 @@ class World:
     """What was seen on one node, and what is asked of several; the scatter of a run is part of the truth."""
 
     seen: Runs
-    asked: Observations
+    asked: Runs
     values: dict[str, float]
 
 
@@ -45,6 +45,8 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
         gpu_idle_W=idle_W,
     )
     values = {
+        "evaluation": 1.0,
+        "kappa_nodes": 0.0,
         "tau": np.exp(chance.uniform(np.log(3e-4), np.log(5e-3))),
         "t_start": 0.5 * np.exp(0.7 * chance.standard_normal()),
         "fill": (workers - 1) * np.exp(0.3 * chance.standard_normal()),
@@ -60,19 +62,25 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
     loading = chance.uniform(0.7, 1.0)
     error = scatter * np.exp(0.2 * chance.standard_normal(2))
 
-    def runs_of(configs) -> tuple[list, Observations]:
-        work = runs.works(site, configs, (0, 0), workers)
-        time_s, power_W = model.predict(values, work, READINGS["loader-bound"])
-        if pipeline:
-            time_s = _by_pipeline(values, work, workers, loading)
+    def runs_of(configs) -> Runs:
+        seen = taken("resnet50", site, configs, values)
+        time_s = _by_pipeline(values, seen.work, workers, loading) if pipeline else seen.time_s
         by_chance = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
-        return configs, Observations(work, time_s * by_chance[0], power_W * by_chance[1], ("",) * len(configs))
+        changed = {"times_s": (time_s * by_chance[0]).tolist()}
+        changed["powers_W"] = (seen.power_W * by_chance[1]).tolist()
+        return msgspec.structs.replace(seen, **changed)
 
-    nodes = [n for n in (1, 2, 4, 8) if n <= per_node]
-    configs, observations = runs_of(_configs(nodes, workers))
-    seen = Runs("resnet50", site, configs, observations, (0, 0), "simulated", {}, [])
-    many = [n for n in (8, 16, 64, MOST_DEVICES) if n > per_node]
-    return World(seen, runs_of(_configs(many, workers))[1], values)
+    seen = runs_of(_configs([n for n in (1, 2, 4, 8) if n <= per_node], workers))
+    return World(seen, runs_of(_configs([n for n in (8, 16, 64, MOST_DEVICES) if n > per_node], workers)), values)
+
+
+def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Runs:
+    """What the model says that runs take, with parameters that are given; made several times each."""
+    number = len(configs)
+    plain, several, series = [config.to_dict(run) for run in configs], [5] * number, [""] * number
+    seen = Runs(workload, site, plain, [1.0] * number, [None] * number, several, series, **more)
+    time_s, power_W = model.predict(values, seen.work)
+    return msgspec.structs.replace(seen, times_s=time_s.tolist(), powers_W=power_W.tolist())
 
 
 def _configs(devices: list[int], workers: int) -> list:
