@@ -125,12 +125,6 @@ def test_all_that_works_for_a_folder_is_ended(tmp_path):
     assert not processes.marked(tmp_path) and started.wait() == -signal.SIGKILL
 
 
-def test_all_cores_keep_the_order_and_pass_errors_on():
-    assert processes.on_all_cores(str, list(range(50)), 7) == [str(n) for n in range(50)]
-    with pytest.raises(ValueError):
-        processes.on_all_cores(int, ["1", "x"])
-
-
 def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(monkeypatch, tmp_path):
     """As gVisor's: there no run could begin."""
     monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
