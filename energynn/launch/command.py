@@ -75,8 +75,6 @@ def _say(text: str) -> None:
 
 def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
-    if not command:
-        raise ValueError("measure: no command; write it after --: energynn measure -- python x.py")
     if shutil.which(command[0]) is None:
         raise ValueError(f"measure: {command[0]!r} is no command here; check its name and path")
     if not 0.01 <= period_s <= 60:

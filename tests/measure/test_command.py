@@ -228,7 +228,7 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
 @pytest.mark.parametrize(
     "words, said",
     [
-        ([], "no command"),
+        ([], "Missing argument"),
         (["--", "no-such-command"], "'no-such-command' is no command"),
         (["--period", "0", "--", "true"], "period: must be 0.01 to 60"),
         (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
