@@ -11,7 +11,7 @@ import xarray as xr
 from energynn import records
 from energynn.analysis import observations
 from energynn.files import require_place
-from energynn.measure import energy
+from energynn.measure import account
 from energynn.measure.window import Window, window
 
 __all__ = ["Window", "compare", "load", "trace", "window"]
@@ -38,7 +38,8 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     """
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
-    own = observations.distinct(observations.wide(long, "std"))
+    beside = [name for name in long if name.endswith(("_half", "_place", "_provenance"))]
+    own = observations.distinct(long).drop(columns=beside)
     table = pd.concat([own, others], ignore_index=True)
     texts = [name for name in TEXTS if name not in observations.COUNTED and name != "base_devices"]
     table[texts] = table.reindex(columns=texts).fillna("").astype(object)
@@ -99,7 +100,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """
     if not (Path(run) / "run.json").is_file():
         raise ValueError(f"trace: {run} is no run; give a folder with a run.json")
-    found = energy.power_trace(Path(run), period_s)
+    found = account.power_trace(Path(run), period_s)
     if not found:
         raise ValueError(f"trace: {run} has no samples of any sensor")
     powers = [

@@ -22,7 +22,7 @@ from energynn import config as configuration
 from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
-from energynn.measure.accounting import account
+from energynn.measure.account import account
 from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
@@ -37,7 +37,6 @@ SCHEMA = "energynn-record/3"
 READABLE = ("energynn-record/2", SCHEMA)  # of the earlier ones no number is derived again
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
-MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 
 _FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}
@@ -93,7 +92,8 @@ def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    result = {"history": history, "metrics": {}, **account(run_dir, by_segment)}
+    accounts = account(run_dir, by_segment, intent.get("thresholds"))
+    result = {"history": history, "metrics": {}, **accounts}
     result |= _counts(events, history)
     ends = events_of_kind(events, "training_end")
     if ends:
@@ -170,9 +170,7 @@ def reasons_against(record: dict) -> list[str]:
     coverage = record.get("coverage", 0.0)
     if coverage < LEAST_COVERAGE:
         reasons.append(f"samples cover {coverage:.1%} of the training, {LEAST_COVERAGE:.0%} needed")
-    doubtful = record.get("doubtful_share", 0.0)
-    if doubtful > MOST_DOUBTFUL:
-        reasons.append(f"{doubtful:.0%} of the energy may be missing or false; the flags say why")
+    reasons += record.get("doubts", [])
     if not record.get("job", {}).get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
     if record["workload"] in NO_TRAINING:
@@ -430,7 +428,7 @@ def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
     """Return the time of the last event or sample of a run, in UTC; None if there is neither."""
     instants_ns = [event["t_wall_ns"] for event in events]
     for folder in segments(run_dir):
-        for host in read_hosts(folder, thinned=True):
+        for host in read_hosts(folder):
             instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
     if not instants_ns:
         return None

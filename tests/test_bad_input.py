@@ -294,12 +294,12 @@ def test_descriptions_of_the_machine(here, text):
 
 
 STUDIES = {
-    "defines no study": "x = 1",
+    "must define `def study(system)`": "x = 1",
     "SystemExit: bye": "import sys\ndef study(system): sys.exit('bye')",
-    "cannot be read: SyntaxError": "def study(:",
-    "RecursionError": "def study(): return study()",
-    "must return runs": "def study(): return [{'devices': 2}]",
-    "devices: must be": "from energynn import config\ndef study(): return [config.make(devices=0)]",
+    "mine.py: SyntaxError": "def study(:",
+    "RecursionError": "def study(system): return study(system)",
+    "got [{'devices': 2}]": "def study(system): return [{'devices': 2}]",
+    "devices: must be": "from energynn.config import make\ndef study(x): return [make(devices=0)]",
 }
 
 

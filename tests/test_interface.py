@@ -138,7 +138,7 @@ def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
         told = {}
 
         def tell(name, window):
-            told[name] = [window.energy_J, window.time_s, window.energies["energy_total_statistical_J"]]
+            told[name] = [window.energy_J, window.time_s, window.energies["energy_total_bound_J"]]
 
         def in_a_thread():
             with energynn.window("thread") as window:

@@ -126,9 +126,9 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    model = machine.CPU_MODEL
+    system: dict = {"cpu_model": machine.CPU_MODEL}
     if (default_runs_dir() / "local" / "system.toml").exists():
-        model = machine.load(default_runs_dir(), "local", described)["cpu_model"]
+        system = machine.load(default_runs_dir(), "local", described)
     return {
         "run_id": run_dir.name,
         "workload": "command",
@@ -136,7 +136,8 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
         "started_at": utc_now(),
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
         "devices": size if size > 1 else max(1, len(known)),
-        "cpu_model": model,
+        "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         "uses_gpus": gpus,
         **machine.facts_of_run(described, on_gpu=bool(known)),
     }

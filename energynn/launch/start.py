@@ -142,6 +142,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
+    system = machine.load(runs_dir, config.system, described)
     return {
         "run_id": run_dir.name,
         "workload": config.workload,
@@ -153,7 +154,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "data_root": str(data_root),
         "launcher": launchers.find_launcher(config.devices),
         "devices": config.devices,
-        "cpu_model": machine.load(runs_dir, config.system, described)["cpu_model"],
+        "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         "git_commit": commit,
         "git_dirty": dirty,
         "uses_gpus": on_gpu,

@@ -1,14 +1,12 @@
 """Records become one Dataset; what cannot be used is left out with its reason."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 
-from energynn import config, records
+from energynn import config
 from energynn.analysis import results
-from tests.conftest import write_run_dir
 
 
 def test_loads_all_runs_with_units(synthetic_runs):
@@ -78,33 +76,6 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
     names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
-
-
-def test_a_run_whose_samples_cannot_be_read_has_no_power_trace(run_dir):
-    other = write_run_dir(run_dir.parent.parent, "other")
-    for folder in (run_dir, other):
-        records.build(folder, "finished", "")
-    samples = run_dir / "samples-host.jsonl"
-    samples.unlink()
-    os.mkfifo(samples)
-    runs = results.load(run_dir.parent.parent)
-    assert runs.sizes["run"] == 2
-    traces = results.power_traces(runs)
-    assert list(traces["run_id"].values) == [other.name] and traces["power_W"].notnull().any()
-    (reason,) = traces.attrs["excluded"]
-    assert reason.startswith(str(run_dir))
-
-
-def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
-    runs = results.load(synthetic_runs)
-    traces = results.power_traces(runs, period_s=0.5)
-    assert traces["power_W"].dims == ("run_id", "device", "time")
-    assert list(traces["device"].values) == ["cpu_estimate"]
-    for i, devices in enumerate(runs["devices"].values):
-        power = traces["power_W"].sel(run_id=runs["run_id"].values[i]).isel(device=0).dropna("time")
-        assert float(power.max()) == pytest.approx(synthetic.POWER_W[devices], rel=1e-6)
-        assert float(power.min()) == pytest.approx(5.0, abs=0.1)
-        assert float(power["time"].max()) <= float(runs["training_time_s"][i])
 
 
 def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):

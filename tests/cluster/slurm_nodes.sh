@@ -51,7 +51,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=10
 SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=5
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,batch_sched_delay=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none

@@ -1,4 +1,4 @@
-"""Acceptance on a real Slurm of two nodes: a study is made, and goes on after whatever happens to it.
+"""Acceptance on a real Slurm of two nodes: a study goes on after whatever happens to it.
 
 Ranks run under srun, MPI and perun, one on each node. The energy counters are simulated.
 """
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SYSTEM = "tests/cluster/two-nodes.toml"
 GUIDE = (REPOSITORY / "docs" / "cluster.md").read_text()
 # Long enough to be stopped in the middle, and at a pace that leaves the cores to others.
-PACE = dict(epochs=40, step_period_s=0.05)  # 20 s
+PACE = dict(epochs=30, step_period_s=0.05)  # 15 s
 
 
 class Study:
@@ -99,7 +99,7 @@ def code_of_guide(title):
 
 @pytest.fixture(scope="module")
 def study(cluster, tmp_path_factory):
-    """The guide's walk, command by command: three runs on two nodes; Slurm is killed for a while."""
+    """The guide's walk, command by command: three runs; Slurm is killed for a while."""
     made = Study(cluster, tmp_path_factory.mktemp("study"))
     program, *commands = code_of_guide("A study of your own").split(".venv/bin/energynn ")
     assert "epochs=200" in program and "(0, 1)" in program
@@ -131,7 +131,7 @@ def test_the_guides_commands_say_what_they_should(study):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller
-    assert re.search(r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/40", study.without_controller)
+    assert re.search(r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/30", study.without_controller)
 
 
 def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
@@ -148,7 +148,7 @@ def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
 def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(study, cluster, tmp_path, by):
     """And in the end the weights are those of the guide's unbroken run.
 
-    The limit itself takes minutes, because Slurm looks at limits twice a minute; the warning is the same signal.
+    The limit itself takes longer: Slurm looks at it twice a minute. Its warning is this signal.
     """
     run = Study(cluster, tmp_path)
     sizes = dict(devices=2, embed_dim=32, depth=1, checkpoint_period_s=1) | PACE

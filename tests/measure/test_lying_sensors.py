@@ -1,18 +1,12 @@
-"""Sensors that lie, one fault after the other, in runs of known energy: nothing is wrong, nothing healthy doubted.
+"""Sensors that lie, one fault after the other, in windows of known energy; and healthy machines."""
 
-`python -m tests.measure.test_lying_sensors` prints the table: truth, reported, interval, flags, valid.
-"""
-
-import json
 import zlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from energynn import records
-from energynn.measure import accounting, energy, plausible
-from energynn.measure.samples import read_samples
+from energynn.measure import energy
 from tests.measure import worlds
 from tests.measure.worlds import Load, sensor
 
@@ -29,7 +23,9 @@ class Falling(Load):
     """A load that falls to a third in the middle."""
 
     def power_W(self, t):
-        return np.where(t < T0_S + HALF_S, super().power_W(t), np.minimum(super().power_W(t), self.high_W / 3))
+        return np.where(
+            t < T0_S + HALF_S, super().power_W(t), np.minimum(super().power_W(t), self.high_W / 3)
+        )
 
     def energy_J(self, t):
         late_s = np.clip(t, T0_S + HALF_S, self.end_s) - (T0_S + HALF_S)
@@ -67,7 +63,13 @@ def gpu(t, random, a_load, number=0, counter=True, power="instantaneous"):
         if power == "averaged":
             watts, notes = worlds.averaged_W(random, a_load, t), limit | AVERAGE
         about = {"to_SI": 1e-3, "primary": not counter, "checks": checks, "notes": notes}
-        found.append((sensor(f"gpu_{number}_power", "power", device=str(number), **about), watts.round(3), a_load))
+        found.append(
+            (
+                sensor(f"gpu_{number}_power", "power", device=str(number), **about),
+                watts.round(3),
+                a_load,
+            )
+        )
     return found
 
 
@@ -75,7 +77,13 @@ def rapl(t, random, a_load, socket=0, component="cpu", **more):
     joules = 1e3 + worlds.counter_J(random, a_load, t, 0.001, 61e-6)
     name = {"cpu": "package", "ram": "dram"}[component]
     about = {"to_SI": 1e-6, "update_s": 0.001, "wraps_at": 262143328850.0, **more}
-    return [(sensor(f"{component}_{socket}_{name}", "energy", component, str(socket), **about), joules, a_load)]
+    return [
+        (
+            sensor(f"{component}_{socket}_{name}", "energy", component, str(socket), **about),
+            joules,
+            a_load,
+        )
+    ]
 
 
 def busy(t, random):
@@ -84,7 +92,19 @@ def busy(t, random):
     more_W = model["full_W_per_core"] - model["idle_W_per_core"]
     core_s = np.floor((CPU.energy_J(t) - 50.0 * t) / more_W * 100) / 100
     return [
-        (sensor("cpu_estimate", "busy", "cpu", "all", primary=False, provenance="estimated", model=model), core_s, None)
+        (
+            sensor(
+                "cpu_estimate",
+                "busy",
+                "cpu",
+                "all",
+                primary=False,
+                provenance="estimated",
+                model=model,
+            ),
+            core_s,
+            None,
+        )
     ]
 
 
@@ -107,7 +127,12 @@ def machine(kind, gpu_load, t, random):
     if kind == "four GPUs":
         return found + sum((gpu(t, random, gpu_load, number) for number in range(4)), [])
     if kind == "two sockets":
-        return found + rapl(t, random, CPU, 1) + rapl(t, random, RAM, 0, "ram") + rapl(t, random, RAM, 1, "ram")
+        return (
+            found
+            + rapl(t, random, CPU, 1)
+            + rapl(t, random, RAM, 0, "ram")
+            + rapl(t, random, RAM, 1, "ram")
+        )
     if kind == "whole watts":
         return rapl(t, random, gpu_load) + whole_watts(t, gpu_load)
     if kind == "two GPUs, one idle from half on":
@@ -152,7 +177,9 @@ def faulty(fault, values, t):
     elif fault.startswith("5 J once at "):
         changed[:] = values[0] + np.where(t < float(fault.split()[4]), 0.0, 5.0)
     elif fault.endswith(" s") and fault.split()[1:3] == ["J", "every"]:
-        changed[:] = values[0] + float(fault.split()[0]) * np.floor((t + 1.0) / float(fault.split()[3]))
+        changed[:] = values[0] + float(fault.split()[0]) * np.floor(
+            (t + 1.0) / float(fault.split()[3])
+        )
     elif fault.startswith("stands still "):
         begin_s, end_s, share = map(float, fault.split()[2:])
         changed = lost(values, t, begin_s, end_s)
@@ -173,7 +200,9 @@ def faulty(fault, values, t):
     elif fault.startswith("always x "):
         changed *= float(fault.split()[2])
     elif fault == "slower from half on":
-        changed[later] = values[np.argmax(later)] + (values[later] - values[np.argmax(later)]) / 1000
+        changed[later] = (
+            values[np.argmax(later)] + (values[later] - values[np.argmax(later)]) / 1000
+        )
     elif fault == "unreadable":
         changed[:] = np.nan
     elif fault == "unreadable for 1 s":
@@ -183,10 +212,32 @@ def faulty(fault, values, t):
     return changed
 
 
-COUNTER = ["stuck", "stuck at 0", "stuck from half on", "lost for 2 s", "lost for 0.5 s", "jump of 700 J"]
+COUNTER = [
+    "stuck",
+    "stuck at 0",
+    "stuck from half on",
+    "lost for 2 s",
+    "lost for 0.5 s",
+    "jump of 700 J",
+]
 COUNTER += ["jump of -700 J", "x 1000 from half on", "slower from half on", "unreadable"]
-POWER = ["zero", "zero for 1 s", "x 1000 for 1 s", "x 1000 from half on", "x 0.001 from half on", "unreadable"]
-BOTH = ["stuck", "stuck at 0", "stuck from half on", "lost for 2 s", "jump of 700 J", "always x 1.3", "always x 0.5"]
+POWER = [
+    "zero",
+    "zero for 1 s",
+    "x 1000 for 1 s",
+    "x 1000 from half on",
+    "x 0.001 from half on",
+    "unreadable",
+]
+BOTH = [
+    "stuck",
+    "stuck at 0",
+    "stuck from half on",
+    "lost for 2 s",
+    "jump of 700 J",
+    "always x 1.3",
+    "always x 0.5",
+]
 CASES = []
 for shape in ("constant", "square"):
     CASES += [("counter and power", "gpu_0_energy", fault, shape) for fault in BOTH]
@@ -197,223 +248,117 @@ CASES += [("counter and power", "gpu_0_power", fault, "sine") for fault in POWER
 CASES += [("mean power", "gpu_0_power", fault, "constant") for fault in POWER]
 CASES += [("CPU with a limit", "cpu_0_package", fault, "idle") for fault in COUNTER]
 CASES += [("two sockets", "cpu_1_package", fault, "idle") for fault in COUNTER]
-CASES += [("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("stuck", "stuck at 0")]
-CASES += [("four GPUs", "gpu_2_energy", fault, "square") for fault in ("stuck", "unreadable", "stuck from half on")]
-CASES += [(kind, "gpu_0_power", "frozen from half on", "falling") for kind in ("power", "mean power", "whole watts")]
+CASES += [
+    ("CPU with busy time", "cpu_0_package", fault, "idle") for fault in ("stuck", "stuck at 0")
+]
+CASES += [
+    ("four GPUs", "gpu_2_energy", fault, "square")
+    for fault in ("stuck", "unreadable", "stuck from half on")
+]
+CASES += [
+    (kind, "gpu_0_power", "frozen from half on", "falling")
+    for kind in ("power", "mean power", "whole watts")
+]
 CASES += [("two sockets", "ram_1_dram", fault, "idle") for fault in ("stuck", "unreadable")]
 # What came to light later, by kind of machine: a counter that moves, but not as a counter does.
-ONCE = ["steps back once", "jumps once", "reset, then stuck", "5 J once at 0.3 s", "5 J once at 12 s"]
+ONCE = [
+    "steps back once",
+    "jumps once",
+    "reset, then stuck",
+    "5 J once at 0.3 s",
+    "5 J once at 12 s",
+]
 ONCE += [f"5 J every {seconds} s" for seconds in (2, 3, 6, 12)]
-COUNTERS = [("counter", "gpu_0_energy"), ("counter and power", "gpu_0_energy"), ("CPU with a limit", "cpu_0_package")]
+COUNTERS = [
+    ("counter", "gpu_0_energy"),
+    ("counter and power", "gpu_0_energy"),
+    ("CPU with a limit", "cpu_0_package"),
+]
 COUNTERS += [("two sockets", "cpu_1_package"), ("CPU with busy time", "cpu_0_package")]
 NO_COUNTERS = [(*of, fault, "constant") for of in COUNTERS for fault in ONCE]
 NO_COUNTERS += [
-    (*of, f"{J} J every {J} s", "constant") for of in COUNTERS if of[0] != "CPU with a limit" for J in (1, 0.5)
+    (*of, f"{J} J every {J} s", "constant")
+    for of in COUNTERS
+    if of[0] != "CPU with a limit"
+    for J in (1, 0.5)
 ]
+CASES += NO_COUNTERS
+for times in ("10 13 0.6", "10 11 0.6", "2 3 0", "21 22 0"):  # catches up in part, or not at all
+    CASES += [(*of, f"stands still {times}", "square") for of in COUNTERS]
+CASES += [("counter", "gpu_0_energy", "reset", "constant")]
+CASES += [("counter and power", "gpu_0_energy", "one misread", "constant")]
+# A power alone, in whole watts, that stays where it is while the load falls: nobody can know.
+UNKNOWABLE = [("whole watts", "gpu_0_power", "frozen from half on", "falling")]
 HEALTHY = [("counter and power", shape) for shape in GPU_LOADS]
-HEALTHY += [(kind, shape) for kind in ("counter", "power", "mean power", "four GPUs") for shape in ("idle", "square")]
-HEALTHY += [("two sockets", "idle"), ("CPU with a limit", "idle"), ("counter and mean power", "sine")]
+HEALTHY += [
+    (kind, shape)
+    for kind in ("counter", "power", "mean power", "four GPUs")
+    for shape in ("idle", "square")
+]
+HEALTHY += [
+    ("two sockets", "idle"),
+    ("CPU with a limit", "idle"),
+    ("counter and mean power", "sine"),
+]
 HEALTHY += [("whole watts", shape) for shape in ("constant", "square", "falling")]
-HEALTHY += [("two GPUs, one idle from half on", "square"), ("two GPUs, one idle from half on", "sine")]
-HEALTHY += [("counter and mean power", "falling"), ("mean power", "falling"), ("counter", "falling")]
+HEALTHY += [
+    ("two GPUs, one idle from half on", "square"),
+    ("two GPUs, one idle from half on", "sine"),
+]
+HEALTHY += [
+    ("counter and mean power", "falling"),
+    ("mean power", "falling"),
+    ("counter", "falling"),
+]
 
 
-def outcome(tmp_path, kind, lies, fault, shape, period_s=0.04):
-    """What a whole run says: record (as far as energies go), reasons against it, truth by component in J."""
+def judge(kind, lies, fault, shape, period_s=0.04):
+    """Energies of a machine with a fault, the reasons against them, and the true energies in J."""
     random = np.random.default_rng(zlib.crc32(f"{kind} {lies} {fault} {shape}".encode()))
     t = worlds.instants_s(random, T0_S, UNTIL_S, period_s)
     found = machine(kind, GPU_LOADS[shape], t, random)
-    columns = []
+    curves = []
     for description, values, _ in found:
-        values = faulty(fault if description["id"] == lies else "none", values, t - T0_S) / description["to_SI"]
-        columns.append([None if np.isnan(value) else value for value in values.tolist()])
-    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": period_s, "sensors": [d for d, _, _ in found]}]
-    lines += [
-        {"t": int(s * 1e9), "w": int(s * 1e9), "d": 50, "v": row}
-        for s, row in zip(t, zip(*columns, strict=True), strict=True)
-    ]
-    marks = [("rank_start", 0.5, {"host": "h"}), ("training_start", BEGIN_S, {}), ("training_end", END_S, {})]
-    events = [
-        {"event": name, "t_mono_ns": int((T0_S + s) * 1e9), "t_wall_ns": int(s * 1e9)} | m for name, s, m in marks
-    ]
-    (tmp_path / "samples-h.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "events-rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in events))
-    record = {"status": "finished", "workload": "command", **accounting.account(tmp_path)}
-    return record, records.reasons_against(record), truth_of(found)
+        own = fault if description["id"] == lies else "none"
+        readings = faulty(own, values, t - T0_S) / description["to_SI"]
+        curves.append(energy.curve(description, t, readings, period_s))
+    window = T0_S + BEGIN_S, T0_S + END_S
+    totals = energy.totals(energy.entries_of(curves, *window), END_S - BEGIN_S)
+    return totals, energy.doubts(curves, *window), truth_of(found)
 
 
 def truth_of(found) -> dict[str, float]:
-    """Energy of the window by component in J: each device once."""
+    """Energy of the window by component in J, each device once."""
+    loads = {(sensor["component"], sensor["device"]): load for sensor, _, load in found if load}
     truth: dict[str, float] = {}
-    seen = set()
-    for description, _, a_load in found:
-        device = description["component"], description["device"]
-        if a_load is not None and device not in seen:
-            seen.add(device)
-            joules = float(a_load.energy_J(T0_S + END_S) - a_load.energy_J(T0_S + BEGIN_S))
-            truth[device[0]] = truth.get(device[0], 0.0) + joules
+    for (component, _), load in loads.items():
+        joules = float(load.energy_J(T0_S + END_S) - load.energy_J(T0_S + BEGIN_S))
+        truth[component] = truth.get(component, 0.0) + joules
     return truth
 
 
-def wrong(record, truth) -> list[str]:
-    """Components whose energy is off by more than its interval and 1 %, or by more than the band of an estimate."""
+def wrong(totals, truth) -> list[str]:
+    """List components whose energy is off by more than its bound and 1 %."""
     lines = []
     for component, true_J in truth.items():
-        reported_J = record.get(f"energy_{component}_J")
-        if reported_J is None:
-            continue
-        off_J, statistical_J = abs(reported_J - true_J), record[f"energy_{component}_statistical_J"]
-        allowed_J = statistical_J + 0.01 * true_J
-        if record[f"energy_{component}_provenance"] == "estimated":
-            allowed_J = statistical_J + record[f"energy_{component}_systematic_J"]
-        if off_J > allowed_J:
-            lines.append(f"{component}: {reported_J:.1f} J of {true_J:.1f} J, +- {allowed_J:.1f}")
+        said_J = totals.get(f"energy_{component}_J", true_J)
+        if abs(said_J - true_J) > totals.get(f"energy_{component}_bound_J", 0.0) + 0.01 * true_J:
+            lines.append(f"{component}: {said_J:.0f} J, not {true_J:.0f} J")
     return lines
 
 
-def test_there_are_enough_faults():
-    assert len(CASES) >= 60 and len(set(CASES)) == len(CASES)
-
-
-@pytest.mark.parametrize("kind, lies, fault, shape", CASES)
-def test_no_interval_is_wrong_and_each_fault_is_said(tmp_path, kind, lies, fault, shape):
-    record, reasons, truth = outcome(tmp_path, kind, lies, fault, shape)
-    assert not wrong(record, truth), record["flags"]
-    assert record["flags"], "a fault that nobody is told of"
-    lying = [entry for entry in record["sensors"] if entry["id"] == lies]
-    if fault in ("stuck", "stuck at 0", "zero", "unreadable"):
-        assert all("energy_J" not in entry for entry in lying)
-
-
-@pytest.mark.parametrize("shape", ["constant", "square"])
-@pytest.mark.parametrize("kind, lies", COUNTERS)
-@pytest.mark.parametrize("begin_s, end_s, share", [(10, 13, 0.6), (10, 13, 0.8), (10, 11, 0.6), (2, 3, 0), (21, 22, 0)])
-def test_a_counter_that_catches_up_in_part_is_flagged(tmp_path, kind, lies, begin_s, end_s, share, shape):
-    record, _, truth = outcome(tmp_path, kind, lies, f"stands still {begin_s} {end_s} {share}", shape)
-    assert not wrong(record, truth) and any("stood still" in flag for flag in record["flags"])
-
-
-@pytest.mark.parametrize("kind, lies, fault, shape", NO_COUNTERS)
-def test_a_counter_that_moves_but_not_as_counters_do_has_no_energy(tmp_path, kind, lies, fault, shape):
-    record, reasons, truth = outcome(tmp_path, kind, lies, fault, shape)
-    assert not wrong(record, truth) and bool(reasons) != (kind in ("counter and power", "CPU with busy time"))
-    (lying,) = [entry for entry in record["sensors"] if entry["id"] == lies]
-    assert "energy_J" not in lying and "it has no energy" in lying["doubt"] and record["flags"]
-
-
-def judged(sensors, columns):
-    t = worlds.instants_s(np.random.default_rng(1), T0_S, 20.0, 0.04)
-    return plausible.judge(worlds.samples_of(t, sensors, [column(t - T0_S) for column in columns], 0.04))
-
-
-@pytest.mark.parametrize("idle_W, is_dead", [(12.0, False), (2.0, True)])
-def test_a_cpu_that_sleeps_beside_a_busy_one_has_its_energy(idle_W, is_dead):
-    cpus = [sensor(f"cpu_{number}", "energy", "cpu", str(number), to_SI=1e-6) for number in (0, 1)]
-    busy_cpu, idle_cpu = judged(cpus, [lambda t: 250.0 * t, lambda t: idle_W * t])
-    assert not busy_cpu.is_dead and idle_cpu.is_dead == is_dead == ("doubt" in idle_cpu.sensor)
-
-
-@pytest.mark.parametrize("cores, is_dead", [(0.0, False), (8.0, False), (16.0, True)])
-def test_a_small_cpu_is_no_dead_one_though_the_model_is_of_a_large_one(cores, is_dead):
-    """Eight cores of a laptop draw 8 W, for which the model has 46 W more than idle; 16 of them have 92 W."""
-    busy_time = sensor("cpu_estimate", "busy", "cpu", "all", primary=False, provenance="estimated", model=worlds.MODEL)
-    cpu = sensor("cpu_0", "energy", "cpu", to_SI=1e-6)
-    counter, estimate = judged([cpu, busy_time], [lambda t: 8.0 * t, lambda t: cores * t])
-    assert counter.is_dead == is_dead == estimate.sensor["primary"]
+@pytest.mark.parametrize("case", CASES, ids=lambda case: ", ".join(case))
+def test_a_sensor_that_lies_is_doubted_or_within_its_bound(case):
+    totals, doubts, truth = judge(*case)
+    if case not in UNKNOWABLE:
+        assert doubts or not wrong(totals, truth)
+    if case[2] in ("stuck", "stuck at 0", "unreadable") and totals.get("energy_gpu_J") == 0:
+        pytest.fail("an energy of 0 J, which is none")
 
 
 @pytest.mark.parametrize("kind, shape", HEALTHY)
 @pytest.mark.parametrize("period_s", [0.01, 0.04, 0.1])
-def test_nothing_healthy_is_doubted(tmp_path, kind, shape, period_s):
-    record, reasons, truth = outcome(tmp_path, kind, None, "none", shape, period_s)
-    assert not reasons and not record["flags"] and not wrong(record, truth)
-    assert "doubtful_share" not in record and record["coverage"] == pytest.approx(1.0)
-
-
-def test_a_counter_may_have_wrapped_around_unseen_in_a_long_gap(tmp_path):
-    """1,500 s at 300 W are 450 kJ; RAPL wraps around after 262 kJ, and shows 188 kJ."""
-    rapl_, wraps_J = sensor("cpu_0_package", "energy", "cpu", to_SI=1e-6, wraps_at=262143328850.0), 262143.328850
-    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": 1.0, "sensors": [rapl_]}]
-    for second in [*range(100), *range(1600, 1700)]:
-        lines.append({"t": second * 10**9, "w": 0, "d": 1, "v": [int(300e6 * second % (wraps_J * 1e6))]})
-    path = tmp_path / "samples-h.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (curve,) = energy.curves(read_samples(path))
-    joules, sd_J = curve.between(0, 1699 * 10**9)
-    assert abs(joules - 300 * 1699) < 2 * sd_J and "cannot be true" in curve.sensor["doubt"]
-
-
-def test_two_equal_readings_a_second_apart_are_not_frozen(tmp_path):
-    """As on a GPU that perun read once a second: at its seldom powers no two readings were the same but these."""
-    watts = [64.0 + (number % 3) / 10 for number in range(100)] + [68 + number / 7 for number in range(20)]
-    watts[110] = watts[109]
-    header = {
-        "header": "energynn-samples/1",
-        "host": "h",
-        "period_s": 1.0,
-        "sensors": [sensor("p", "power")],
-    }
-    lines = [{"t": second * 1_010_000_000, "w": 0, "d": 1, "v": [value]} for second, value in enumerate(watts)]
-    path = tmp_path / "samples-h.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in [header, *lines]))
-    (judgement,) = plausible.judge(read_samples(path))
-    assert judgement.good.all() and "doubt" not in judgement.sensor
-
-
-@pytest.mark.parametrize("kind, lies, fault", [
-    ("counter and power", "gpu_0_energy", "one misread"),
-    ("counter", "gpu_0_energy", "reset"),
-    ("counter", "gpu_0_energy", "catches up after 1 s"),
-    ("two sockets", "cpu_0_package", "catches up after 1 s"),
-    ("counter and power", "gpu_0_energy", "stuck at 0"),
-    ("counter and power", "gpu_0_energy", "stuck from half on"),
-    ("CPU with busy time", "cpu_0_package", "stuck at 0"),
-    ("counter and power", "gpu_0_power", "zero"),
-    ("four GPUs", "gpu_1_energy", "stuck"),
-])  # fmt: skip
-def test_what_another_sensor_or_a_neighbour_tells_is_not_lost(tmp_path, kind, lies, fault):
-    record, reasons, truth = outcome(tmp_path, kind, lies, fault, "constant")
-    assert not reasons and not wrong(record, truth)
-    assert all(f"energy_{component}_J" in record for component in truth)
-
-
-@pytest.mark.parametrize("fault", ["always x 1.3", "always x 0.5"])
-def test_a_counter_that_lies_is_doubted_once_where_its_device_has_two_powers(tmp_path, fault):
-    intervals_J = []
-    for kind in ("counter and power", "counter and both powers"):
-        (tmp_path / kind).mkdir()
-        record, reasons, truth = outcome(tmp_path / kind, kind, "gpu_0_energy", fault, "constant")
-        assert reasons and not wrong(record, truth)
-        intervals_J.append(record["energy_gpu_statistical_J"])
-    assert intervals_J[1] == pytest.approx(intervals_J[0], rel=0.03)
-
-
-def table(folder) -> str:
-    lines = [
-        "| sensors | lies | fault | load | truth J | reported J | interval J | valid | wrong | flags |",
-        "|---" * 10 + "|",
-    ]
-    for number, (kind, lies, fault, shape) in enumerate(CASES):
-        own = folder / str(number)
-        own.mkdir()
-        record, reasons, truth = outcome(own, kind, lies, fault, shape)
-        component = {"c": "cpu", "g": "gpu", "r": "ram"}[lies[0]]
-        said = [record.get(f"energy_{component}_{name}J") for name in ("", "statistical_", "systematic_")]
-        reported = "none" if said[0] is None else f"{said[0]:.0f}"
-        interval = "" if said[0] is None else f"{said[1]:.1f} (+ {said[2]:.0f})"
-        valid = "no" if reasons else "yes"
-        is_wrong = ""
-        if wrong(record, truth):
-            is_wrong = "wrong" if reasons else "VALID AND WRONG"
-        flags = "; ".join(record["flags"]) or "none"
-        values = [kind, lies, fault, shape, f"{truth[component]:.0f}", reported, interval, valid, is_wrong, flags]
-        lines.append(f"| {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as made:
-        print(table(Path(made)))
+def test_nothing_healthy_is_doubted(kind, shape, period_s):
+    totals, doubts, truth = judge(kind, None, "none", shape, period_s)
+    assert not doubts and not wrong(totals, truth)
+    assert all(f"energy_{component}_J" in totals for component in truth)

@@ -31,7 +31,11 @@ class Load:
         """Integral of the power from 0 on, t in s >= 0."""
         begin_s, end_s = max(self.begin_s, 0.0), min(self.end_s, 1e9)
         inside_s = np.clip(t, begin_s, end_s)
-        return self.idle_W * (t - (inside_s - begin_s)) + self._shape_J(inside_s) - self._shape_J(begin_s)
+        return (
+            self.idle_W * (t - (inside_s - begin_s))
+            + self._shape_J(inside_s)
+            - self._shape_J(begin_s)
+        )
 
     def _shape_W(self, t):
         if self.shape == "constant":
@@ -51,14 +55,20 @@ class Load:
         rounds = np.floor(t / self.rhythm_s)
         rest_s = t - rounds * self.rhythm_s
         high_s = np.minimum(rest_s, self.rhythm_s / 2)
-        return (rounds * self.rhythm_s * (self.low_W + half_W)) + self.high_W * high_s + self.low_W * (rest_s - high_s)
+        return (
+            (rounds * self.rhythm_s * (self.low_W + half_W))
+            + self.high_W * high_s
+            + self.low_W * (rest_s - high_s)
+        )
 
 
 def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
     shape = random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3])
     low_W = random.uniform(*low_W)
     idle_W = random.uniform(0.3, 1.0) * low_W
-    return Load(str(shape), low_W, random.uniform(*high_W), random.uniform(0.7, 9.0), idle_W, **times)
+    return Load(
+        str(shape), low_W, random.uniform(*high_W), random.uniform(0.7, 9.0), idle_W, **times
+    )
 
 
 def instants_s(random, begin_s: float, seconds: float, period_s: float) -> np.ndarray:
@@ -81,7 +91,9 @@ def instantaneous_W(random, load: Load, t, noise_W=4.0) -> np.ndarray:
 
 def averaged_W(random, load: Load, t, noise_W=0.5) -> np.ndarray:
     """A mean over the last second."""
-    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S + random.normal(0, noise_W, len(t))
+    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S + random.normal(
+        0, noise_W, len(t)
+    )
 
 
 MODEL = {"idle_W_per_core": 3.0, "full_W_per_core": 8.75, "cores": 16}
@@ -95,7 +107,13 @@ def busy_load(random, **times) -> Load:
     shape = str(random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3]))
     few = random.uniform(0.1, 0.6) * busy
     watts = all_idle_W + more_W * few, all_idle_W + more_W * busy
-    return Load(shape, *watts, random.uniform(0.7, 9.0), all_idle_W + more_W * 0.02 * MODEL["cores"], **times)
+    return Load(
+        shape,
+        *watts,
+        random.uniform(0.7, 9.0),
+        all_idle_W + more_W * 0.02 * MODEL["cores"],
+        **times,
+    )
 
 
 def busy_core_s(random, load: Load, t, tick_s=0.004) -> np.ndarray:
@@ -124,12 +142,16 @@ def sensor(id, kind, component="gpu", device="0", **more) -> dict:
     } | more
 
 
-def samples_of(t, sensors: list[dict], columns: list[np.ndarray], period_s: float, host="h") -> Samples:
+def samples_of(
+    t, sensors: list[dict], columns: list[np.ndarray], period_s: float, host="h"
+) -> Samples:
     """Readings in SI units, as a sampler would have written them."""
-    readings = np.stack([values / s["to_SI"] for s, values in zip(sensors, columns, strict=True)], axis=1)
+    readings = np.stack(
+        [values / s["to_SI"] for s, values in zip(sensors, columns, strict=True)], axis=1
+    )
     t_ns = (t * 1e9).astype(np.int64)
     header = {"host": host, "period_s": period_s, "sensors": sensors, "problems": []}
-    return Samples(header, t_ns, t_ns, readings, np.zeros(len(t)))
+    return Samples(header, t_ns, t_ns, readings)
 
 
 def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
@@ -144,18 +166,24 @@ def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
     return watts_at(random, load, renewals * every_s - phase_s)[which]
 
 
-KINDS = ("rapl", "counter", "counter and power", "counter and mean power", "power", "mean power", "busy")
+KINDS = (
+    "rapl",
+    "counter",
+    "counter and power",
+    "counter and mean power",
+    "power",
+    "mean power",
+    "busy",
+)
 
 EVERY = " renewed every "
-HELD = [
-    f"{kind}{EVERY}{every_s}"
-    for kind, every_s in product(("counter and power", "power", "mean power"), (0.1, 0.5, 1.0))
-]
-# Or counter and power are renewed about as often as they are read, and the sampler has seen how often.
+# Counter and power are renewed about as often as they are read, and the sampler has seen how often.
 PERIODS = " periods"
 AS_OFTEN = [
     f"{kind}{EVERY}{share}{PERIODS}"
-    for kind, share in product(("counter", "counter and power", "power", "mean power"), (0.6, 0.8, 1.0, 1.05))
+    for kind, share in product(
+        ("counter", "counter and power", "power", "mean power"), (0.6, 0.8, 1.0, 1.05)
+    )
 ]
 
 
@@ -174,7 +202,12 @@ def world(kind: str, period_s: float, window: str, random):
     load = busy_load(random, **times) if kind == "busy" else random_load(random, **times)
     after_s = period_s * random.uniform(1.3, 2.5) if window == "tight" else random.uniform(0.3, 3.0)
     t = instants_s(random, begin_s, end_s + after_s - begin_s, period_s)
-    return (*_read(kind, load, t, period_s, random), start_s, end_s, load.energy_J(end_s) - load.energy_J(start_s))
+    return (
+        *_read(kind, load, t, period_s, random),
+        start_s,
+        end_s,
+        load.energy_J(end_s) - load.energy_J(start_s),
+    )
 
 
 def _read(kind, load, t, period_s, random):
@@ -197,12 +230,22 @@ def _read(kind, load, t, period_s, random):
     if kind == "power":
         return (samples_of(t, [sensor("p", "power", **seen)], [shown(instantaneous_W)], period_s),)
     if kind == "mean power":
-        return (samples_of(t, [sensor("p", "power", notes=mean, **seen)], [shown(averaged_W)], period_s),)
+        return (
+            samples_of(
+                t, [sensor("p", "power", notes=mean, **seen)], [shown(averaged_W)], period_s
+            ),
+        )
     joules = counter_J(random, load, t, update_s, 1e-3)
     if kind == "counter":
         return (samples_of(t, [counter], [joules], period_s),)
     if kind == "counter and power":
-        power, watts = sensor("p", "power", primary=False, checks="e", **seen), shown(instantaneous_W)
+        power, watts = (
+            sensor("p", "power", primary=False, checks="e", **seen),
+            shown(instantaneous_W),
+        )
     else:
-        power, watts = sensor("p", "power", primary=False, checks="e", notes=mean), shown(averaged_W)
+        power, watts = (
+            sensor("p", "power", primary=False, checks="e", notes=mean),
+            shown(averaged_W),
+        )
     return (samples_of(t, [counter, power], [joules, watts], period_s),)

@@ -1,7 +1,6 @@
 """A training at a given pace, on one batch that stays where it is, after idling with all set up."""
 
 
-
 def test_steps_keep_their_distance_and_use_one_batch(train, tmp_path):
     sizes = dict(patch_size=12, embed_dim=32, depth=1, num_blocks=4, epochs=1, local_batch_size=4)
     pace = dict(step_period_s=0.2, idle_ready_s=0.4, states_on_device=True, loader_workers=2, learning_rate=0.0)
@@ -15,5 +14,3 @@ def test_steps_keep_their_distance_and_use_one_batch(train, tmp_path):
     assert [event["when"] for event in idle] == ["ready", "ready"]
     begin, end = (event["t_mono_ns"] / 1e9 for event in idle)
     assert end - begin >= 0.4 and end <= by_name["training_start"] <= end + 0.2
-
-
