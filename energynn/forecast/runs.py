@@ -19,7 +19,6 @@ from energynn.forecast.model import Work, together
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-WATTS_KNOWN = {"measured", "simulated"}  # an energy estimated from time says nothing of power
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
@@ -37,9 +36,9 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     site: Site
     plain: list[dict]
     times_s: list[float]
-    powers_W: list[float | None]
-    repeats: list[int]
-    series: list[str]
+    powers_W: list[float | None] = [None]
+    repeats: list[int] = [1]
+    series: list[str] = [""]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     watts: dict[str, float] = {}
@@ -150,17 +149,16 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
             "(--runs-dir), or choose resnet50 or fourcastnet on horeka-a100, or fourcastnet on "
             "horeka-h100"
         )
-    planned = [run for study in studies.PAPER.values() for run in study(site.name)]
-    planned = [run for run in planned if run.workload == workload]
     like = None
     for path in sorted(shipped("systems").glob("*.toml")) if np.isinf(max_devices) else ():
         there = systems.site(path.stem)
         if there.published_as != site.published_as and _rows(workload, there):
-            like = msgspec.structs.replace(published(workload, there, 1e9), like=None)
+            like = published(workload, there, max_devices=1e9)
+    planned = [run for study in studies.PAPER.values() for run in study(site.name)]
     return Runs(
         workload=workload,
         site=dataclasses.replace(site, file=""),
-        plain=[config.to_dict(_configuration(planned, row)) for row in rows],
+        plain=[_configuration(planned, workload, row) for row in rows],
         times_s=[row["gpu_hours"] / row["devices"] * SECOND_PER_HOUR for row in rows],
         powers_W=[row["energy_total"] / row["gpu_hours"] * 1000 for row in rows],
         repeats=[row["repeats"] for row in rows],
@@ -185,12 +183,12 @@ def _rows(workload: str, site: Site) -> list[dict]:
     return [row for row in rows if row["epochs"] == full]
 
 
-def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
+def _configuration(planned: list[RunConfig], workload: str, row: dict) -> dict:
     """The run of a published row, which may leave out sizes that are those of the whole data."""
     for run in planned:
-        own = config.asdict(run) | {"dataset_samples": run.epoch().training_samples}
-        if all(own[name] == row[name] for name in PRINTED if row[name]):
-            return run
+        own = config.to_dict(run) | {"dataset_samples": run.epoch().training_samples}
+        if run.workload == workload and all(own[of] == row[of] for of in PRINTED if row[of]):
+            return config.to_dict(run)
     raise AssertionError(f"no study has the published run {row}")
 
 
@@ -206,17 +204,17 @@ def valid(runs_dir: Path, site: Site) -> list[dict]:
 def own(
     found: list[dict], workload: str, site: Site, max_devices: float = np.inf, like=None
 ) -> Runs:
-    """Runs from records of a workload; powers only where measured.
+    """Runs from records of a workload; powers only where all were measured.
 
     Raises ValueError with the remedy where there are none, or they do not belong together.
     """
     chosen = [of for of in found if of["workload"] == workload and of["devices"] <= max_devices]
     if not chosen:
         there = ", ".join(sorted({of["workload"] for of in found})) or "none"
-        few = f" on at most {max_devices} devices" if np.isfinite(max_devices) else ""
-        raise ValueError(f"no valid run of {workload} on {site.name}{few}; there are {there}")
-    if len(several := {recipe(of) for of in chosen}) > 1:
-        raise ValueError(f"runs of several devices, stages or data: {several}; fit those of one")
+        raise ValueError(f"no valid run of {workload} on {site.name}; there are {there}")
+    recipes = {recipe(record) for record in chosen}
+    if len(recipes) > 1:
+        raise ValueError(f"runs of several devices, stages or data: {recipes}; fit those of one")
     site, first = dataclasses.replace(site, file=""), chosen[0]
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
@@ -224,15 +222,14 @@ def own(
     for record in chosen:
         grouped[without_repeats(as_made(record))].append(record)
     groups = list(grouped.values())
-    parts = {_parts(of) for of in chosen}
-    provenances = {of.get("energy_total_provenance", "missing") for of in chosen}
-    has_watts = provenances <= WATTS_KNOWN and len(parts) == 1
+    kinds = {_energies(record) for record in chosen}
+    provenance, *parts = next(iter(kinds))
+    has_watts = len(kinds) == 1 and provenance in ("measured", "simulated")
     watts, powers_W = {}, [None] * len(groups)
     if has_watts:
-        of_host = [part for part in parts.pop() if part != "gpu"]
+        of_host = [part for part in parts if part != "gpu"]
         watts = {part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host}
         powers_W = [_mean(group, "mean_power_total_W", "devices") for group in groups]
-    unknown = f"energies are {', '.join(provenances)}, or of several parts: times alone are fitted"
     return Runs(
         workload=workload,
         site=site,
@@ -241,17 +238,18 @@ def own(
         powers_W=powers_W,
         repeats=[len(group) for group in groups],
         series=[""] * len(groups),
-        samples=_samples(first, as_made(first)),
-        provenance="simulated" if "simulated" in provenances else "measured",
+        samples=_samples(first),
+        provenance="simulated" if provenance == "simulated" else "measured",
         watts=watts,
-        notes=[] if has_watts else [unknown],
+        notes=[] if has_watts else ["energies are not all measured: times alone are fitted"],
         like=like,
     )
 
 
-def _parts(record: dict) -> tuple[str, ...]:
-    """Name the components of which a record has energies."""
-    return tuple(part for part in COMPONENTS if f"energy_{part}_J" in record)
+def _energies(record: dict) -> tuple[str, ...]:
+    """Where the energies of a record come from, and the components that have some."""
+    parts = [part for part in COMPONENTS if f"energy_{part}_J" in record]
+    return record.get("energy_total_provenance", ""), *parts
 
 
 def recipe(record: dict) -> tuple[str, ...]:
@@ -284,10 +282,7 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
     site = dataclasses.replace(site, nodes=1, devices_per_node=number)
-    if on_gpu:
-        return site
-    link_GB_per_s = site.gpu_link_GB_per_s or MEMORY_GB_PER_S
-    return dataclasses.replace(site, gpu="", gpu_link_GB_per_s=link_GB_per_s)
+    return site if on_gpu else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
 
 
 def _mean(group: list[dict], name: str, per: str = "") -> float:
@@ -296,10 +291,8 @@ def _mean(group: list[dict], name: str, per: str = "") -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def _samples(record: dict, run: RunConfig) -> tuple[int, int]:
+def _samples(record: dict) -> tuple[int, int]:
     """Sizes of the training and of the validation data, as a record counted them."""
-    training = record.get("dataset_samples", 0)
-    evaluated = record.get("samples_evaluated", 0) / run.epochs
-    if run.epoch().evaluates_training_set:
-        evaluated -= training
-    return training, round(max(0, evaluated))
+    run, training = as_made(record), record.get("dataset_samples", 0)
+    evaluated = record.get("samples_evaluated", 0) // run.epochs
+    return training, evaluated - training * run.epoch().evaluates_training_set
