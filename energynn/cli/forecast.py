@@ -35,8 +35,8 @@ LargestBatch = Annotated[
 
 @forecast.command()
 def predict(
-    what: Annotated[
-        str | None, typer.Argument(metavar="STUDY_OR_RUN", help="a study, or a run's folder")
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="whose runs to forecast")
     ] = None,
     fit: Fit | None = None,
     p: Parameters = None,
@@ -50,7 +50,7 @@ def predict(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, one run, or parameters."""
+    """Predict a study's runs, or parameters."""
     from energynn.cluster import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
@@ -63,7 +63,7 @@ def predict(
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit)
-    asked = predict.asked(made, what, parameters_of(p))
+    asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked, max_global_batch_size)
     reply(as_json, {"rows": rows}, predict.text(rows))
     return 0
@@ -131,20 +131,25 @@ def probe(
     site = systems.site(system)
     known = fits.read(like, workload).runs if like else None
     asked = probe.targets(workload, site, study or [], parameters_of(p))
-    if site.scheduler == "local":
+    is_here, rows, words = site.scheduler == "local", [], []
+    if is_here:
         site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
     predict.check_devices(site, max(run.devices for run in asked))
     before = probe.before(asked, site, known)
-    chosen = probe.expect(before, asked, minutes, probes)
-    folder, rows, words = folder_of_runs(runs_dir), [], ""
-    with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-        if not dry_run and site.scheduler == "local":
+    chosen = probe.choose(before, asked, minutes, probes)
+    if is_here and not dry_run:
+        with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
+            folder = folder_of_runs(runs_dir)
             chosen, after = probe.make_here(before, asked, folder, minutes, probes)
-            rows = probe.outcome(after, asked, folder)
-        elif not dry_run:
-            words = probe.hand_over(chosen, asked, site, folder, like)
-    answer = {"probes": probe.as_json(chosen), "rows": rows, "commands": words}
-    reply(as_json, answer, "\n\n".join(filter(None, [probe.text(chosen, rows), words])))
+        rows = predict.rows(after, asked)
+        words = [predict.text(rows)]
+    elif not dry_run:
+        words = [probe.hand_over(chosen, site)]
+    reply(
+        as_json,
+        {"probes": probe.as_json(chosen), "rows": rows},
+        "\n\n".join([*words, probe.text(chosen)]),
+    )
     return 0
 
 

@@ -14,8 +14,9 @@ from energynn import config, studies
 from energynn.cluster import local
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
+from energynn.files import REPOSITORY
 from energynn.forecast import fit as fits
-from energynn.forecast import predict, runs
+from energynn.forecast import runs
 from energynn.forecast.fit import Fit
 from energynn.forecast.model import Work
 from energynn.forecast.runs import Runs
@@ -31,7 +32,6 @@ PASSES_OF_A_SAMPLE = 3  # forward and backward
 # Before the first probe: time of a sample where nothing tells it, its relative spread, and that on
 # cores, where the size of the network tells; samples of data of unknown size.
 UNKNOWN_SAMPLE_S, SPREAD_UNKNOWN, SPREAD_OF_CORES, UNKNOWN_SAMPLES = 0.01, 2.0, 0.5, 200
-DEFAULT_STUDIES = ["smoke", "one-device"]  # which `make reproduce` makes here
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,20 @@ class Probe:
 def targets(workload: str, site: Site, named: list[str], parameters: dict) -> list[RunConfig]:
     """The runs to forecast, repeats once: of the named studies, else one of the preset.
 
-    Without names and parameters, here those of the default studies. Runs that start from another
-    run's weights come last. Raises ValueError where the studies have none of the workload.
+    Raises ValueError where the studies have none of the workload. Only a first training counts:
+    fine-tuning needs its weights.
     """
-    is_here = site.scheduler == "local"
-    of_studies = named or (DEFAULT_STUDIES if is_here and not parameters else [])
-    found = itertools.chain(*studies.find(of_studies, site.name).values())
+    found = itertools.chain(*studies.find(named, site.name).values()) if named else []
     found = [run for run in found if run.workload == workload]
+    found = [run for run in found if not getattr(run, "initial_run", "")]
     if named and not found:
         raise ValueError(f"study: {', '.join(named)} has no run of {workload}; name another")
     if not found:
+        is_here = site.scheduler == "local"
         preset = {"preset": "smoke" if is_here else "paper", "system": site.name}
-        if is_here:
-            preset["device"] = "gpu" if machine.gpus() else "cpu"
+        preset["device"] = "cpu" if is_here and not machine.gpus() else "gpu"
         found = [config.make(workload, **preset | parameters)]
-    distinct = dict.fromkeys(map(runs.without_repeats, found))
-    return sorted(distinct, key=lambda run: getattr(run, "stage", "") == "finetune")
+    return list(dict.fromkeys(map(runs.without_repeats, found)))
 
 
 def candidates(asked: list[RunConfig], site: Site) -> list[RunConfig]:
@@ -98,7 +96,8 @@ def before(asked: list[RunConfig], site: Site, like: Runs | None = None) -> Fit:
         per_s = CORE_OPERATIONS_PER_S * run.threads_per_device
         sample_s, spread = PASSES_OF_A_SAMPLE * operations / per_s, SPREAD_OF_CORES
     samples = (UNKNOWN_SAMPLES, UNKNOWN_SAMPLES // 10)
-    guess = Runs(run.workload, site, [config.to_dict(run)], [sample_s], samples=samples, like=like)
+    unknown = [config.to_dict(run)], [sample_s], [None], [1], [""]
+    guess = Runs(run.workload, site, *unknown, samples=samples, like=like)
     fit = fits.unfitted(guess)
     if like is None:
         fit.point[0], fit.covariance[0, 0] = np.log(sample_s), spread**2
@@ -173,26 +172,19 @@ def make_here(
         start_s = max(0.0, time.monotonic() - at - of_probes[-1]["training_time_s"])
 
 
-def beside_facts(fit: Fit, asked: list[RunConfig], runs_dir: Path) -> list[dict]:
-    """Forecasts of those runs that were made, beside what they took; not of another stage."""
-    stage = getattr(fit.runs.configs[0], "stage", "")
-    same = [run for run in asked if getattr(run, "stage", "") == stage]
-    found = []
-    for record in runs.valid(runs_dir, fit.runs.site):
-        if runs.without_repeats(runs.as_made(record)) in same:
-            found.append(record)
-    made = runs.own(found, fit.runs.workload, fit.runs.site) if found else None
-    return predict.beside_facts(fit, made) if made else []
-
-
-def write_study(path: Path, asked: list[RunConfig]) -> None:
-    """Write runs as a study of one's own, which ``submit`` and ``forecast predict`` take."""
-    plain = [config.to_dict(run) for run in asked]
+def hand_over(probes: list[Probe], site: Site) -> str:
+    """Write the probes as a study of one's own; returns the commands that make and fit them."""
+    run = probes[0].run
+    study = REPOSITORY / "build" / f"probe_{run.workload}_{site.name}.py"
+    plain = [config.to_dict(probe.run) for probe in probes]
     lines = ["from energynn import config", "", "", "def study(system):"]
     lines.append(f"    runs = {plain!r}")
     lines.append("    return [config.from_dict(run | dict(system=system)) for run in runs]")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*lines, ""]))
+    study.parent.mkdir(exist_ok=True)
+    study.write_text("\n".join([*lines, ""]))
+    own = f"--workload {run.workload} --system {site.file} --runs-dir runs"
+    commands = f"submit {study} --system {site.file}", f"forecast fit {own} --out build/fit.json"
+    return "\n".join(f"energynn {command}" for command in commands)
 
 
 def as_json(probes: list[Probe]) -> list[dict]:

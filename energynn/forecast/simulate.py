@@ -14,7 +14,7 @@ from energynn.config import RunConfig
 from energynn.files import utc_now, write_json
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
-from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.reading import json_or_nothing
 
 METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
@@ -51,8 +51,8 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, dict[str, float]]:
     chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
     of_time, of_power = np.exp(fit.errors * chance.standard_normal(2))
     work = predict.checked_work(fit, run)
-    values = predict.quantities(fit, work, runs.loading_workers(run))
-    kW = {part: values[f"energy_{part}_kWh"] / values["gpu_hours"] for part in predict.PARTS}
+    values = predict.quantities(fit, work)
+    kW = {part: values[f"energy_{part}_kWh"] / values["gpu_hours"] for part in COMPONENTS}
     if np.isnan(kW["gpu"][0, 0]):  # nothing tells its parts
         kW = {"gpu": values["energy_kWh"] / values["gpu_hours"]}
     time_s = float(values["time_h"][0, 0] * of_time) * SECOND_PER_HOUR
