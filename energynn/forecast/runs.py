@@ -160,7 +160,7 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
         workload=workload,
         site=dataclasses.replace(site, file=""),
         plain=[planned[workload, *of] for of in known],
-        times_s=list(SECOND_PER_HOUR * np.divide(hours, devices)),
+        times_s=(SECOND_PER_HOUR * np.divide(hours, devices)).tolist(),
         powers_W=[1000 * row["energy_total"] / row["gpu_hours"] for row in rows],
         repeats=[row["repeats"] for row in rows],
         series=[row["series"] for row in rows],
