@@ -1,6 +1,5 @@
 """A workload that the package does not know takes the same path: all that is needed of it, its configuration tells."""
 
-import numpy as np
 import pytest
 
 from energynn import config
@@ -114,13 +113,3 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
 
     network = torchvision.models.resnet50()
     assert config.RESNET50_WEIGHTS == sum(weight.numel() for weight in network.parameters())
-
-
-def test_several_numbers_of_devices_at_once_are_as_one_by_one(published):
-    run = config.make("resnet50", preset="paper")
-    devices, sizes = np.array([1, 4, 64]), np.array([256, 32, 16])
-    together = runs.work(published, run, devices, sizes)
-    for index, (n, size) in enumerate(zip(devices.tolist(), sizes.tolist(), strict=True)):
-        alone = runs.work(published, config.make("resnet50", preset="paper", devices=n, local_batch_size=size))
-        for name, value in vars(alone).items():
-            assert getattr(together, name)[index] == value[0], name
