@@ -168,7 +168,7 @@ def loss_by_cause(fit: Fit, few: Work, many: Work, draws: int = 2000) -> pd.Data
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(runs_dir: Path, site: Site, workload: str = "", most: int = 1) -> list[dict]:
+def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
     """Own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
     One row a configuration; for a recipe whose few runs do not tell the parameters one row whose
@@ -176,14 +176,13 @@ def held_out(runs_dir: Path, site: Site, workload: str = "", most: int = 1) -> l
     """
     recipes, found = defaultdict(list), []
     for record in runs.valid(runs_dir, site):
-        if workload in ("", record["workload"]):
-            recipes[runs.recipe(record)].append(record)
-    for (of_workload, stage, *_), of_recipe in recipes.items():
-        seen = runs.own(of_recipe, of_workload, site)
+        recipes[runs.recipe(record)].append(record)
+    for (workload, stage, *_), of_recipe in recipes.items():
+        seen = runs.own(of_recipe, workload, site)
         few = seen.work.devices <= most
         if few.any() and not few.all():
             rows = beside_facts(seen.only(few), seen.only(~few))
-            found += [row | {"name": f"{of_workload} {stage}".strip()} for row in rows]
+            found += [row | {"name": f"{workload} {stage}".strip()} for row in rows]
     if not found:
         both = f"on {most} device(s) and on more"
         raise ValueError(f"{runs_dir}: no recipe has valid runs on {site.name} {both}")
