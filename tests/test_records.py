@@ -206,3 +206,7 @@ def test_records_of_today_and_before_are_whole():
     assert records.check(REPOSITORY / "runs" / "published") == []
     folder = REPOSITORY / "runs" / "large-batch"
     assert records.check(folder) == [] and len(records.read_all(folder)) == 24
+
+
+def test_the_table_of_the_fields_is_the_one_that_is_printed():
+    assert records.table() in (REPOSITORY / "runs" / "README.md").read_text()
