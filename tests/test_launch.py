@@ -383,20 +383,6 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
     assert output[-1].startswith("ValueError: lerning_rate: not a parameter")
 
 
-@pytest.mark.parametrize("name, value", [("lerning_rate", "0.1"), ("local_batch_size", "1.5")])
-def test_the_command_line_refuses_bad_parameters_with_status_2(tmp_path, capsys, name, value):
-    words = ["run", "-p", name, value, "--runs-dir", str(tmp_path / "runs")]
-    assert cli.main(words) == 2 and not (tmp_path / "runs").exists()
-    error = capsys.readouterr().err
-    assert error.startswith("energynn: ") and error.count("\n") == 1 and name in error
-
-
-def test_a_study_that_cannot_start_says_so_once(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    words = ["study", "run", "smoke", "--runs-dir", str(tmp_path / "file" / "runs")]
-    assert cli.main(words) == 2 and capsys.readouterr().err.count("\n") == 1
-
-
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, monkeypatch, capsys):
     intent = start.prepare(config.make("fourcastnet"), tmp_path / "mine" / "local" / "run")
     held = supervise.alone_on_host()
