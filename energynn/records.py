@@ -8,6 +8,7 @@ import math
 import os
 import reprlib
 import signal
+import sys
 import time
 import tomllib
 from collections import Counter
@@ -22,7 +23,7 @@ from energynn import config as configuration
 from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, write_json
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
-from energynn.measure.accounting import account
+from energynn.measure.account import account
 from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
@@ -37,9 +38,12 @@ SCHEMA = "energynn-record/3"
 READABLE = ("energynn-record/2", SCHEMA)  # of the earlier ones no number is derived again
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
-MOST_DOUBTFUL = 0.01  # share of the energy that may be missing or false
 
-_FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+_ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+_FIELDS = {}
+for _name, _facts in _ROWS.items():
+    _parts = (*energy.COMPONENTS, "total") if "*" in _name else [""]
+    _FIELDS |= {_name.replace("*", part): _facts for part in _parts}
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
@@ -93,7 +97,8 @@ def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    result = {"history": history, "metrics": {}, **account(run_dir, by_segment)}
+    accounts = account(run_dir, by_segment, intent.get("thresholds"))
+    result = {"history": history, "metrics": {}, **accounts}
     result |= _counts(events, history)
     ends = events_of_kind(events, "training_end")
     if ends:
@@ -170,9 +175,7 @@ def reasons_against(record: dict) -> list[str]:
     coverage = record.get("coverage", 0.0)
     if coverage < LEAST_COVERAGE:
         reasons.append(f"samples cover {coverage:.1%} of the training, {LEAST_COVERAGE:.0%} needed")
-    doubtful = record.get("doubtful_share", 0.0)
-    if doubtful > MOST_DOUBTFUL:
-        reasons.append(f"{doubtful:.0%} of the energy may be missing or false; the flags say why")
+    reasons += record.get("doubts", [])
     if not record.get("job", {}).get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
     if record["workload"] in NO_TRAINING:
@@ -430,7 +433,7 @@ def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
     """Return the time of the last event or sample of a run, in UTC; None if there is neither."""
     instants_ns = [event["t_wall_ns"] for event in events]
     for folder in segments(run_dir):
-        for host in read_hosts(folder, thinned=True):
+        for host in read_hosts(folder):
             instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
     if not instants_ns:
         return None
@@ -447,5 +450,14 @@ def how_far(events: list[dict]) -> str:
     return "the training had not begun"
 
 
+def table() -> str:
+    """Write the fields of a record as a Markdown table; * stands for gpu, cpu, ram and total."""
+    lines = ["| field | unit | meaning |", "|---|---|---|"]
+    for name, facts in _ROWS.items():
+        lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(json.dumps(msgspec.json.schema(Record), indent=1))
+    is_schema = "--schema" in sys.argv
+    print(json.dumps(msgspec.json.schema(Record), indent=1) if is_schema else table())

@@ -5,6 +5,8 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from energynn import cli, files
 from energynn.data import describe, era5_sources, manifests, photographs
@@ -60,6 +62,18 @@ def test_missing_and_damaged_manifests_are_named(copies):
     (folder / "SHA256SUMS").write_text("not a checksum\n")
     with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
         manifests.verify("era5_ensemble", silent)
+
+
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,distrbuonam3 ').map(str.encode))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_listing_is_read_or_refused_in_one_line(copies, content):
+    folder = copies / "data_manifests" / "photographs"
+    for name, read in (("manifest.json", manifests.read), ("SHA256SUMS", manifests.checksums)):
+        (folder / name).write_bytes(content)
+        try:
+            assert read("photographs") is not None
+        except ValueError as error:
+            assert name in str(error) and "\n" not in str(error)
 
 
 def test_another_photograph_is_refused(copies):

@@ -55,8 +55,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     """
     table = observations.means(observations.load(runs_dir))
     study = configurations(table[table["origin"] == "published"])
-    is_evidence = (table["provenance"] == "measured") & (table["device_kind"] == "gpu")
-    own = table[is_evidence & table["dataset"].isin(DATA_SETS)]
+    own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
+    own = own[own["dataset"].isin(DATA_SETS)]
     machines = own.groupby(own["system"] + " " + own["hardware"])
     groups = {name: configurations(rows) for name, rows in machines}
     every = {"all": configurations(own)} if len(own) else {}
@@ -100,22 +100,22 @@ def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, in
 
 
 def configurations(table: pd.DataFrame) -> pd.DataFrame:
-    """Make one row per configuration and series, with the scatter of repeated runs.
+    """Add the scatter of repeated runs to the rows of ``observations.means``.
 
     ``attrs["scatter"]``: relative standard deviation and its degrees of freedom by workload and
     quantity.
     """
-    runs = table.drop_duplicates(["run", "quantity"]).query("repeats > 1").dropna(subset="std")
-    freedom = runs["repeats"] - 1
-    squares = freedom * (runs["std"] / runs["value"]) ** 2
-    keys = [runs["workload"], runs["quantity"]]
-    sums = pd.DataFrame({"squares": squares, "freedom": freedom}).groupby(keys).sum()
-    rows = observations.wide(table)
-    rows.attrs["scatter"] = {
-        key: (math.sqrt(squares / freedom), freedom)
-        for key, (squares, freedom) in zip(sums.index, sums.to_numpy(), strict=True)
-    }
-    return rows
+    runs = observations.distinct(table[table["repeats"] > 1])
+    freedom = (runs["repeats"] - 1).astype(float)
+    scatter = {}
+    for quantity in observations.QUANTITIES:
+        squares = freedom * (runs.get(f"{quantity}_std", np.nan) / runs[quantity]) ** 2
+        known = pd.DataFrame({"squares": squares, "freedom": freedom}).dropna()
+        for workload, sums in known.groupby(runs["workload"]).sum().iterrows():
+            root = math.sqrt(sums["squares"] / sums["freedom"])
+            scatter[workload, quantity] = (root, sums["freedom"])
+    table.attrs["scatter"] = scatter
+    return table
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
@@ -172,6 +172,8 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the log ratios: unit, series, value, its standard error and degrees of freedom."""
     needed = [claim["quantity"], *([claim["per"]] if "per" in claim else [])]
     scatter = rows.attrs["scatter"]
+    provenance = observations.provenance(claim["quantity"], rows)
+    rows = rows[provenance.isin(["published", "measured"])]
     rows = match(rows, claim.get("where", {})).dropna(subset=needed)
     scatters = [_scatter(scatter, workload, claim) for workload in rows["workload"]]
     rows = rows.assign(
@@ -199,7 +201,8 @@ def _scatter(scatter: dict, workload: str, claim: dict) -> tuple[float, float]:
 
 def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[tuple]:
     rows = rows[rows["series"] == name].sort_values("devices")
-    rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])].set_index("devices")
+    rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
+    rows = rows.drop_duplicates("devices").set_index("devices")
     if rows.empty:
         return []
     first, last = (

@@ -29,8 +29,11 @@ def load(*workloads: str) -> pd.DataFrame:
     )
 
 
+_fit = functools.cache(fits.published)
+
+
 def _series(name: str, about: dict) -> pd.DataFrame:
-    fit = fits.published(about["workload"], SYSTEMS[about["hardware"]])
+    fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
     fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
     stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
@@ -63,8 +66,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
 
 def _base(series: str, devices: list[int]) -> int:
     """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
-    known = published.measurements().query("quantity == 'gpu_hours'")
-    known = known[known["series"].str.split().map(lambda names: series in names)]["devices"]
+    runs = published.runs().dropna(subset="gpu_hours")
+    known = runs[runs["series"].str.split().map(lambda names: series in names)]["devices"]
     return min(known) if known.nunique() > 1 else min(devices)
 
 

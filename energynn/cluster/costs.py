@@ -15,7 +15,10 @@ from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
 class Cost(NamedTuple):
-    """GPU hours and kWh of runs; ``source`` is ``published``, ``scaled`` from published runs, or ``unknown``."""
+    """GPU hours and kWh of runs.
+
+    source: ``published``, ``scaled`` from published runs, or ``unknown``.
+    """
 
     gpu_hours: float
     energy_kWh: float
@@ -23,10 +26,10 @@ class Cost(NamedTuple):
 
 
 def expect(run: RunConfig, gpu: str = "A100") -> Cost:
-    """Scale the published run that is nearest in GPUs, local batch size and samples; other recipes have no cost.
+    """Scale the published run that is nearest in GPUs, local batch size and samples.
 
-    GPU hours are in proportion to samples x epochs, and to the two steps of fine-tuning. ``gpu``: A100 or H100, for
-    other models A100.
+    Recipes that differ from the paper's have no cost. GPU hours are in proportion to samples x
+    epochs, and to the two steps of fine-tuning. gpu: A100 or H100, for other models A100.
     """
     sizes = PAPER.get(run.workload, {})
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
@@ -51,7 +54,7 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
 @functools.cache
 def _published() -> list[dict]:
-    """Read GPU hours and energies of the published runs; without pandas, which takes long to import."""
+    """Read GPU hours and energies of the published runs, without pandas: its import takes long."""
     runs: dict[tuple, dict] = {}
     for row in published_values.rows():
         if row["kind"] != "measurement" or not row["devices"]:

@@ -36,15 +36,18 @@ def run_study(
     warm_up: bool = False,
     run_minutes: float = math.inf,
 ) -> list[str]:
-    """Make every run that has no valid record yet; returns one line for each that failed or was left out.
+    """Make every run that has no valid record yet; returns a line for each that was not.
 
-    minutes: a run that would not fit, judged by those like it so far, is left out. run_minutes: a run that lasts longer
-    is ended. archive: everything is packed into it after every run. warm_up: where none is made yet, the first run is
-    made once before, and forgotten. Raises ValueError with the remedy if this machine cannot make the runs.
+    minutes: a run that would not fit, judged by those like it so far, is left out.
+    run_minutes: a run that lasts longer is ended.
+    archive: everything is packed into it after every run.
+    warm_up: where none is made yet, the first run is made once before, and forgotten.
+    Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
     _tell_valid(runs, runs_dir)
-    begun, failed, made = time.monotonic(), [], []
+    begun = time.monotonic()
+    failed, made = [], []
     try:
         if missing:
             start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
@@ -82,7 +85,7 @@ def _tell_valid(runs: list[RunConfig], runs_dir: Path) -> None:
 
 
 def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
-    """Expect the duration of the longest run so far, of the same recipe and epochs if there are any; or 0."""
+    """Return the duration of the longest run so far, of the same recipe if there is any; or 0."""
     known = made[1:] or made  # the first of all may be cold
 
     def recipe(of: RunConfig) -> tuple:
@@ -93,7 +96,7 @@ def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
 
 
 def command(run: RunConfig, runs_dir: Path) -> list[str]:
-    """Write the command that executes the launch notebook for a run, beside whose record it is kept."""
+    """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     if importlib.util.find_spec("papermill"):
         options = ["--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY)]
@@ -106,13 +109,14 @@ def command(run: RunConfig, runs_dir: Path) -> list[str]:
 
 
 def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tuple[int, str]:
-    """Execute a command that makes a run, and end it after ``most_s``; returns its exit status and last line."""
+    """Execute a command that makes a run, in ``most_s``; returns exit status and last line."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ends_with_us = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=ends_with_us
     )
-    last_line, in_traceback, begun = "", False, time.monotonic()
+    last_line, in_traceback = "", False
+    begun = time.monotonic()
     timer = threading.Timer(min(most_s, threading.TIMEOUT_MAX), child.terminate)
     timer.start()
     try:

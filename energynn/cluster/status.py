@@ -28,7 +28,10 @@ UNFINISHED = ("queued", "running", "suspended")
 
 
 class Submission(msgspec.Struct):
-    """What `energynn submit` writes beside a run; ``job_id``: ARRAY_TASK, ``after``: the run that it waits for."""
+    """What `energynn submit` writes beside a run.
+
+    job_id: ARRAY_TASK. after: the run that it waits for.
+    """
 
     submitted_at: str = ""
     job_id: Annotated[str, Meta(pattern=r"^([1-9]\d{0,9}_\d{1,9})?\Z")] = ""
@@ -71,7 +74,7 @@ def read_starts(folder: Path) -> list[Start]:
 
 
 def _read(path: Path, kind: type):
-    """Decode a JSON file; an empty ``kind`` if there is none. Raises ValueError for ill-typed values."""
+    """Decode a JSON file, or return an empty ``kind``; raises ValueError for ill-typed values."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
@@ -94,18 +97,22 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    notes, submissions, rows, queue, ends = [], {}, [], None, {}
+    notes: list[str] = []
+    submissions = {}
     for folder in folders:
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             submissions[folder] = read_submission(folder)
     try:
         queue = slurm.queue(each.job_id for each in submissions.values())
     except ValueError as error:
+        queue = None
         notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
+    rows = []
     for folder, submission in submissions.items():
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             rows.append(_row(folder, submission, queue))
     lost = [row for row in rows if row["state"] == "lost"]
+    ends = {}
     with contextlib.suppress(ValueError):  # a site without accounting
         ends = slurm.ends([row["job"] for row in lost])
     for row in lost:

@@ -1,4 +1,4 @@
-"""Read the systems that runs are made on: one file systems/NAME.toml each, whose comments explain the fields."""
+"""Read the systems that runs are made on: a file systems/NAME.toml each, with comments."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def site(name: str) -> Site:
 
 
 def from_dict(values: dict) -> Site:
-    """Make a site from what ``dataclasses.asdict`` returned; raises ValueError for ill-typed values."""
+    """Make a site from a dictionary of its fields; raises ValueError for ill-typed values."""
     return msgspec.convert(values, Site)

@@ -17,6 +17,7 @@ from energynn import processes
 from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE, python_of_ranks
 from energynn.measure import sensors
+from energynn.measure.energy import THRESHOLDS
 from energynn.reading import ILL_TYPED, toml_table
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
@@ -121,14 +122,14 @@ def gpus() -> list[dict]:
     ``is_split`` stands with one that is split into parts (MIG). Empty without NVML.
     """
     try:
-        pynvml = sensors.start_nvml()
-        notes = sensors.notes_of_gpus(pynvml)
+        pynvml, notes = sensors.list_gpus()
     except (
         Exception
     ):  # no library, no driver, no permission: this host has no GPU that we could use
         return []
     described = []
-    for index in sensors.visible_gpus(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+    uuids = [gpu.get("uuid", "") for gpu in notes]
+    for index in sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
         gpu = {
             "index": index,
             "name": notes[index].get("name", "unknown GPU"),
@@ -247,9 +248,17 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
         for name in ("idle_W_per_core", "full_W_per_core"):
             if not 0 <= float(values["cpu_model"][name]) < 10_000:
                 raise ValueError(f"{name} must be 0 to 10,000 W, got {values['cpu_model'][name]!r}")
+        for name, value in thresholds_of(values).get("thresholds", {}).items():
+            if not 0 <= value <= max(1e4, THRESHOLDS[name]):
+                raise ValueError(f"{name} must be 0 to 10,000, got {value!r}")
         return values
     except ILL_TYPED as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
+
+
+def thresholds_of(system: dict) -> dict:
+    """Return what run.json says of the tests of sensors: nothing, or a system's own thresholds."""
+    return {"thresholds": system["thresholds"]} if "thresholds" in system else {}
 
 
 def _toml(system: str, machine: dict) -> str:

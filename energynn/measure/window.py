@@ -17,6 +17,7 @@ from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Reader, Samples, limit_s
 
 PERIOD_S = 0.04
+MARGIN_NS = 3_000_000_000
 
 
 class Window:
@@ -46,17 +47,23 @@ class Window:
 
     @cached_property
     def energies(self) -> dict[str, float | str]:
-        """Energies in J, their provenances, half the 95 % intervals, mean powers in W; named as in a record.
+        """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
-        A component without a sensor is absent. Raises ValueError while the block goes on, and where the sampler
-        has died: then nothing is known of its end.
+        ``doubts`` are reasons not to believe them. A component without a sensor is absent. Raises
+        ValueError while the block goes on, and where the sampler has died: then nothing is known of
+        its end.
         """
         if not self.end_ns:
             raise ValueError(f"window {self.name}: its energy is known when it has ended")
         samples = self._meter.samples_until(self.end_ns)
-        entries = energy.energy_of_sensors(energy.curves(samples), self.start_ns, self.end_ns)
-        doubtful = energy.doubtful_J(entries, energy.cross_checks(entries))
-        return energy.totals(entries, self.time_s, doubtful)
+        # Some seconds on both sides: what happened long before is no reason against this window.
+        near = (samples.t_ns > self.start_ns - MARGIN_NS) & (samples.t_ns < self.end_ns + MARGIN_NS)
+        begin_s, end_s = self.start_ns / 1e9, self.end_ns / 1e9
+        header, readings = samples.header, samples.readings[near]
+        curves = energy.curves(samples.t_ns[near] / 1e9, readings, header["sensors"], samples.period_s)
+        entries = energy.entries_of(curves, begin_s, end_s)
+        doubts = energy.doubts(curves, begin_s, end_s, header.get("unaccounted", []))
+        return energy.totals(entries, self.time_s) | {"doubts": doubts}
 
     @property
     def energy_J(self) -> float:
@@ -68,11 +75,13 @@ class Window:
             return f"{self.name}: {self.time_s:.2f} s so far"
         if "energy_total_J" not in self.energies:
             return f"{self.name}: {self.time_s:.2f} s, no sensor of energy here; `energynn doctor` says more"
-        statistical_J, sensor_J = (self.energies[f"energy_total_{kind}_J"] for kind in ("statistical", "systematic"))
+        bound_J = self.energies["energy_total_bound_J"]
+        sensor_J = self.energies["energy_total_systematic_J"]
         energy_text = f"{self.energy_J:.2f} J {self.energies['energy_total_provenance']}"
+        doubts = "".join(f"\n  NOT valid: {reason}" for reason in self.energies["doubts"])
         return (
             f"{self.name}: {self.time_s:.2f} s, {energy_text} "
-            f"+- {statistical_J:.2f} J (statistical, 95 %) +- {sensor_J:.2f} J (sensor)"
+            f"+- {bound_J:.2f} J (sampling) +- {sensor_J:.2f} J (sensor){doubts}"
         )
 
 
@@ -129,19 +138,28 @@ class _Meter:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def samples_until(self, end_ns: int) -> Samples:
-        """All samples up to the first one after an instant; raises ValueError if none comes."""
+        """All samples up to one an update of each sensor after an instant.
+
+        Raises ValueError if none comes.
+        """
         path = self.folder / f"samples-{os.uname().nodename}.jsonl"
         patience_s = limit_s("silence_limit_s")
         deadline = time.monotonic() + patience_s
         with self.lock:
             self.reader = self.reader or Reader(path)
-            while not self.reader.times or self.reader.times[-1] < end_ns:
+            while not self._has(end_ns):
                 if time.monotonic() > deadline:
                     raise ValueError(f"window: no sample for {patience_s:.0f} s in {path}; the sampler is dead")
                 time.sleep(PERIOD_S / 4)
                 if path.exists():
-                    self.reader.read(to_the_end=False)
+                    self.reader.read()
             return self.reader.samples()
+
+    def _has(self, end_ns: int) -> bool:
+        if not self.reader.samples_read:
+            return False
+        updates_s = [sensor.get("update_s") or 0.0 for sensor in self.reader.header["sensors"]]
+        return self.reader.samples_read[-1].t >= end_ns + max(updates_s, default=0.0) * 1e9
 
 
 _meter: _Meter | None = None

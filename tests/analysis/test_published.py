@@ -1,13 +1,11 @@
 """The published values are what was published, and say so."""
 
-import csv
 import hashlib
 import math
 
 import pytest
 
-from energynn.analysis import observations, published
-from energynn.files import REPOSITORY
+from energynn.analysis import published
 
 TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from the paper
     ("H100", 4): (115.63, 105.32, 421.26),
@@ -46,7 +44,7 @@ def test_every_value_says_what_it_is_and_where_it_stands():
 
 
 def test_table_1_and_the_text_are_there():
-    runs = observations.wide(published.measurements(), "half")
+    runs = published.runs()
     runs["hardware"] = runs["device_name"].str.extract("(A100|H100)")[0]
     table1 = runs[runs["series"].str.contains("T1")].set_index(["hardware", "devices"])
     found = table1[["energy_total_kWh", "training_time_h", "gpu_hours"]].apply(tuple, axis=1).to_dict()
@@ -62,31 +60,9 @@ def test_table_1_and_the_text_are_there():
     assert one["energy_cpu_kWh_half"] == pytest.approx(0.05)
 
 
-def test_repository_values_are_those_of_the_study():
-    shared = REPOSITORY.parent / "shared" / "data" / "resnet_scaled_dataset_series.csv"
-    if not shared.is_file():
-        pytest.skip("the study's table is not beside the checkout")
-    runs = observations.wide(published.measurements(), "std", "half")
-    with open(shared) as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 18
-    for row in rows:
-        (found,) = [
-            one
-            for one in runs.itertuples()
-            if row["series"] in one.series.split()
-            and one.devices == int(row["gpus"])
-            and one.energy_total_kWh_half == 0
-        ]
-        assert found.energy_total_kWh == float(row["energy_kWh_mean"])
-        assert found.energy_total_kWh_std == float(row["energy_kWh_std"])
-        assert (found.gpu_hours, found.gpu_hours_std) == (float(row["gpu_hours_mean"]), float(row["gpu_hours_std"]))
-        assert (found.local_batch_size, found.dataset_samples) == (int(row["lbs"]), int(row["train_samples"]))
-
-
 def test_runs_meet_the_conditions_of_their_series():
     series = published.series()
-    for run in observations.wide(published.measurements()).to_dict("records"):
+    for run in published.runs().to_dict("records"):
         for name in run["series"].split():
             if name in series:
                 one = series[name]

@@ -1,14 +1,12 @@
 """Records become one Dataset; what cannot be used is left out with its reason."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 
-from energynn import config, records
+from energynn import config
 from energynn.analysis import results
-from tests.conftest import write_run_dir
 
 
 def test_loads_all_runs_with_units(synthetic_runs):
@@ -80,33 +78,6 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
 
 
-def test_a_run_whose_samples_cannot_be_read_has_no_power_trace(run_dir):
-    other = write_run_dir(run_dir.parent.parent, "other")
-    for folder in (run_dir, other):
-        records.build(folder, "finished", "")
-    samples = run_dir / "samples-host.jsonl"
-    samples.unlink()
-    os.mkfifo(samples)
-    runs = results.load(run_dir.parent.parent)
-    assert runs.sizes["run"] == 2
-    traces = results.power_traces(runs)
-    assert list(traces["run_id"].values) == [other.name] and traces["power_W"].notnull().any()
-    (reason,) = traces.attrs["excluded"]
-    assert reason.startswith(str(run_dir))
-
-
-def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
-    runs = results.load(synthetic_runs)
-    traces = results.power_traces(runs, period_s=0.5)
-    assert traces["power_W"].dims == ("run_id", "device", "time")
-    assert list(traces["device"].values) == ["cpu_estimate"]
-    for i, devices in enumerate(runs["devices"].values):
-        power = traces["power_W"].sel(run_id=runs["run_id"].values[i]).isel(device=0).dropna("time")
-        assert float(power.max()) == pytest.approx(synthetic.POWER_W[devices], rel=1e-6)
-        assert float(power.min()) == pytest.approx(5.0, abs=0.1)
-        assert float(power["time"].max()) <= float(runs["training_time_s"][i])
-
-
 def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     def recipe(record):
         return results._recipe(record, results.VARIED)
@@ -115,3 +86,12 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
     other = base | {"config": base["config"] | {"epochs": 9}}
     assert recipe(base) == recipe(same) != recipe(other)
+
+
+def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
+    for devices in (1, 2):
+        first = f"from-{devices}"
+        run = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=first)
+        synthetic.write_run(tmp_path, run)
+    table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
+    assert set(results.scaling_series(table)["devices"]) == {1, 2}

@@ -51,7 +51,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=10
 SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=5
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,batch_sched_delay=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -71,8 +71,5 @@ node-up) node_up "$node";;
 stop)
   timeout 5 scancel --user="$(id -un)" 2>/dev/null || true
   for _ in $(seq 100); do [ -z "$(timeout 2 squeue -h 2>/dev/null)" ] && break; sleep 0.2; done
-  for file in "$D"/run/slurmd-*.pid "$D/run/slurmctld.pid" "$D/munge/munged.pid"; do
-    [ -f "$file" ] && pid=$(cat "$file") && kill "$pid" 2>/dev/null || continue
-    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
-  done;;
+  cat "$D"/run/*.pid "$D/munge/munged.pid" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true;;
 esac

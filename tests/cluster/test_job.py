@@ -1,4 +1,4 @@
-"""What a batch job does with the run it is given: how often it tries, and when it gives up. Nothing is trained."""
+"""How often a batch job tries its run, and when it gives up. Nothing is trained."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.conftest import minimal_record
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Start the job of a run as Slurm would, with a notebook that does what it is told; returns its exit status."""
+    """Start the job of a run as Slurm would, with a notebook that does what it is told."""
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     (run_dir / "checkpoint").mkdir()
@@ -90,7 +90,7 @@ def test_a_job_of_an_earlier_submission_makes_nothing(start, monkeypatch):
 
 
 def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch):
-    """The last task of an array has the array's own number as SLURM_JOB_ID, by which Slurm would requeue all."""
+    """The last task of an array has the array's own number as SLURM_JOB_ID."""
     for name, value in (("JOB_ID", "9"), ("ARRAY_JOB_ID", "9"), ("ARRAY_TASK_ID", "3")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     commands = []

@@ -1,4 +1,4 @@
-"""Studies, systems and batch scripts: what is planned, what it costs, and that no text becomes a command."""
+"""Studies, systems and batch scripts: plans, costs, and that no text becomes a command."""
 
 import dataclasses
 import inspect
@@ -67,9 +67,10 @@ def test_costs_are_the_published_ones_where_there_are_any():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "defines no study"),
+        ("", "must define"),
         ("1/0", "ZeroDivisionError"),
-        ("def study(system): return [3]", "must return"),
+        ("raise SystemExit", "SystemExit"),
+        ("def study(system): return [3]", "which returns runs"),
     ],
 )
 def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
@@ -85,7 +86,7 @@ def test_study_list(capsys):
     assert all(re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES)
 
 
-# ---------------------------------------------------------------------------------------------------------------- plans
+# ------------------------------ plans
 
 
 @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
     assert (f"energynn: failed: {line}" in log) == (status == 1)
 
 
-# -------------------------------------------------------------------------------------------------------------- systems
+# ------------------------------ systems
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_systems_that_ship_can_be_read_and_a_slip_is_told():
 
 
 def test_the_container_holds_all_that_its_commands_need(tmp_path):
-    """Without Apptainer: its files are copied as it would copy them, and a command works on them."""
+    """Without Apptainer: its files are copied as it would, and a command works on them."""
     text = (REPOSITORY / "systems" / "energynn.def").read_text()
     for source, target in re.findall(r"^    (\S+) (/opt/energynn/\S+)$", text, re.M):
         assert target == f"/opt/energynn/{source}"
@@ -276,7 +277,7 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
     )
 
 
-# --------------------------------------------------------------------------------------- several calls, a slow Slurm
+# ------------------------------ several calls, a slow Slurm
 
 
 class FakeSlurm:

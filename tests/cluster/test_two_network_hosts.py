@@ -1,6 +1,6 @@
-"""Two hosts with networks of their own: one link is cut, the job says so and ends, and goes on when started again.
+"""Two hosts with networks of their own: where a link is cut the job says so, ends, and can go on.
 
-Hosts are network and UTS namespaces on a bridge, made by ip and unshare; all that one sees of the other is packets.
+Hosts are network and UTS namespaces on a bridge; one sees nothing of the other but packets.
 """
 
 import os
@@ -37,7 +37,7 @@ class Hosts:
         self.names, self.network = (f"en{number}a", f"en{number}b"), f"10.77.{number % 250}"
         hosts = [f"{self.network}.{i} {name}\n" for i, name in enumerate(self.names, 1)]
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(hosts))
-        # In place of ssh, for mpirun: options, the host, and words that a shell there puts together again.
+        # In place of ssh, for mpirun: options, the host, and words for a shell there.
         (folder / "ssh").write_text(
             '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
             f'exec {" ".join(self.on("$host"))} sh -c "$*"\n'
@@ -80,8 +80,8 @@ class Hosts:
     def mend_link(self):
         """The link is up again, and b's packets reach a.
 
-        For some seconds the kernel of b may still wait for the address that it asked for while the link was cut. Who
-        connects then is told "No route to host", and mpirun gives up at once.
+        For some seconds the kernel of b may still wait for an address that it asked for before.
+        Who connects then is told "No route to host", and mpirun gives up at once.
         """
         ip("link", "set", f"{self.names[1]}v", "up")
         wait_until(self.b_reaches_a, 60, "for b to reach a")
