@@ -3,7 +3,6 @@
 import fcntl
 import json
 import shutil
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -158,13 +157,6 @@ def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, capsys, h
         )
         assert record["energy_perun_total_J"] > 0, "the other file is whole"
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_file_of_perun_that_was_read_before_is_read_at_once(run_dir, monkeypatch):
-    records.build(run_dir, "finished", "")
-    again = mock.Mock(side_effect=AssertionError("a process for each file would be slow"))
-    monkeypatch.setattr(perun_adapter, "require_an_end", again)
-    assert records.check(run_dir) == []
 
 
 def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):

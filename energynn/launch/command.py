@@ -64,8 +64,7 @@ def measure(
         status, reason = _verdict(folder, size, stopped)
         return records.build(run_dir, status, reason), records.shell_status(exit_status)
     except OSError as error:
-        remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
-        _say(f"energynn: no record written ({error.strerror}); {remedy}")
+        _say(supervise.no_record(run_dir, error))
         return None, records.shell_status(children[0].wait()) if children else 1
 
 
@@ -131,11 +130,7 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
-    events.mark("idle_start", when="before")
-    until_s = time.monotonic() + IDLE_S
-    while time.monotonic() < until_s and not stopped:
-        time.sleep(0.02)
-    events.mark("idle_end", when="before")
+    events.be_idle("before", IDLE_S)
     if stopped:
         events.mark("rank_end", status="failed", exit_status=-stopped[0])
         return -stopped[0]

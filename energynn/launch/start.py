@@ -239,8 +239,7 @@ def make(run_dir: Path, parent: int) -> int:
     try:
         record = records.build(run_dir, status, reason)
     except OSError as error:
-        remedy = f"mend that, then `energynn check --recover {run_dir.parent.parent}`"
-        _say(f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}")
+        _say(supervise.no_record(run_dir, error))
         return 1
     _say(command.report(record))
     return {"finished": 0, "interrupted": launchers.CAN_GO_ON}.get(status, 1)

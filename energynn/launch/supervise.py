@@ -88,6 +88,12 @@ def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pip
     return subprocess.Popen(words, env=marked, preexec_fn=as_child, **pipes)
 
 
+def no_record(run_dir: Path, error: OSError) -> str:
+    """Say that the record of a run could not be written, and what to do."""
+    remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
+    return f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}"
+
+
 def signal_name(number: int) -> str:
     """Name a signal; those without a name, as of real time, by their number."""
     known = {each.value for each in signal.Signals}

@@ -69,6 +69,7 @@ def test_costs_are_the_published_ones_where_there_are_any():
     [
         ("", "must define"),
         ("1/0", "ZeroDivisionError"),
+        ("raise SystemExit", "SystemExit"),
         ("def study(system): return [3]", "which returns runs"),
     ],
 )
