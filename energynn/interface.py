@@ -41,8 +41,8 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     beside = [name for name in long if name.endswith(("_half", "_place", "_provenance"))]
     own = observations.distinct(long).drop(columns=beside)
     table = pd.concat([own, others], ignore_index=True)
-    texts = [name for name in TEXTS if name not in observations.COUNTED and name != "base_devices"]
-    table[texts] = table.reindex(columns=texts).fillna("").astype(object)
+    texts = table.select_dtypes(exclude="number").columns
+    table[texts] = table[texts].fillna("")
     table = table.dropna(axis="columns", how="all").set_index("run")
     runs = xr.Dataset.from_dataframe(table.drop(columns=["repeats"], errors="ignore"))
     for name in runs.data_vars:
@@ -55,18 +55,17 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
 
 def export(
     runs_dir: Path,
-    csv: Path | None,
-    netcdf: Path | None,
-    parquet: Path | None,
+    csv: Path | None = None,
+    netcdf: Path | None = None,
     gCO2_per_kWh: float | None = None,
     price_per_kWh: float | None = None,
-) -> tuple[Path, int]:
-    """Write ``load(runs_dir)`` to one of the files; returns it and the number of runs.
+) -> int:
+    """Write ``load(runs_dir)`` as CSV or NetCDF; returns the number of runs.
 
     With factors, which have no default as they differ by grid, contract and year, also columns
-    ``CO2_g`` and ``price``. Raises ValueError where a package for the format is missing.
+    ``CO2_g`` and ``price``.
     """
-    path = csv or netcdf or parquet
+    path = csv or netcdf
     if path.is_dir() or not path.exists():  # a pipe may take it
         require_place(path)
     runs = load(runs_dir)
@@ -74,16 +73,12 @@ def export(
         if factor is not None:
             runs[name] = factor * runs["energy_total_kWh"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    if netcdf:
+    if csv:
+        runs.to_dataframe().to_csv(path)
+    else:
         runs.attrs["excluded"] = "; ".join(runs.attrs["excluded"])
         runs.to_netcdf(path, engine="scipy")  # netCDF 3, which every program reads
-        return path, runs.sizes["run"]
-    try:
-        table = runs.to_dataframe()
-        table.to_csv(path) if csv else table.to_parquet(path)
-    except ImportError as error:
-        raise ValueError("export: parquet needs pyarrow; install it, or take --csv") from error
-    return path, runs.sizes["run"]
+    return runs.sizes["run"]
 
 
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
@@ -134,7 +129,7 @@ def compare(*runs: str | Path) -> pd.DataFrame:
         row = {run_id: run.get(name) for run_id, run in known.items()}
         if name in quantities:
             rows[name] = row | _ratio(first, last, name)
-        elif len(set(map(repr, row.values()))) > 1:
+        elif any(value != first[name] for value in row.values()):
             rows[name] = row
     table = pd.DataFrame(rows.values(), pd.Index(rows, name="quantity"))
     return table.dropna(how="all")
@@ -147,9 +142,5 @@ def _ratio(first: dict, last: dict, name: str) -> dict:
         return {}
     bounds = [run.get(name.replace("_J", "_bound_J"), np.nan) for run in (first, last)]
     relative = bounds[0] / a + bounds[1] / b if name.endswith("_J") else np.nan
-    ratio = b / a
-    return {
-        "ratio": ratio,
-        "ratio_low": ratio * (1 - relative),
-        "ratio_high": ratio * (1 + relative),
-    }
+    low, high = b / a * (1 - relative), b / a * (1 + relative)
+    return {"ratio": b / a, "ratio_low": low, "ratio_high": high}

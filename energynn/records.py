@@ -8,6 +8,7 @@ import math
 import os
 import reprlib
 import signal
+import sys
 import time
 import tomllib
 from collections import Counter
@@ -38,7 +39,11 @@ READABLE = ("energynn-record/2", SCHEMA)  # of the earlier ones no number is der
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
 LEAST_COVERAGE = 0.99
 
-_FIELDS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+_ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
+_FIELDS = {}
+for _name, _facts in _ROWS.items():
+    _parts = (*energy.COMPONENTS, "total") if "*" in _name else [""]
+    _FIELDS |= {_name.replace("*", part): _facts for part in _parts}
 FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
@@ -445,5 +450,14 @@ def how_far(events: list[dict]) -> str:
     return "the training had not begun"
 
 
+def table() -> str:
+    """Write the fields of a record as a Markdown table; * stands for gpu, cpu, ram and total."""
+    lines = ["| field | unit | meaning |", "|---|---|---|"]
+    for name, facts in _ROWS.items():
+        lines.append(f"| `{name}` | {facts.get('unit', '')} | {facts['meaning']} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
-    print(json.dumps(msgspec.json.schema(Record), indent=1))
+    is_schema = "--schema" in sys.argv
+    print(json.dumps(msgspec.json.schema(Record), indent=1) if is_schema else table())

@@ -23,6 +23,7 @@ from energynn import cli, config
         (dict(preset="best"), "preset: must be one of fast, paper, smoke"),
         (dict(gradient_noise_steps=5), "gradient_noise_steps: needs several devices"),
         (dict(workload="alexnet"), "workload: .* choose one of resnet50, fourcastnet, or a module"),
+        (dict(workload="this"), "workload: 'this' is not known"),
         (dict(workload="fourcastnet", stage="finetune"), "initial_run: .* needs the run_id"),
         (dict(workload="fourcastnet", patch_size=8), "patch_size: 8 must divide the 60 x 120"),
         (dict(workload="fourcastnet", embed_dim=20), "embed_dim: 20 must be a multiple"),

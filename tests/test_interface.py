@@ -97,7 +97,7 @@ def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
     with xr.open_dataset(tmp_path / "runs.netcdf", engine="scipy") as exported:
         assert exported.energy_total_kWh.attrs["units"] == "kWh"
         assert {"published", "own"} <= set(exported.origin.values)
-    factors = ["--gCO2-per-kWh", "400", "--price-per-kWh", "0.3"]
+    factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
     assert cli.main(["export", "--csv", str(tmp_path / "runs.csv"), *factors, *runs]) == 0
     table = pd.read_csv(tmp_path / "runs.csv")
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())

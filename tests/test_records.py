@@ -3,7 +3,6 @@
 import fcntl
 import json
 import shutil
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -160,13 +159,6 @@ def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, capsys, h
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_file_of_perun_that_was_read_before_is_read_at_once(run_dir, monkeypatch):
-    records.build(run_dir, "finished", "")
-    again = mock.Mock(side_effect=AssertionError("a process for each file would be slow"))
-    monkeypatch.setattr(perun_adapter, "require_an_end", again)
-    assert records.check(run_dir) == []
-
-
 def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
     runs = run_dir.parent.parent
     for rank in range(2):
@@ -206,3 +198,7 @@ def test_records_of_today_and_before_are_whole():
     assert records.check(REPOSITORY / "runs" / "published") == []
     folder = REPOSITORY / "runs" / "large-batch"
     assert records.check(folder) == [] and len(records.read_all(folder)) == 24
+
+
+def test_the_table_of_the_fields_is_the_one_that_is_printed():
+    assert records.table() in (REPOSITORY / "runs" / "README.md").read_text()

@@ -375,6 +375,8 @@ def _phases(parts: list[list[Host]], totals: dict) -> list[dict]:
     sums: dict[tuple, dict] = {}
     hosts = chain.from_iterable(parts)
     for entry in chain.from_iterable(host.phases for host in hosts):
+        if not entry["time_s"]:
+            continue
         same = sums.setdefault((entry["rank"], entry["phase"]), dict.fromkeys(entry, 0.0))
         for name, value in entry.items():
             same[name] = same.get(name, 0.0) + value if name.endswith(("_J", "_s")) else value

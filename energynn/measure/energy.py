@@ -45,6 +45,7 @@ THRESHOLDS = {
     "gap_share": 0.01,
     "disagreement": 0.05,
 }
+LEAST_RANGE = 0.25  # of a power, in its mean: a constant one, too, is read at odd instants
 AVERAGED_S = 1.0  # NVML's mean power
 LONGEST_UPDATE_S = 1.5  # a power that shows the same for longer is not slow but constant
 SLOW_S = 0.4  # a power that is this late may miss half of a changing load: it checks no counter
@@ -96,13 +97,14 @@ class Curve:
         Its bound: at the edges what the sensor shows late, in gaps all that its power varies, and
         between the readings of a power half of each step.
         """
+        energy_J = self.at(end_s) - self.at(begin_s)
         watts = self.powers_W(begin_s - 2.0, end_s + 2.0, max(self.late_s, 0.1))
         most_W = THRESHOLDS[f"most_{self.sensor['component']}_W"]
         range_W = np.ptp(watts) if len(watts) > 1 else most_W
+        range_W = max(range_W, LEAST_RANGE * energy_J / (end_s - begin_s))
         lost_s = self.lost_s(begin_s, end_s).sum()
         missed_J2 = np.diff(np.interp([begin_s, end_s], self.t_s, self.missed_J2))[0]
         bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(missed_J2)
-        energy_J = self.at(end_s) - self.at(begin_s)
         return Window(float(energy_J), float(bound_J), float(1 - lost_s / (end_s - begin_s)))
 
 
@@ -262,7 +264,7 @@ def _still(one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict) -> tup
     if one.sensor["kind"] == "energy":
         return still_s.max(), max(limits["counter_still_s"], 3 * one.late_s)
     middle_W = (values.min() + values.max()) / 2
-    is_counted = (values[begins] > middle_W) & (values[begins] % 1 != 0)
+    is_counted = (values[begins] >= middle_W) & (values[begins] % 1 != 0)
     return still_s[is_counted].max(initial=0.0), max(limits["power_still_s"], 3 * one.period_s)
 
 

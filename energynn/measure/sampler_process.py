@@ -70,12 +70,10 @@ def sample(folder: str, ranks: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
+    visible_gpus(Path(folder), ranks)  # until then SIGUSR1, the end of the parent, ends this one
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sampler = begin(Path(folder), ranks)
-    word = ""
-    with contextlib.suppress(KeyboardInterrupt):  # the parent has died
-        signal.signal(signal.SIGUSR1, signal.default_int_handler)
-        word = sys.stdin.readline()
-    if not word:
+    if not sys.stdin.readline():  # the parent has died
         end_marked(Path(folder))
     sampler.stop()
 

@@ -43,7 +43,7 @@ def run(folder: str | Path) -> None:
     except OSError as error:
         status, reason = "failed", f"cannot write its end: {error}"
     if status == "failed":
-        print(f"{launchers.LAST_WORDS}{rank}: {reason}", file=sys.stderr, flush=True)
+        print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
         end_the_world()
 
 

@@ -86,3 +86,12 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
     other = base | {"config": base["config"] | {"epochs": 9}}
     assert recipe(base) == recipe(same) != recipe(other)
+
+
+def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
+    for devices in (1, 2):
+        first = f"from-{devices}"
+        run = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=first)
+        synthetic.write_run(tmp_path, run)
+    table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
+    assert set(results.scaling_series(table)["devices"]) == {1, 2}

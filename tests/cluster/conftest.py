@@ -31,7 +31,6 @@ class Cluster:
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
             "PYTHONPATH": str(REPOSITORY),
-            "A_SECRET_TOKEN": "hush-hush",
         }
 
     def script(self, command, *words):
@@ -78,9 +77,8 @@ def cluster():
         )
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
-    folder = Path(
-        tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
-    )  # a short path: munge's socket must fit
+    # A short path: munge's socket must fit.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     made, counter = Cluster(folder), powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")

@@ -67,9 +67,10 @@ def test_costs_are_the_published_ones_where_there_are_any():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("", "defines no study"),
+        ("", "must define"),
         ("1/0", "ZeroDivisionError"),
-        ("def study(system): return [3]", "must return"),
+        ("raise SystemExit", "SystemExit"),
+        ("def study(system): return [3]", "which returns runs"),
     ],
 )
 def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
