@@ -113,16 +113,6 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
         refused(here, "measure", "--out", bad, "--", "touch", "canary", says="run.json")
 
 
-HUGE_PHASE = '{"t":5000000000001,"phase":[99999999],"gap_us":[1],"length_us":[1]}'
-
-
-def test_a_phase_without_a_name_is_left_out(run_dir):
-    before = records.build(run_dir, "finished", "")
-    with open(run_dir / "phases-rank0.jsonl", "a") as phases:
-        phases.write(HUGE_PHASE + "\n")
-    assert records.build(run_dir, "finished", "")["energy_phases"] == before["energy_phases"]
-
-
 @pytest.mark.parametrize("kind", ["csv", "netcdf"])
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch, kind):
     monkeypatch.setattr("energynn.interface.load", None)

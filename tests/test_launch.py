@@ -183,17 +183,27 @@ def test_a_ctrl_c_while_perun_waits_for_its_sampler_ends_the_run(tmp_path):
     assert records.read(only_run(tmp_path / "runs"))["status"] in ("failed", "killed")
 
 
+HANGS = {
+    "before its first event": ("import time; time.sleep(600)", "interrupted"),
+    "after its last event": (
+        "import sys, time; from energynn.measure.samples import Events; "
+        "Events(sys.argv[1], 0).mark('rank_end', status='finished'); time.sleep(600)",
+        "finished",
+    ),
+}
+
+
 @pytest.mark.slow
-def test_ranks_that_do_not_begin_are_ended(tmp_path):
-    program = "import time\nstart.TRAIN_SCRIPT = '/dev/null'\n"  # perun ends, and no rank says so
-    program += "start.ranks_command = lambda *_: ['sleep', '600']\n"
-    program += "start.LOOK_S = 0.2\n"
-    environment = os.environ | {"ENERGYNN_FIRST_SAMPLE_LIMIT_S": "3"}
-    started = supervised(tmp_path, TINY, program, env=environment)
+@pytest.mark.parametrize("program, status", HANGS.values(), ids=HANGS)
+def test_a_rank_that_hangs_is_ended(tmp_path, program, status):
+    changes = "start.LOOK_S, start.EVALUATION_S = 0.2, 1.0\n"
+    changes += f"words = [sys.executable, '-c', {program!r}]\n"
+    changes += "start.ranks_command = lambda folder, intent: [*words, str(folder)]\n"
+    environment = os.environ | {"ENERGYNN_FIRST_SAMPLE_LIMIT_S": "5"}
+    started = supervised(tmp_path, TINY, changes, env=environment)
     output = started.communicate(timeout=60)[0]
-    assert started.returncode == 1 and not processes_of(tmp_path), output
-    record = records.read(only_run(tmp_path))
-    assert "1 of 1 ranks had not begun" in record["status_reason"]
+    assert not processes_of(tmp_path), output
+    assert records.read(only_run(tmp_path))["status"] == status, output
 
 
 @pytest.mark.slow
