@@ -47,7 +47,7 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         return pd.DataFrame()
     base = _base(name, [config.devices for config in configs])
     work = runs.works(fit.runs, configs)
-    values = predict.quantities(fit, work, runs.loading_workers(configs[0]))
+    values = predict.quantities(fit, work)
     values |= _derived(values, fit, work, base)
     sizes = {
         "series": name,

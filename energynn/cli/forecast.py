@@ -35,8 +35,8 @@ LargestBatch = Annotated[
 
 @forecast.command()
 def predict(
-    what: Annotated[
-        str | None, typer.Argument(metavar="STUDY_OR_RUN", help="a study, or a run's folder")
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="whose runs to forecast")
     ] = None,
     fit: Fit | None = None,
     p: Parameters = None,
@@ -45,25 +45,24 @@ def predict(
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
     system: System = "local",
-    workload: Workload = "",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, one run, or parameters."""
+    """Predict a study's runs, or parameters."""
     from energynn.cluster import systems
     from energynn.forecast import fit as fits
     from energynn.forecast import predict
 
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
-        rows = predict.held_out(folder, systems.site(system), workload, max_devices)
+        rows = predict.held_out(folder, systems.site(system), max_devices)
         reply(as_json, {"rows": rows}, predict.held_out_text(rows))
         return 0
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit)
-    asked = predict.asked(made, what, parameters_of(p))
+    asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked, max_global_batch_size)
     reply(as_json, {"rows": rows}, predict.text(rows))
     return 0
@@ -131,20 +130,22 @@ def probe(
     site = systems.site(system)
     known = fits.read(like, workload).runs if like else None
     asked = probe.targets(workload, site, study or [], parameters_of(p))
-    if site.scheduler == "local":
+    is_here, rows = site.scheduler == "local", []
+    if is_here:
         site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
     predict.check_devices(site, max(run.devices for run in asked))
     before = probe.before(asked, site, known)
-    chosen = probe.expect(before, asked, minutes, probes)
-    folder, rows, words = folder_of_runs(runs_dir), [], ""
-    with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-        if not dry_run and site.scheduler == "local":
+    chosen, words = probe.choose(before, asked, minutes, probes), []
+    if is_here and not dry_run:
+        with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
+            folder = folder_of_runs(runs_dir)
             chosen, after = probe.make_here(before, asked, folder, minutes, probes)
-            rows = probe.outcome(after, asked, folder)
-        elif not dry_run:
-            words = probe.hand_over(chosen, asked, site, folder, like)
-    answer = {"probes": probe.as_json(chosen), "rows": rows, "commands": words}
-    reply(as_json, answer, "\n\n".join(filter(None, [probe.text(chosen, rows), words])))
+        rows = predict.rows(after, asked)
+        words = [predict.text(rows)]
+    elif not dry_run:
+        words = [probe.hand_over(chosen, site)]
+    answer = {"probes": probe.as_json(chosen), "rows": rows}
+    reply(as_json, answer, "\n\n".join([*words, probe.text(chosen)]))
     return 0
 
 
@@ -190,18 +191,15 @@ def simulate(
     study: Annotated[str, typer.Argument(metavar="STUDY")],
     fit: Fit,
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
-    repeats: Annotated[bool, typer.Option("--repeats", help="every repeat")] = False,
     as_json: Json = False,
 ) -> int:
     """Write records of runs that nobody made, labelled as simulated."""
-    from energynn import studies
     from energynn.forecast import fit as fits
-    from energynn.forecast import simulate
+    from energynn.forecast import predict, simulate
 
     made = fits.read(fit)
-    asked = [run for of in studies.find([study], made.runs.site.name).values() for run in of]
-    asked = [run for run in asked if repeats or run.repeat == 0]
-    folders = simulate.write(made, list(dict.fromkeys(asked)), out)
+    asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
+    folders = simulate.write(made, asked, out)
     table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     words = f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
     reply(as_json, table, words)

@@ -31,9 +31,7 @@ ERROR_WEIGHT = 4.0  # as many observations that counts
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 FEWEST_NODES, GAIN_OF_STORAGE = 3, 1.0  # numbers of them; of the evidence's logarithm
-# An update on a core moves so many times the gradients through memory, at so many B/s: weights and
-# gradients in both passes (4), DDP's copies (2), the optimizer with its state (6).
-PASSES_OF_AN_UPDATE, MEMORY_B_PER_S = 12, 6e9
+UPDATE_S_PER_B = 2e-9  # on a core, of the gradients, which it moves through memory a dozen times
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
 HARDWARE = {"tau": 1.5, "t_start": 0.5, "t_update": 0.5}
@@ -56,7 +54,7 @@ class Fit:
     covariance: np.ndarray
     errors: np.ndarray
     freedom: np.ndarray
-    evidence: float = 0.0
+    evidence: float
 
     @cached_property
     def values(self) -> dict[str, float]:
@@ -97,7 +95,7 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
     storage: whether nodes that share it slow each other down.
     """
     work, run = seen.work, seen.configs[0]
-    workers = runs.loading_workers(run)
+    workers = work.workers[0]
     sample_s = np.median(seen.time_s / work.epochs / (work.trained + work.evaluated))
     found = {
         "tau": (sample_s, 2.0),
@@ -111,8 +109,8 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         "kappa_nodes": (0.005, 0.01),
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
-        update_s = PASSES_OF_AN_UPDATE * run.epoch().gradient_bytes / MEMORY_B_PER_S
-        found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s or 3e-3, 1.0)}
+        update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
+        found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
@@ -134,24 +132,21 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
 
 def unfitted(seen: Runs, storage: bool = False) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
-    errors, freedom = (
-        np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES),
-        np.full(2, ERROR_WEIGHT),
-    )
     if seen.like:
-        other = _fit(seen.like, storage)
-        wider = [HARDWARE.get(name, 0.0) for name in other.names]
-        scales = [1.0 if PARAMETERS[name].is_log else other.values[name] for name in other.names]
-        covariance = other.covariance + np.diag(np.multiply(wider, scales) ** 2)
-        same = other.names, covariance, other.point, covariance, errors, freedom
-        return Fit(seen, *same, other.evidence)
-    priors = usual_priors(seen, storage)
-    centres, spreads = np.array(list(priors.values())).T
-    point = [
-        np.log(at) if PARAMETERS[of].is_log else at for of, at in zip(priors, centres, strict=True)
-    ]
-    covariance = np.diag(spreads**2)
-    return Fit(seen, tuple(priors), covariance, np.array(point), covariance, errors, freedom)
+        fit = _fit(seen.like, storage)
+        wider = [HARDWARE.get(name, 0.0) for name in fit.names]
+        scales = [1.0 if PARAMETERS[name].is_log else fit.values[name] for name in fit.names]
+        names, point, evidence = fit.names, fit.point, fit.evidence
+        covariance = fit.covariance + np.diag(np.multiply(wider, scales) ** 2)
+    else:
+        priors, evidence = usual_priors(seen, storage), 0.0
+        names, point = tuple(priors), np.array([centre for centre, _ in priors.values()])
+        is_log = [PARAMETERS[name].is_log for name in names]
+        point[is_log] = np.log(point[is_log])
+        covariance = np.diag([spread**2 for _, spread in priors.values()])
+    errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
+    freedom = np.full(2, ERROR_WEIGHT)
+    return Fit(seen, names, covariance, point, covariance, errors, freedom, evidence)
 
 
 # ------------------------------------------------------------------------------------------ fit
@@ -251,13 +246,16 @@ def describe(fit: Fit) -> dict[str, dict]:
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
-    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(np.diag(fit.covariance))
-    ends = {"value": 0.0, "low": -half, "high": half}
-    values = {name: to_values(fit.names, fit.point + off) for name, off in ends.items()}
-    told = 1 - np.diag(fit.covariance) / np.diag(fit.prior_covariance)
+    spreads2 = np.diag(fit.covariance)
+    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(spreads2)
+    ends = [to_values(fit.names, fit.point + half * sign) for sign in (0, -1, 1)]
+    told = dict(
+        zip(fit.names, (1 - spreads2 / np.diag(fit.prior_covariance)).tolist(), strict=True)
+    )
     table = {}
-    for name, share in zip(fit.names, told, strict=True):
-        row = {end: float(of[name]) for end, of in values.items()} | {"told_by_data": float(share)}
+    for name in fit.names:
+        value, low, high = (float(of[name]) for of in ends)
+        row = {"value": value, "low": low, "high": high, "told_by_data": told[name]}
         table[name] = row | {"unit": PARAMETERS[name].unit, "meaning": PARAMETERS[name].meaning}
     return table
 
@@ -266,12 +264,9 @@ def text(fit: Fit) -> str:
     """The parameters for people, what was left out of the runs, and the error of the model."""
     columns = ["value", "low", "high", "unit", "told_by_data"]
     table = pd.DataFrame(describe(fit)).T[columns].to_string(float_format="{:.3g}".format)
-    of = (
-        f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload} on {fit.runs.site.name}"
-    )
-    errors = " and ".join(f"{100 * error:.1f} %" for error in fit.errors)
-    lines = [f"fitted to {of}; errors of times and powers about {errors}", table]
-    return "\n".join([*lines, *fit.runs.notes])
+    of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
+    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(*fit.errors)
+    return "\n".join([f"fitted to {of}; {errors}", table, *fit.runs.notes])
 
 
 # -------------------------------------------------------------------------------------- on disk
@@ -289,17 +284,14 @@ def write(path: Path, fit: Fit) -> dict:
 
 def read(path: Path, workload: str = "", system: str = "") -> Fit:
     """Fit again what a file has; ValueError where it is no fit, damaged, or of something else."""
-    again = "`energynn forecast fit` writes one"
-    if not Path(path).is_file():
-        raise ValueError(f"{path}: there is no such fit; {again}")
-    content = json_table(path)
+    content = json_table(path) if Path(path).is_file() else {}
     digest = content.pop("sha256", "")
     if content.get("schema") != SCHEMA or digest != config.digest(content):
+        again = "`energynn forecast fit` writes one"
         raise ValueError(f"{path}: is no fit of this version, or was changed; {again}")
     seen = msgspec.convert(content["runs"], Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
-        of = f"a fit of {seen.workload} on {seen.site.name}"
-        raise ValueError(f"{path}: is {of}, not of {workload} {system}; give one of it")
+        raise ValueError(f"{path}: is of {seen.workload} on {seen.site.name}; give another fit")
     return make(seen)
 
 

@@ -60,6 +60,7 @@ class Work:
     """What one GPU does, and where: arrays (configurations,).
 
     devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use.
+    workers: of each GPU's loader.
     Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of the first
     local batches), updates. allreduce_s: of one update at the full bandwidth.
     """
@@ -69,6 +70,7 @@ class Work:
     devices_of_node: np.ndarray
     is_full: np.ndarray
     local_batch_size: np.ndarray
+    workers: np.ndarray
     epochs: np.ndarray
     trained: np.ndarray
     evaluated: np.ndarray

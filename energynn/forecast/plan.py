@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from energynn.forecast.predict import UNITS
 JUDGED = tuple(UNITS)
 OPTIONS = {"time_h": "--deadline-h", "energy_kWh": "--energy-kwh", "gpu_hours": "--gpu-hours"}
 OPTIONS |= {"global_batch_size": "--max-global-batch-size"}
+MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Plan:
     base: RunConfig
     work: Work
     values: dict[str, np.ndarray]
+    limits: dict[str, float]
     pareto: np.ndarray
     choices: dict[str, tuple[int, str]]
-    limits: dict[str, float]
 
     @property
     def global_batch_size(self) -> np.ndarray:
@@ -48,11 +49,11 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
         if name in parameters:
             limit = "limit it by --devices or --max-global-batch-size"
             raise ValueError(f"{name}: a plan chooses it; {limit}")
-    plain = config.to_dict(fit.runs.longest) | {"devices": 1, "accumulation_steps": 1}
-    return config.make(**plain | {"global_batch_size": None} | parameters)
+    one = {"devices": 1, "accumulation_steps": 1, "global_batch_size": None}
+    return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
 
-def grid(fit: Fit, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.ndarray, ...]:
+def grid(fit: Fit, run: RunConfig, devices: tuple[int, int] | None) -> np.ndarray:
     """Devices and local batch sizes to choose from: parts of a node, whole nodes; powers of two.
 
     devices: least and most; without it all that the system has, as far as forecasts are validated.
@@ -63,16 +64,14 @@ def grid(fit: Fit, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.
     least, most = devices or (1, min(most, site.nodes * per_node or most))
     predict.check_devices(site, most)
     numbers = [n for n in range(max(least, 1), most + 1) if n < per_node or n % per_node == 0]
-    if not numbers:
-        raise ValueError(f"devices: {least}-{most} holds no whole nodes; write it as 1-256")
     powers = 2 ** np.arange(20)
     powers = powers[(powers >= sizes.min()) & (powers <= sizes.max())]
     pairs = np.array(np.meshgrid(numbers, powers if len(powers) else sizes[:1])).reshape(2, -1)
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
-    enough = samples // pairs[0] >= pairs[1] * run.accumulation_steps
+    enough = pairs[0] * pairs[1] * run.accumulation_steps <= samples
     if not enough.any():
-        raise ValueError(f"devices: {samples} samples are too few for {least}; choose fewer")
-    return tuple(pairs[:, enough])
+        raise ValueError(f"devices: {least}-{most} are no whole nodes, or more than the samples")
+    return pairs[:, enough]
 
 
 def make(fit: Fit, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
@@ -82,22 +81,21 @@ def make(fit: Fit, run: RunConfig, devices, local_batch_size, limits: dict[str, 
     that bind and what is possible where no configuration meets them.
     """
     work = runs.work(fit.runs, run, devices, local_batch_size)
-    values = predict.quantities(fit, work, runs.loading_workers(run))
-    judged = [name for name in JUDGED if fit.has_power or name != "energy_kWh"]
+    values = predict.quantities(fit, work)
     limits = {name: most for name, most in limits.items() if most is not None}
-    plan = Plan(fit, run, work, values, np.array([]), {}, limits)
+    plan = Plan(fit, run, work, values, limits, np.array([]), {})
+    judged = [name for name in JUDGED if fit.has_power or name != "energy_kWh"]
     costs = {name: values[name][:, 0] for name in judged}
     costs["global_batch_size"] = plan.global_batch_size
     for name, most in limits.items():
         if name not in costs or not most > 0:
             raise ValueError(f"{OPTIONS[name]}: give more than 0, or leave it out: {most}")
-    meets = _meeting(limits, costs)
-    if not meets.any():
+    inside = np.flatnonzero(_meeting(limits, costs))
+    if not len(inside):
         raise ValueError(_impossible(limits, costs, work))
-    inside = np.flatnonzero(meets)
     best = inside[_pareto(np.stack([costs[name][inside] for name in judged], axis=1))]
     best = best[np.argsort(costs["time_h"][best])]
-    return Plan(fit, run, work, values, best, _choices(best, costs), limits)
+    return replace(plan, pareto=best, choices=_choices(best, costs))
 
 
 def _meeting(limits: dict[str, float], costs: dict[str, np.ndarray]) -> np.ndarray:
@@ -120,54 +118,47 @@ def _pareto(costs: np.ndarray) -> np.ndarray:
 
 def _impossible(limits: dict[str, float], costs: dict[str, np.ndarray], work: Work) -> str:
     """That the limits cannot be kept together, and what each could be if the others are kept."""
-    words = " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items())
     ways = []
     for name in limits:
         within = _meeting({of: most for of, most in limits.items() if of != name}, costs)
         if within.any():
             at = np.flatnonzero(within)[np.argmin(costs[name][within])]
             least = f"{costs[name][at] * 1.0005:.4g}"  # rounded up, so that it can be met
-            sizes = f"{work.devices[at]:g} devices, local batch {work.local_batch_size[at]:g}"
-            ways.append(f"{OPTIONS[name]} {least} ({sizes})")
+            ways.append(f"{OPTIONS[name]} {least} ({work.devices[at]:g} devices)")
     remedy = " or ".join(ways) or "leave one of them out"
-    return f"plan: no configuration keeps {words}; possible: {remedy}"
+    return f"plan: no configuration keeps {_words(limits)}; possible: {remedy}"
+
+
+def _words(limits: dict[str, float]) -> str:
+    return " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items()) or "no limit"
 
 
 def _choices(best: np.ndarray, costs: dict[str, np.ndarray]) -> dict[str, tuple[int, str]]:
     """The fastest, the most frugal and the balanced of the Pareto set, each with its reason."""
     name = "energy_kWh" if "energy_kWh" in costs else "gpu_hours"
-    unit, time_h, spent = UNITS[name], costs["time_h"][best], costs[name][best]
-    fastest, frugal = np.argmin(time_h), np.argmin(spent)
-    # How far each is from the least time and the least cost: 0 there, 1 at the other end.
-    ends = ((time_h, frugal), (spent, fastest))
-    far = [np.log(of / of.min()) / max(np.log(of[end] / of.min()), 1e-9) for of, end in ends]
-    balanced = np.argmin(np.hypot(*far))
-    more, faster = spent / spent[frugal] - 1, time_h[frugal] / time_h
-    found = {
-        "fastest": (fastest, f"the least time; {more[fastest]:.0%} more {unit} than the least"),
-        "most frugal": (frugal, f"the least {unit}; {faster[fastest]:.1f} times the least time"),
-        "balanced": (
-            balanced,
-            f"nearest to both: {faster[balanced]:.1f} times as fast as the most frugal for "
-            f"{more[balanced]:.0%} more {unit}",
-        ),
-    }
-    return {name: (int(best[index]), reason) for name, (index, reason) in found.items()}
+    time, spent = costs["time_h"][best], costs[name][best]
+    # How far each is from the least time and the least cost, on the way to the other end.
+    logs = np.log(np.stack([time / time.min(), spent / spent.min()]))
+    balanced = np.argmin(np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9)))
+    found = {"fastest": np.argmin(time), "most frugal": np.argmin(spent), "balanced": balanced}
+    choices = {}
+    for choice, at in found.items():
+        slower, more = time[at] / time.min(), 100 * (spent[at] / spent.min() - 1)
+        reason = f"{slower:.1f} times the least time, {more:.0f} % above the least {UNITS[name]}"
+        choices[choice] = int(best[at]), reason
+    return choices
 
 
 def row(plan: Plan, index: int) -> dict:
     """One configuration of a plan with its intervals, what lies outside, and its name."""
-    work = plan.work[index : index + 1]
-    changed = {name: int(getattr(work, name)[0]) for name in ("devices", "local_batch_size")}
-    changed["global_batch_size"] = int(plan.global_batch_size[index])
-    run = config.replace(plan.base, **changed)
-    values = {name: of[index] for name, of in plan.values.items()}
-    outside = predict.outside(plan.fit, plan.base, work)
-    for name, most in plan.limits.items():
-        if name in values and values[name][2] > most:
-            outside.append(f"{OPTIONS[name]} {most:g}: about even odds, the interval ends beyond")
-    row = predict.row_of(plan.fit, run, values)
-    return row | {"outside": outside, "run_id": config.run_id(run)}
+    sizes = {name: int(getattr(plan.work, name)[index]) for name in ("devices", "local_batch_size")}
+    sizes["global_batch_size"] = int(plan.global_batch_size[index])
+    (row,) = predict.rows(plan.fit, [config.replace(plan.base, **sizes)])
+    for name in UNITS:
+        if (row[name]["high"] or 0) > (most := plan.limits.get(name, np.inf)):
+            odds = "about even odds, the interval ends beyond"
+            row["outside"].append(f"{OPTIONS[name]} {most:g}: {odds}")
+    return row
 
 
 def as_json(plan: Plan) -> dict:
@@ -186,20 +177,16 @@ def as_json(plan: Plan) -> dict:
     }
 
 
-def text(plan: Plan, most: int = 12) -> str:
+def text(plan: Plan) -> str:
     """The plan for people: the choices with their reasons, then the Pareto set."""
     answer = as_json(plan)
     chosen, pareto = answer["choices"], answer["pareto"]
-    shown = pareto[:: -(-len(pareto) // most)]
-    distinct = {of["run_id"]: of for of in [*chosen.values(), *shown]}
+    shown = pareto[:: -(-len(pareto) // MOST_SHOWN)]
     once = {of["run_id"]: of for of in chosen.values()}
-    reasons = [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
-    limits = ", ".join(f"{OPTIONS[name]} {of:g}" for name, of in plan.limits.items()) or "none"
-    parts = [predict.table(list(once.values())), "\n".join(reasons)]
-    parts.append(
-        f"nothing beats these in time, kWh and GPU hours ({len(shown)} of {len(pareto)}):\n"
-        + predict.table(shown)
-    )
-    parts.append(predict.notes(list(distinct.values())))
-    parts[-1] += f"\nlimits: {limits}; {answer['configurations']} configurations"
-    return "\n\n".join(parts)
+    lines = [predict.table(list(once.values())), ""]
+    lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
+    lines.append("\nnothing beats these in time, kWh and GPU hours")
+    lines += [predict.table(shown), ""]
+    lines.append(predict.notes(list((once | {of["run_id"]: of for of in shown}).values())))
+    lines.append(f"limits: {_words(plan.limits)}; {answer['configurations']} configurations")
+    return "\n".join(lines)

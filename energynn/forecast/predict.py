@@ -17,83 +17,67 @@ from energynn.forecast import fit as fits
 from energynn.forecast.fit import Fit
 from energynn.forecast.model import Work
 from energynn.forecast.runs import Runs
-from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
-from energynn.reading import json_table, one_fault
+from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
-QUANTITIES = (*UNITS, "energy_gpu_kWh", "energy_cpu_kWh", "energy_ram_kWh")
+QUANTITIES = (*UNITS, *(f"energy_{part}_kWh" for part in COMPONENTS))
+ENDS = ("value", "low", "high")
+SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
 # The published runs reach so far. Beyond, nothing tells of latency and of shared storage.
 MOST_DEVICES, MOST_NODES = 256, 64
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
-ACCOUNTED = {"workload", "preset", "system", "device", "devices", "local_batch_size", "epochs"}
-ACCOUNTED |= {"global_batch_size", "accumulation_steps", "seed", "repeat", "initial_run"}
+ACCOUNTED = {*SIZES, "workload", "preset", "system", "device", "seed", "repeat", "initial_run"}
 ACCOUNTED |= {"learning_rate", "training_samples", "validation_samples", "evaluate_training_set"}
 ACCOUNTED |= {"training_years", "validation_years", "test_years", "warmup_epochs", "save_weights"}
 ACCOUNTED |= {"plateau_patience", "on_bad_image", "sampling_period_s", "perun_sampling_period_s"}
 ACCOUNTED |= {"idle_baseline_s", "idle_ready_s", "collective_timeout_s", "setup_timeout_s"}
 
 
-def quantities(fit: Fit, work: Work, workers: int) -> dict[str, np.ndarray]:
+def quantities(fit: Fit, work: Work) -> dict[str, np.ndarray]:
     """Of each of QUANTITIES value, low and high at 90 %, (configurations, 3); NaN: not known.
 
-    workers: of the loader. Energies of CPUs and memory are parts of the whole, with its interval.
+    Energies of CPUs and memory are parts of the whole, with its interval.
     """
+    site, watts, of_node = fit.runs.site, fit.runs.watts, work.devices_of_node[:, None]
     logs = fits.forecast(fit, work)
     of = {}
     for name, (middle, half) in logs.items():
-        of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1]) * work.devices[:, None]
-    hours = of["time_s"] / SECOND_PER_HOUR
-    result = {"time_h": hours / work.devices[:, None], "gpu_hours": hours}
-    unknown = np.full(hours.shape, np.nan)
-    kWh = of["energy_J"] / JOULE_PER_KWH if fit.has_power else unknown
-    result["energy_kWh"] = kWh
-    watts = host_powers_W(fit, work, workers)
-    power_W = np.exp(logs["power_W"][0]) if fit.has_power else np.nan
-    watts["gpu"] = power_W - watts["cpu"] - watts["ram"]
-    for part, part_W in watts.items():
-        result[f"energy_{part}_kWh"] = kWh * (part_W / power_W)[:, None]
-    beyond = (work.devices > MOST_DEVICES) | (work.nodes > MOST_NODES)
+        of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1])
+    result = {"time_h": of["time_s"] / SECOND_PER_HOUR}
+    result["gpu_hours"] = result["time_h"] * work.devices[:, None]
+    energy_J = of.get("energy_J", np.full(of["time_s"].shape, np.nan))
+    result["energy_kWh"] = kWh = energy_J * work.devices[:, None] / JOULE_PER_KWH
+    cpu_W = site.cpu_W / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
+    parts_W = {"cpu": cpu_W if site.cpu_W else np.nan, "ram": (site.ram_W or np.nan) / of_node}
+    if watts:  # measured ones are better
+        parts_W = {part: watts.get(part, np.nan) / of_node for part in parts_W}
+    power_W = energy_J[:, :1] / of["time_s"][:, :1]
+    parts_W["gpu"] = power_W - parts_W["cpu"] - parts_W["ram"]
+    for part in COMPONENTS:
+        result[f"energy_{part}_kWh"] = kWh * parts_W[part] / power_W
     for values in result.values():
-        values[beyond, 1:] = np.nan
+        values[(work.devices > MOST_DEVICES) | (work.nodes > MOST_NODES), 1:] = np.nan
     return result
-
-
-def host_powers_W(fit: Fit, work: Work, workers: int) -> dict[str, np.ndarray]:
-    """Power of CPUs and of memory for each GPU in W, (configurations,); NaN where nothing tells."""
-    site, watts, of_node = fit.runs.site, fit.runs.watts, work.devices_of_node
-    if watts:
-        return {part: watts.get(part, np.nan) / of_node for part in ("cpu", "ram")}
-    cpu_W = site.cpu_W / of_node + site.cpu_thread_W * (workers + 1)
-    unknown = np.full(len(work), np.nan)
-    return {"cpu": cpu_W if site.cpu_W else unknown, "ram": (site.ram_W or np.nan) / of_node}
 
 
 # ----------------------------------------------------------------------------- what is asked for
 
 
-def asked(fit: Fit, what: str | None, parameters: dict) -> list[RunConfig]:
-    """The configurations that a person means: a study's, a run's, or parameters.
+def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
+    """The configurations that a person means: a study's, with parameters that change them.
 
-    Parameters change those of the study or run, else the fitted run with the most samples.
-    Raises ValueError with the remedy for what is none of them.
+    Without a study they change the fitted run with the most samples.
     """
-    if what and (intent := Path(what) / "run.json").is_file():
-        with one_fault(f"{intent}: tells of no training; give another folder, or a study"):
-            plain = [config.to_dict(runs.as_made(json_table(intent)))]
-    elif what:
-        of_studies = studies.find([what], fit.runs.site.name).values()
-        plain = [config.to_dict(run) for run in itertools.chain(*of_studies)]
-    elif parameters:
-        plain = [config.to_dict(fit.runs.longest) | {"devices": 1, "accumulation_steps": 1}]
-    else:
-        raise ValueError(
-            "predict: say what: a study, a run's folder, or parameters (-p devices=64)"
-        )
+    if not study and not parameters:
+        raise ValueError("predict: say what: a study, or parameters (-p devices=64)")
+    found = [config.replace(fit.runs.longest, devices=1, accumulation_steps=1)]
+    if study:
+        found = itertools.chain(*studies.find([study], fit.runs.site.name).values())
     # The sizes that are given, and the number of devices, make the global batch anew.
     anew = {"global_batch_size": None} if parameters else {}
     if "global_batch_size" in parameters:
-        anew |= {"local_batch_size": None, "accumulation_steps": None}
-    return [config.make(**each | anew | parameters) for each in plain]
+        anew = {"local_batch_size": None, "accumulation_steps": None}
+    return [config.make(**config.to_dict(run) | anew | parameters) for run in found]
 
 
 def checked_work(fit: Fit, run: RunConfig) -> Work:
@@ -125,36 +109,28 @@ def rows(fit: Fit, asked: list[RunConfig], most: int | None = None) -> list[dict
     another workload, more devices than the system has, or too few samples for an update.
     """
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
+    provenance = f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         work = checked_work(fit, run)
-        values = quantities(fit, work, runs.loading_workers(run))
         times = model.times_s(fit.values, work)
         powers = model.powers_W(fit.values, work, times)
         row = {"run_id": config.run_id(run), "workload": run.workload, "system": run.system}
-        row |= row_of(fit, run, {name: of[0] for name, of in values.items()})
+        row |= {name: getattr(run, name) for name in SIZES}
+        row["dataset_samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
+        for name, values in quantities(fit, work).items():
+            known = [float(value) if np.isfinite(value) else None for value in values[0]]
+            row[name] = dict(zip(ENDS, known, strict=True))
         row["time_causes_h"] = {of: float(s[0]) / SECOND_PER_HOUR for of, s in times.items()}
         row["power_causes_W"] = {of: float(W[0]) for of, W in powers.items() if fit.has_power}
         row["outside"] = outside(fit, run, work, most)
-        result.append(row)
+        result.append(row | {"provenance": provenance})
     return result
-
-
-def row_of(fit: Fit, run: RunConfig, values: dict[str, np.ndarray]) -> dict:
-    """Sizes of a training, its forecasts with their ends (None: not known), and their origin."""
-    names = ("devices", "local_batch_size", "global_batch_size", "epochs")
-    row = {name: getattr(run, name) for name in names}
-    row["dataset_samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
-    for name, ends in values.items():
-        known = [float(end) if np.isfinite(end) else None for end in ends]
-        row[name] = dict(zip(("value", "low", "high"), known, strict=True))
-    fitted = f"{len(fit.runs)} {fit.runs.provenance} runs"
-    return row | {"provenance": f"estimated by a model fitted to {fitted}"}
 
 
 def outside(fit: Fit, run: RunConfig, work: Work, most: int | None = None) -> list[str]:
     """What of one configuration lies beyond the fitted runs, in words; ``most`` as in ``rows``."""
-    lines, site, seen = [], fit.runs.site, fit.runs.work
+    lines, seen = [], fit.runs.work
     if work.devices[0] > MOST_DEVICES or work.nodes[0] > MOST_NODES:
         lines.append(f"more than {MOST_DEVICES} devices or {MOST_NODES} nodes: no interval")
     for name in ("devices", "nodes", "local_batch_size", "trained"):
@@ -169,12 +145,9 @@ def outside(fit: Fit, run: RunConfig, work: Work, most: int | None = None) -> li
         if plain[name] not in had:
             had = ", ".join(map(str, had))
             lines.append(f"{name} {plain[name]}: fitted {had}; its effect is not known")
-    size = int(work.devices[0] * work.local_batch_size[0]) * run.accumulation_steps
-    lines += accuracy.beyond(run, size, most)
-    bandwidth = site.link_GB_per_s if work.nodes[0] > 1 else site.gpu_link_GB_per_s
-    if work.devices[0] > 1 and not (bandwidth and work.allreduce_s[0]):
+    if work.devices[0] > 1 and work.allreduce_s[0] == 0:
         lines.append("the all-reduce is left out: bandwidth or size of gradients is not known")
-    return lines
+    return lines + accuracy.beyond(run, run.global_batch_size, most)
 
 
 def loss_by_cause(fit: Fit, few: Work, many: Work, draws: int = 2000) -> pd.DataFrame:
@@ -183,37 +156,33 @@ def loss_by_cause(fit: Fit, few: Work, many: Work, draws: int = 2000) -> pd.Data
     fixed: starts and fill together. Causes that shrink have a negative share.
     """
     points = np.random.default_rng(0).multivariate_normal(fit.point, fit.covariance, draws)
-    shares = []
-    for point in [fit.point, *points]:
-        values = fits.to_values(fit.names, point)
-        before, after = model.times_s(values, few), model.times_s(values, many)
-        grown = {of: (many.devices * after[of] - few.devices * before[of])[0] for of in before}
-        whole = sum(grown.values())
-        grown["fixed"] = grown["starts"] + grown["fill"]
-        shares.append({of: hours / whole for of, hours in grown.items()})
-    shares = pd.DataFrame(shares)
-    ends = shares[1:].quantile([0.05, 0.95])
-    return pd.DataFrame({"value": shares.iloc[0], "low": ends.iloc[0], "high": ends.iloc[1]})
+    values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
+    before, after = (model.times_s(values, work) for work in (few, many))
+    grown = pd.DataFrame({of: many.devices * after[of] - few.devices * before[of] for of in after})
+    shares = grown.div(grown.sum(axis="columns"), axis="index")
+    shares["fixed"] = shares["starts"] + shares["fill"]
+    low, high = shares[1:].quantile([0.05, 0.95]).to_numpy()
+    return pd.DataFrame({"value": shares.iloc[0], "low": low, "high": high})
 
 
 # ------------------------------------------------------------------------------- beside the fact
 
 
-def held_out(runs_dir: Path, site: Site, workload: str = "", most: int = 1) -> list[dict]:
+def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
     """Own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
-    One row a configuration. A recipe whose few runs do not tell the parameters has one row that
-    says so (``cannot``). Raises ValueError where no recipe has both.
+    One row a configuration; for a recipe whose few runs do not tell the parameters one row whose
+    notes say so. Raises ValueError where no recipe has both.
     """
     recipes, found = defaultdict(list), []
     for record in runs.valid(runs_dir, site):
-        if workload in ("", record["workload"]):
-            recipes[runs.recipe(record)].append(record)
-    for (of_workload, *_), of_recipe in recipes.items():
-        seen = runs.own(of_recipe, of_workload, site)
+        recipes[runs.recipe(record)].append(record)
+    for (workload, stage, *_), of_recipe in recipes.items():
+        seen = runs.own(of_recipe, workload, site)
         few = seen.work.devices <= most
         if few.any() and not few.all():
-            found += beside_facts(seen.only(few), seen.only(~few))
+            rows = beside_facts(seen.only(few), seen.only(~few))
+            found += [row | {"name": f"{workload} {stage}".strip()} for row in rows]
     if not found:
         both = f"on {most} device(s) and on more"
         raise ValueError(f"{runs_dir}: no recipe has valid runs on {site.name} {both}")
@@ -222,23 +191,20 @@ def held_out(runs_dir: Path, site: Site, workload: str = "", most: int = 1) -> l
 
 def beside_facts(few: Runs, many: Runs) -> list[dict]:
     """Forecasts by the fit to few runs beside what many others took, a row each."""
-    known = {"workload": few.workload, "stage": getattr(few.configs[0], "stage", "")}
-    known |= {"fitted_to_runs": len(few), "fact_is": many.provenance, "notes": few.notes}
+    known = {"fact_is": many.provenance, "fitted_to_runs": len(few), "notes": few.notes}
     try:
         fits.check(few)
     except ValueError as error:
-        return [known | {"cannot": str(error)}]
-    fit, result = fits.make(few), []
-    told = quantities(fit, many.work, runs.loading_workers(few.configs[0]))
+        return [known | {"notes": [str(error)]}]
     hours = many.time_s * many.work.devices / SECOND_PER_HOUR
     facts = [many.time_s / SECOND_PER_HOUR, hours, hours * many.power_W / 1000]
-    for index, run in enumerate(many.configs):
-        row = known | row_of(fit, run, {name: told[name][index] for name in UNITS})
-        for name, of in zip(UNITS, facts, strict=True):
-            if row[name]["low"] and np.isfinite(fact := of[index]):
+    result = rows(fits.make(few), many.configs)
+    for row, *of_row in zip(result, *facts, strict=True):
+        row |= known
+        for name, fact in zip(UNITS, of_row, strict=True):
+            if row[name]["low"] and np.isfinite(fact):
                 is_inside = bool(row[name]["low"] <= fact <= row[name]["high"])
                 row[name] |= {"fact": float(fact), "is_inside": is_inside}
-        result.append(row)
     return result
 
 
@@ -249,8 +215,7 @@ def table(rows: list[dict]) -> str:
     """One configuration a line; * marks what lies outside."""
     plain = []
     for row in rows:
-        line = {"devices": row["devices"], "LBS": row["local_batch_size"]}
-        line |= {"GBS": row["global_batch_size"]}
+        line = dict(zip(("devices", "LBS", "GBS"), map(row.get, SIZES), strict=False))
         line |= {unit: span(row[name]) for name, unit in UNITS.items()}
         plain.append(line | {" ": "*" if row["outside"] else ""})
     return pd.DataFrame(plain).to_string(index=False)
@@ -258,7 +223,7 @@ def table(rows: list[dict]) -> str:
 
 def span(of: dict[str, float | None]) -> str:
     """A value with its interval, in 19 columns at most."""
-    value, low, high = ("" if end is None else f"{end:#,.3g}".rstrip(".") for end in of.values())
+    value, low, high = ("" if of[end] is None else f"{of[end]:#,.3g}".rstrip(".") for end in ENDS)
     return f"{value} ({low}-{high})" if low else value or "not known"
 
 
@@ -266,11 +231,9 @@ def notes(rows: list[dict]) -> str:
     """What lies outside, each once with the number of configurations, and of which training."""
     kinds = Counter(words for row in rows for words in row["outside"])
     lines = [f"* {kind}" + (f" ({n} configurations)" if n > 1 else "") for kind, n in kinds.items()]
-    spans = []
-    for name in ("epochs", "dataset_samples"):
-        values = sorted({row[name] for row in rows})
-        spans.append(" to ".join(f"{value:,}" for value in dict.fromkeys([values[0], values[-1]])))
-    lines.append(f"of {spans[0]} epochs of {spans[1]} samples")
+    samples = sorted({row["dataset_samples"] for row in rows})
+    of = " to ".join(f"{number:,}" for number in dict.fromkeys([samples[0], samples[-1]]))
+    lines.append(f"of {rows[0]['epochs']} epochs of {of} samples")
     return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
 
 
@@ -286,15 +249,14 @@ def held_out_text(rows: list[dict]) -> str:
     """The forecasts beside the facts for people, simulated ones by that name."""
     plain, lines = [], []
     for row in rows:
-        name = f"{row['workload']} {row['stage']}".strip()
-        lines += [f"{name}: {words}" for words in [row.get("cannot"), *row["notes"]] if words]
-        for quantity, unit in UNITS.items():
-            of = dict(row.get(quantity, {}))
-            if fact := of.pop("fact", None):
-                is_inside = "yes" if of.pop("is_inside") else "no"
-                line = {"": name, "devices": row["devices"], "LBS": row["local_batch_size"]}
-                line |= {"forecast (90 %)": f"{span(of)} {unit}", row["fact_is"]: f"{fact:.3g}"}
-                off = f"{100 * (of['value'] / fact - 1):+.0f} %"
-                plain.append(line | {"off": off, "inside": is_inside})
+        lines += [f"{row['name']}: {note}" for note in row["notes"]]
+        for quantity in ("time_h", "energy_kWh"):
+            of = row.get(quantity, {})
+            if "fact" in of:
+                line = {"": row["name"], "devices": row["devices"], "LBS": row["local_batch_size"]}
+                line["forecast (90 %)"] = f"{span(of)} {UNITS[quantity]}"
+                line[row["fact_is"]] = f"{of['fact']:.3g}"
+                line["off"] = f"{100 * (of['value'] / of['fact'] - 1):+.0f} %"
+                plain.append(line | {"inside": "yes" if of["is_inside"] else "no"})
     shown = [pd.DataFrame(plain).to_string(index=False)] if plain else []
     return "\n".join([*shown, *dict.fromkeys(lines)])

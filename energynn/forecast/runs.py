@@ -14,12 +14,10 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.files import shipped
 from energynn.forecast.model import Work, together
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-WATTS_KNOWN = {"measured", "simulated"}  # an energy estimated from time says nothing of power
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
@@ -78,10 +76,6 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, **changed)
 
 
-def loading_workers(run: RunConfig) -> int:
-    return run.loader_workers if run.data_staging else 0
-
-
 def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     """What an epoch does; ``samples`` stand in where only the data tell how many there are."""
     epoch = run.epoch()
@@ -95,34 +89,33 @@ def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> Wor
 
     devices, local_batch_size: arrays instead of those of the run.
     """
-    site, epoch, workers = seen.site, epoch_of(run, seen.samples), loading_workers(run)
+    site, epoch = seen.site, epoch_of(run, seen.samples)
     devices = np.atleast_1d(run.devices if devices is None else devices).astype(float)
-    size = run.local_batch_size if local_batch_size is None else local_batch_size
-    size = np.broadcast_to(size, devices.shape).astype(float)
+    ones = np.ones(devices.shape)
+    size = ones * (run.local_batch_size if local_batch_size is None else local_batch_size)
     nodes = np.ceil(devices / site.devices_per_node)
+    workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // devices
-    over_training = 2 if epoch.evaluates_training_set else 1
-    evaluated = epoch.validation_samples // devices + (over_training - 1) * trained
+    over_training = 1 + epoch.evaluates_training_set
+    evaluated = epoch.validation_samples // devices + epoch.evaluates_training_set * trained
     passes = over_training + bool(epoch.validation_samples)
     if run.persistent_workers and workers:
         passes = passes / run.epochs
-    waiting = bool(workers)  # without workers nothing is fetched ahead, and nothing waited for
-    if workers and (usual := loading_workers(seen.configs[0])) > 1:
-        waiting = (workers - 1) / (usual - 1)
     GB_per_s = np.where(nodes > 1, site.link_GB_per_s, site.gpu_link_GB_per_s)
-    GB_per_s = np.where(GB_per_s > 0, GB_per_s, np.inf)  # `outside` says where it is not known
-    ones = np.ones(devices.shape)
+    GB_per_s[GB_per_s == 0] = np.inf  # `outside` says where it is not known
+    is_waiting = workers > 0  # without workers nothing is fetched ahead, and nothing waited for
     return Work(
         devices=devices,
         nodes=nodes,
         devices_of_node=devices / nodes,
         is_full=(devices >= site.devices_per_node).astype(float),
         local_batch_size=size,
+        workers=workers * ones,
         epochs=run.epochs * ones,
         trained=trained * epoch.forward_steps,
         evaluated=evaluated * epoch.forward_steps,
         passes=passes * ones,
-        filled=waiting * over_training * np.minimum(size, trained),
+        filled=is_waiting * over_training * np.minimum(size, trained),
         updates=trained // (size * run.accumulation_steps),
         allreduce_s=2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
     )
@@ -135,7 +128,8 @@ def works(seen: Runs, asked: list[RunConfig]) -> Work:
 
 # ------------------------------------------------------------------------------------ published
 
-PRINTED = ("devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs")
+PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
+PRINTED = ("epochs", "devices", "global_batch_size", "dataset_samples")
 
 
 def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
@@ -143,26 +137,31 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
 
     With ``max_devices`` they stand alone. Raises ValueError where nothing is published.
     """
-    rows = [row for row in _rows(workload, site) if row["devices"] <= max_devices]
-    if not rows:
+    known = {of: row for of, row in _rows(workload, site).items() if of[1] <= max_devices}
+    if not known:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
             "(--runs-dir), or choose resnet50 or fourcastnet on horeka-a100, or fourcastnet on "
             "horeka-h100"
         )
-    planned = [run for study in studies.PAPER.values() for run in study(site.name)]
-    planned = [run for run in planned if run.workload == workload]
     like = None
-    for path in sorted(shipped("systems").glob("*.toml")) if np.isinf(max_devices) else ():
-        there = systems.site(path.stem)
-        if there.published_as != site.published_as and _rows(workload, there):
-            like = msgspec.structs.replace(published(workload, there, 1e9), like=None)
+    for name in PUBLISHED_SYSTEMS if np.isinf(max_devices) else ():
+        if name != site.name and _rows(workload, systems.site(name)):
+            like = published(workload, systems.site(name), max_devices=1e9)
+    planned = {}
+    for study in studies.PAPER.values():
+        for run in study(site.name):
+            for samples in (0, run.epoch().training_samples):  # a row may leave them out
+                sizes = (run.epochs, run.devices, run.global_batch_size, samples)
+                planned.setdefault((run.workload, *sizes), config.to_dict(run))
+    rows, devices = known.values(), [of[1] for of in known]
+    hours = [row["gpu_hours"] for row in rows]
     return Runs(
         workload=workload,
         site=dataclasses.replace(site, file=""),
-        plain=[config.to_dict(_configuration(planned, row)) for row in rows],
-        times_s=[row["gpu_hours"] / row["devices"] * SECOND_PER_HOUR for row in rows],
-        powers_W=[row["energy_total"] / row["gpu_hours"] * 1000 for row in rows],
+        plain=[planned[workload, *of] for of in known],
+        times_s=(SECOND_PER_HOUR * np.divide(hours, devices)).tolist(),
+        powers_W=[1000 * row["energy_total"] / row["gpu_hours"] for row in rows],
         repeats=[row["repeats"] for row in rows],
         series=[row["series"] for row in rows],
         provenance="published",
@@ -170,28 +169,18 @@ def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
     )
 
 
-def _rows(workload: str, site: Site) -> list[dict]:
-    """Published runs of full length with time and energy; sizes are 0 where a row has none."""
+def _rows(workload: str, site: Site) -> dict[tuple[int, ...], dict]:
+    """Published runs of full length by the sizes that are PRINTED, 0 where one is not."""
     known = defaultdict(dict)
     asked = ("measurement", workload, site.published_as)
     for row in published_values.rows():
-        if (row["kind"], row["workload"], row["device_name"]) == asked and site.published_as:
-            sizes = {name: int(row[name] or 0) for name in PRINTED}
+        if (row["kind"], row["workload"], row["device_name"]) == asked:
+            sizes = tuple(int(row[name] or 0) for name in PRINTED)
             facts = {"series": row["series"], "repeats": int(row["repeats"] or 1)}
-            key = (row["stage"], *sizes.values())
-            known[key] |= {row["quantity"]: float(row["value"]), **facts, **sizes}
-    rows = [row for row in known.values() if {"gpu_hours", "energy_total"} <= row.keys()]
-    full = max([row["epochs"] for row in rows], default=0)
-    return [row for row in rows if row["epochs"] == full]
-
-
-def _configuration(planned: list[RunConfig], row: dict) -> RunConfig:
-    """The run of a published row, which may leave out sizes that are those of the whole data."""
-    for run in planned:
-        own = config.asdict(run) | {"dataset_samples": run.epoch().training_samples}
-        if all(own[name] == row[name] for name in PRINTED if row[name]):
-            return run
-    raise AssertionError(f"no study has the published run {row}")
+            known[sizes] |= {row["quantity"]: float(row["value"])} | facts
+    known = {of: row for of, row in known.items() if "energy_total" in row}
+    full = max(known, default=(0,))[0]
+    return {of: row for of, row in known.items() if of[0] == full}
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -206,17 +195,17 @@ def valid(runs_dir: Path, site: Site) -> list[dict]:
 def own(
     found: list[dict], workload: str, site: Site, max_devices: float = np.inf, like=None
 ) -> Runs:
-    """Runs from records of a workload; powers only where measured.
+    """Runs from records of a workload; powers only where all were measured.
 
     Raises ValueError with the remedy where there are none, or they do not belong together.
     """
     chosen = [of for of in found if of["workload"] == workload and of["devices"] <= max_devices]
     if not chosen:
         there = ", ".join(sorted({of["workload"] for of in found})) or "none"
-        few = f" on at most {max_devices} devices" if np.isfinite(max_devices) else ""
-        raise ValueError(f"no valid run of {workload} on {site.name}{few}; there are {there}")
-    if len(several := {recipe(of) for of in chosen}) > 1:
-        raise ValueError(f"runs of several devices, stages or data: {several}; fit those of one")
+        raise ValueError(f"no valid run of {workload} on {site.name}; there are {there}")
+    recipes = {recipe(record) for record in chosen}
+    if len(recipes) > 1:
+        raise ValueError(f"runs of several devices, stages or data: {recipes}; fit those of one")
     site, first = dataclasses.replace(site, file=""), chosen[0]
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
@@ -224,15 +213,14 @@ def own(
     for record in chosen:
         grouped[without_repeats(as_made(record))].append(record)
     groups = list(grouped.values())
-    parts = {_parts(of) for of in chosen}
-    provenances = {of.get("energy_total_provenance", "missing") for of in chosen}
-    has_watts = provenances <= WATTS_KNOWN and len(parts) == 1
+    kinds = {_energies(record) for record in chosen}
+    provenance, *parts = next(iter(kinds))
+    has_watts = len(kinds) == 1 and provenance in ("measured", "simulated")
     watts, powers_W = {}, [None] * len(groups)
     if has_watts:
-        of_host = [part for part in parts.pop() if part != "gpu"]
+        of_host = [part for part in parts if part != "gpu"]
         watts = {part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host}
         powers_W = [_mean(group, "mean_power_total_W", "devices") for group in groups]
-    unknown = f"energies are {', '.join(provenances)}, or of several parts: times alone are fitted"
     return Runs(
         workload=workload,
         site=site,
@@ -241,17 +229,18 @@ def own(
         powers_W=powers_W,
         repeats=[len(group) for group in groups],
         series=[""] * len(groups),
-        samples=_samples(first, as_made(first)),
-        provenance="simulated" if "simulated" in provenances else "measured",
+        samples=_samples(first),
+        provenance="simulated" if provenance == "simulated" else "measured",
         watts=watts,
-        notes=[] if has_watts else [unknown],
+        notes=[] if has_watts else ["energies are not all measured: times alone are fitted"],
         like=like,
     )
 
 
-def _parts(record: dict) -> tuple[str, ...]:
-    """Name the components of which a record has energies."""
-    return tuple(part for part in COMPONENTS if f"energy_{part}_J" in record)
+def _energies(record: dict) -> tuple[str, ...]:
+    """Where the energies of a record come from, and the components that have some."""
+    parts = [part for part in COMPONENTS if f"energy_{part}_J" in record]
+    return record.get("energy_total_provenance", ""), *parts
 
 
 def recipe(record: dict) -> tuple[str, ...]:
@@ -261,14 +250,9 @@ def recipe(record: dict) -> tuple[str, ...]:
 
 
 def as_made(record: dict) -> RunConfig:
-    """The configuration of a record, with the kind of device that it had.
-
-    Of an earlier version, too: what that did not have is as it is by default.
-    """
-    plain = record["config"]
-    known = config.types(type(config.make(plain["workload"])))
-    made = {name: value for name, value in plain.items() if name in known}
-    return config.make(**made | {"device": "gpu" if record["device_kind"] == "gpu" else "cpu"})
+    """The configuration of a record, with the kind of device that it had."""
+    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+    return config.from_dict(record["config"] | {"device": device})
 
 
 def without_repeats(run: RunConfig) -> RunConfig:
@@ -284,10 +268,7 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
     site = dataclasses.replace(site, nodes=1, devices_per_node=number)
-    if on_gpu:
-        return site
-    link_GB_per_s = site.gpu_link_GB_per_s or MEMORY_GB_PER_S
-    return dataclasses.replace(site, gpu="", gpu_link_GB_per_s=link_GB_per_s)
+    return site if on_gpu else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
 
 
 def _mean(group: list[dict], name: str, per: str = "") -> float:
@@ -296,10 +277,8 @@ def _mean(group: list[dict], name: str, per: str = "") -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def _samples(record: dict, run: RunConfig) -> tuple[int, int]:
+def _samples(record: dict) -> tuple[int, int]:
     """Sizes of the training and of the validation data, as a record counted them."""
-    training = record.get("dataset_samples", 0)
-    evaluated = record.get("samples_evaluated", 0) / run.epochs
-    if run.epoch().evaluates_training_set:
-        evaluated -= training
-    return training, round(max(0, evaluated))
+    run, training = as_made(record), record.get("dataset_samples", 0)
+    evaluated = record.get("samples_evaluated", 0) // run.epochs
+    return training, evaluated - training * run.epoch().evaluates_training_set

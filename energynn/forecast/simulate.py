@@ -12,16 +12,14 @@ import numpy as np
 from energynn import config, records
 from energynn.config import RunConfig
 from energynn.files import utc_now, write_json
-from energynn.forecast import fit as fits
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.model import Work
+from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.reading import json_or_nothing
 
 METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
 READINGS_OF_A_RUN = 64  # power does not vary in the model; a record asks for 60 at least
 BEGIN_NS = 1_000_000_000
-AT_REST = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
 
 
 def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
@@ -31,66 +29,68 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     ValueError for a fit without powers, a run that cannot be, and a folder of a real run.
     """
     if not fit.has_power:
-        raise ValueError(
-            "fit: of the time alone; records need energies, fit runs with measured ones"
-        )
-    asked = [config.replace(run, system=fit.runs.site.name) for run in asked]
-    works = [predict.checked_work(fit, run) for run in asked]
-    folders = [out / run.system / config.run_id(run) for run in asked]
-    for run, work, folder in zip(asked, works, folders, strict=True):
+        raise ValueError("fit: of times alone; records need energies, fit runs with measured ones")
+    folders = []
+    for run in asked:
+        run = config.replace(run, system=fit.runs.site.name)
+        folder = out / run.system / config.run_id(run)
         is_simulated = json_or_nothing(folder / "run.json").get("launcher") == "simulated"
-        if any(folder.glob("[!.]*")) and not is_simulated:
+        if folder.exists() and not is_simulated:
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
+        time_s, powers_W = _drawn(fit, run)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        _write_run(fit, run, work, folder)
-        record = records.build(folder, "finished", "")
-        if not record["valid"]:
-            why = [*record["flags"], *record["invalid_reasons"]][0]
-            raise ValueError(f"{folder}: {why}; correct the system's file and fit again")
+        _write_run(fit, run, folder, BEGIN_NS + round(time_s * 1e9), powers_W)
+        records.build(folder, "finished", "")
+        folders.append(folder)
     return folders
 
 
-def _write_run(fit: Fit, run: RunConfig, work: Work, folder: Path) -> None:
+def _drawn(fit: Fit, run: RunConfig) -> tuple[float, dict[str, float]]:
+    """Time in s, and mean power of a GPU and of its part of a node in W, with their scatter."""
+    chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
+    of_time, of_power = np.exp(fit.errors * chance.standard_normal(2))
+    work = predict.checked_work(fit, run)
+    values = predict.quantities(fit, work)
+    kW = {part: values[f"energy_{part}_kWh"] / values["gpu_hours"] for part in COMPONENTS}
+    if np.isnan(kW["gpu"][0, 0]):  # nothing tells its parts
+        kW = {"gpu": values["energy_kWh"] / values["gpu_hours"]}
+    time_s = float(values["time_h"][0, 0] * of_time) * SECOND_PER_HOUR
+    return time_s, {part: float(1000 * of[0, 0] * of_power) for part, of in kW.items()}
+
+
+def _write_run(fit: Fit, run: RunConfig, folder: Path, end_ns: int, powers_W: dict) -> None:
     """Write the raw files of one run: intent, events of all ranks, and samples of each node."""
-    time_s, watts = _drawn(fit, run, work)
-    end_ns, per_node = BEGIN_NS + round(time_s * 1e9), fit.runs.site.devices_per_node
-    hosts = [f"node{rank // per_node:03}" for rank in range(run.devices)]
+    hosts = [f"node{rank // fit.runs.site.devices_per_node:03}" for rank in range(run.devices)]
     write_json(folder / "run.json", _intent(fit, run))
-    events = _events(fit, run, work, hosts, end_ns)
-    _write_lines(folder / "events-rank0.jsonl", events)
-    moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).round().astype(int).tolist()
-    period_s = time_s / READINGS_OF_A_RUN
+    _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
+    moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
     for host, number in Counter(hosts).items():
-        header = {"header": "energynn-samples/1", "host": host, "pid": 0, "period_s": period_s}
-        header |= {"sensors": [_sensor("gpu", str(device)) for device in range(number)]}
-        header["sensors"] += [_sensor(part, "all") for part in watts if part != "gpu"]
-        of_host = [of * number for part, of in watts.items() if part != "gpu"]
-        powers = [round(of, 3) for of in [watts["gpu"]] * number + of_host]
-        lines = [{"t": moment, "w": moment, "d": 0, "v": powers} for moment in moments]
-        lines = [header | {"problems": []}, *lines, {"status": AT_REST}]
-        _write_lines(folder / f"samples-{host}.jsonl", lines)
+        sensors, values = [], []
+        for part, of_gpu_W in powers_W.items():
+            devices = range(number) if part == "gpu" else ["all"]
+            sensors += [_sensor(part, str(device)) for device in devices]
+            values += [round(of_gpu_W * number / len(devices), 3)] * len(devices)
+        header = {"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}
+        header |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
+        lines = [{"t": moment, "w": moment, "d": 0, "v": values} for moment in moments]
+        ended = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
+        _write_lines(folder / f"samples-{host}.jsonl", [header, *lines, {"status": ended}])
 
 
 def _write_lines(path: Path, lines: list[dict]) -> None:
-    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _drawn(fit: Fit, run: RunConfig, work: Work) -> tuple[float, dict[str, float]]:
-    """Time in s, and power of a GPU and of its part of a node in W by component, with scatter."""
-    chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
-    logs = fits.outcomes(fit.names, fit.point, work)[:, 0]
-    time_s, power_W = np.exp(logs + fit.errors * chance.standard_normal(2)).tolist()
-    hosts = predict.host_powers_W(fit, work, runs.loading_workers(run))
-    watts = {part: float(of[0]) for part, of in hosts.items() if np.isfinite(of[0])}
-    if not watts:  # nothing tells CPUs from memory
-        watts = {"cpu": float(fit.values["host"] / work.devices_of_node[0])}
-    return time_s, {"gpu": power_W - sum(watts.values()), **watts}
+def _sensor(component: str, device: str) -> dict:
+    known = dict(id=f"{component}_{device}_simulated", component=component, device=device)
+    known |= dict(kind="power", provenance="simulated", to_SI=1.0, primary=True, notes={})
+    return known | dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
     plain, site = config.to_dict(run), fit.runs.site
-    sockets = {"sockets": site.sockets_per_node, "gpus": []}
+    machine = {"hostname": "simulated", "cpu": "simulated", "gpus": []}
     return {
         "run_id": config.run_id(run),
         "workload": run.workload,
@@ -103,35 +103,28 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
         "device_name": f"{site.gpu or 'core'} of {site.name}, simulated",
         "devices": run.devices,
         "method": METHOD,
-        "machine": {"hostname": "simulated", "cpu": "simulated"} | sockets,
+        "machine": machine | {"sockets": site.sockets_per_node},
     }
 
 
-def _events(fit: Fit, run: RunConfig, work: Work, hosts: list[str], end_ns: int) -> list[dict]:
-    epoch, steps = runs.epoch_of(run, fit.runs.samples), int(work.updates[0]) * run.epochs
-    passes_over_training = 1 if epoch.evaluates_training_set else 0
-    evaluated = epoch.validation_samples + passes_over_training * epoch.training_samples
+def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dict]:
+    epoch = runs.epoch_of(run, fit.runs.samples)
+    steps = int(runs.work(fit.runs, run).updates[0]) * run.epochs
+    evaluated = epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
     counts = {
+        "metrics": {},
         "samples_trained": steps * run.global_batch_size,
         "samples_evaluated": evaluated * run.epochs,
         "optimizer_steps": steps,
         "forward_backward_passes": steps * run.devices * run.accumulation_steps,
     }
-    begin, end = ({"t_mono_ns": at, "t_wall_ns": at} for at in (BEGIN_NS, end_ns))
-    begun = {"event": "training_start", "dataset_samples": epoch.training_samples}
+    about = {"rank_start": {"device": "simulated"}, "training_end": counts}
+    about["training_start"] = {"dataset_samples": epoch.training_samples}
+    about["rank_end"] = {"status": "finished"}
     events = []
-    for rank, host in enumerate(hosts):
-        of_rank = [
-            begin | {"event": "rank_start", "host": host, "device": "simulated"},
-            begin | begun,
-            end | {"event": "training_end", "metrics": {}, **counts},
-            end | {"event": "rank_end", "status": "finished"},
-        ]
-        events += [event | {"rank": rank} for event in of_rank]
+    for name in ("rank_start", "training_start", "training_end", "rank_end"):
+        at = end_ns if name.endswith("end") else BEGIN_NS
+        for rank, host in enumerate(hosts):
+            event = {"event": name, "t_mono_ns": at, "t_wall_ns": at, "rank": rank}
+            events.append(event | about[name] | ({"host": host} if name == "rank_start" else {}))
     return events
-
-
-def _sensor(component: str, device: str) -> dict:
-    known = dict(id=f"{component}_{device}_simulated", component=component, device=device)
-    known |= dict(kind="power", provenance="simulated", to_SI=1.0, primary=True, notes={})
-    return known | dict.fromkeys(("wraps_at", "checks", "update_s", "model"))

@@ -40,8 +40,10 @@ def test_the_pareto_set_is_that_of_every_pair(workload, system, limits):
 
 
 def test_rows_are_configurations_with_their_marks(fitted):
-    answer = plan.as_json(planned(fitted, {"time_h": 3.0, "energy_kWh": 29.0}))
-    for row in answer["pareto"]:
+    found = planned(fitted, {"time_h": 3.0, "energy_kWh": 29.0})
+    answer = plan.as_json(found)
+    for row, index in zip(answer["pareto"], found.pareto, strict=True):
+        assert row["time_h"]["value"] == pytest.approx(found.values["time_h"][index, 0])
         assert row["time_h"]["value"] <= 3 and row["energy_kWh"]["value"] <= 29
         sizes = {name: row[name] for name in ("devices", "local_batch_size")}
         run = config.make("resnet50", preset="paper", device="gpu", system="horeka-a100", **sizes)

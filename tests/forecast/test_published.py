@@ -1,6 +1,5 @@
 """What the model reaches on published values. Its structure was chosen knowing R4 to R6."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -37,25 +36,6 @@ def test_every_run_is_forecast_by_the_others(published):
         off.append(off_percent(fit, published.only(out)))
         held.append(inside(fit, published.only(out)))
     assert np.median(off) <= 1.5 and np.max(off) <= 6 and np.mean(held) >= 0.85
-
-
-def test_the_forecast_does_not_hang_on_the_priors_centres(published, monkeypatch):
-    few = published.work.devices <= 4
-    usual, chance, medians = fits.usual_priors, np.random.default_rng(0), []
-
-    def moved(seen, storage=False):
-        found = {}
-        for name, (centre, spread) in usual(seen, storage).items():
-            by = chance.standard_normal() * min(spread, 1.5)
-            is_log = fits.PARAMETERS[name].is_log
-            found[name] = (centre * np.exp(by) if is_log else centre + by), spread
-        return found
-
-    monkeypatch.setattr(fits, "usual_priors", moved)
-    for _ in range(20):
-        fit = fits.make(published.only(few))
-        medians.append(np.median(off_percent(fit, published.only(~few))[0]))
-    assert np.quantile(medians, 0.9) <= 5
 
 
 def test_blind_values_of_r1_and_r2(fitted):
@@ -100,14 +80,9 @@ def test_fourcastnet_takes_the_same_path(a100):
     assert row["energy_kWh"]["value"] == pytest.approx(52, rel=0.05)
 
 
-def test_one_h100_row_moves_the_fit_of_the_a100(a100):
-    seen = runs.published("fourcastnet", systems.site("horeka-h100"))
-    one = seen.work.devices == 4
-    off = off_percent(fits.make(seen.only(one)), seen.only(~one))
-    assert off[0].max() <= 10 and off[1].max() <= 13
-    alone = msgspec.structs.replace(seen.only(one), like=None)
+def test_runs_of_one_configuration_are_refused(published):
     with pytest.raises(ValueError, match="one configuration; tau and t_start cannot be told apart"):
-        fits.check(alone)
+        fits.check(published.only(np.arange(len(published)) == 0))
 
 
 def test_nothing_published_says_so():

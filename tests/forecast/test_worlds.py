@@ -13,15 +13,10 @@ from tests.forecast.conftest import inside, off_percent
 @pytest.mark.parametrize("pipeline", [False, True])
 @pytest.mark.parametrize("number", [25, pytest.param(200, marks=pytest.mark.nightly)])
 def test_intervals_hold_the_truth(pipeline, number):
-    """Also where the loader is a pipeline of whole batches, which the model does not have."""
+    """Also where updates hide behind the loader, which the model does not have."""
     drawn = [worlds.draw(seed, pipeline) for seed in range(number)]
     held = np.concatenate([inside(fits.make(of.seen), of.asked) for of in drawn], axis=1)
     assert (held.mean(axis=1) >= 0.88).all()
-
-
-def test_exact_runs_give_the_forecast_back():
-    world = worlds.draw(3, scatter=1e-4)
-    assert off_percent(fits.make(world.seen), world.seen)[0].max() < 1
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +66,3 @@ def test_powers_do_not_move_times(a100, cluster):
     assert not blind.has_power and set(fits.forecast(blind, many.work)) == {"time_s"}
     times = [fits.forecast(fit, many.work)["time_s"][0] for fit in (fits.make(few), blind)]
     assert times[0] == pytest.approx(times[1], abs=1e-6)
-
-
-def test_single_runs_have_wider_intervals(a100, cluster):
-    values, configs = cluster
-    few, many = split(worlds.taken("resnet50", a100, configs, values), 4)
-    single = msgspec.structs.replace(few, repeats=[1] * len(few))
-    narrow, wide = (fits.forecast(fits.make(of), many.work)["time_s"][1] for of in (few, single))
-    assert (wide > narrow).all() and wide.min() > 0.06
