@@ -35,7 +35,7 @@ def test_the_job_says_whether_others_may_use_its_nodes(tmp_path, monkeypatch, to
 
 
 def test_every_host_is_in_the_record_with_its_gpus(run_dir):
-    """A second host joins the run: a copy of the first's samples, with another driver."""
+    """A second host joins the run: a copy of the first's samples, with another driver and power limit."""
     assert "hosts" not in records.build(
         run_dir, "finished", ""
     )  # samples of before say nothing of their host
