@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energynn import cli, config, records
+from energynn import cli, records
 from energynn.analysis import results
 from energynn.data import imagenet
-from energynn.launch import start
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
 from tests.measure.test_perun_import import layout_0_8, write_run
@@ -113,16 +112,6 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
         refused(here, "measure", "--out", bad, "--", "touch", "canary", says="run.json")
 
 
-HUGE_PHASE = '{"t":5000000000001,"phase":[99999999],"gap_us":[1],"length_us":[1]}'
-
-
-def test_a_phase_without_a_name_is_left_out(run_dir):
-    before = records.build(run_dir, "finished", "")
-    with open(run_dir / "phases-rank0.jsonl", "a") as phases:
-        phases.write(HUGE_PHASE + "\n")
-    assert records.build(run_dir, "finished", "")["energy_phases"] == before["energy_phases"]
-
-
 @pytest.mark.parametrize("kind", ["csv", "netcdf"])
 def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch, kind):
     monkeypatch.setattr("energynn.interface.load", None)
@@ -130,13 +119,6 @@ def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypat
     (here / "file").touch()
     refused(here, "export", f"--{kind}", here, says="is a directory")
     refused(here, "export", f"--{kind}", here / "file" / "out", says="no folder that you may write")
-
-
-@pytest.mark.parametrize("runs_dir", [0, "", None, [], b"runs", 1.5, "a\0b"])
-def test_the_folder_of_the_runs_as_a_parameter(here, runs_dir):
-    with pytest.raises(ValueError) as error:
-        start.run(config.make(), runs_dir)
-    assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------------------------- foreign files
@@ -181,7 +163,6 @@ PERUN = {
     "is of type object": replaced(data=["12.1"] * 21),
     "declares more than 5e+07": replaced(**TOO_MANY),
     "do not match": replaced(data=np.ones(5)),
-    "its magnitude is nan": magnitude(np.nan),
     "can be read": magnitude("many"),
     "not those of a run": replaced("timesteps", data=np.arange(21.0)[::-1]),
     "not a perun": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\xff" * 100),

@@ -57,6 +57,7 @@ def test_a_module_of_ones_own_makes_a_valid_record(tmp_path):
     assert len(record["history"]) == 40 and "perun_time_s" in record
     assert records.check(tmp_path / "runs") == []  # without the module, as on another machine
     runs = results.load(tmp_path / "runs")
+    assert not runs.attrs["excluded"]
     assert runs["workload"].values.tolist() == ["thumbnails"] and runs["top1_error"].item() < 0.5
 
 

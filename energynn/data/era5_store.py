@@ -341,21 +341,10 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
         raise ValueError(
             f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it"
         )
-    sums, described, times = {}, [], 0
+    sums, times = {}, {}
     for year in years:
         note = _note(root, year)
         sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
         sums[f"{year}.npy"] = note.sha256
-        hours = note.hours_since_1970
-        times += len(hours)
-        described.append(
-            {
-                "year": year,
-                "times": len(hours),
-                "first": utc(hours[0]),
-                "last": utc(hours[-1]),
-                "missing": len(hours_of_year(year)) - len(hours),
-                "source": note.source,
-            }
-        )
-    return sums, {"energynn:times": times, "energynn:years": described}
+        times[str(year)] = len(note.hours_since_1970)
+    return sums, {"energynn:times": times, "energynn:source": note.source}

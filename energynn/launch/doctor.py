@@ -17,9 +17,10 @@ from pathlib import Path
 
 from energynn import launchers
 from energynn.files import INSTALL, IS_CHECKOUT
-from energynn.measure import machine, sensors
+from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
+from energynn.measure.samples import read_samples
 
 TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
 GOOD, WEAK, BAD = "good", "weak", "bad"
@@ -78,9 +79,12 @@ def _sensor_findings() -> list[Finding]:
             return [Finding("sensor", BAD, *str(error).split("; "))]
         time.sleep(LOOK_S)
         sampler.stop()
+        samples = read_samples(sampler.path)
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
-    for fault in inventory.unaccounted:
-        findings.append(Finding("sensor", WEAK, f"no record would be valid: {fault}"))
+    t_s = samples.t_ns / 1e9
+    curves = energy.curves(t_s, samples.readings, samples.header["sensors"], PERIOD_S)
+    for doubt in energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted):
+        findings.append(Finding("sensor", WEAK, f"no record would be valid: {doubt}"))
     for problem in inventory.problems:
         findings.append(Finding("sensor", WEAK, problem))
     if not any(sensor.component == "ram" for sensor in inventory.sensors):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import math
 import os
 import platform
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 from energynn import processes
 from energynn.files import IS_CHECKOUT, REPOSITORY
-from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE, python_of_ranks
+from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
 from energynn.reading import ILL_TYPED, toml_table
@@ -30,23 +28,12 @@ CPU_MODEL = {
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "perun",
-    "mpi4py",
-    "mpich",
-    "openmpi",
-    "numpy",
-    "xarray",
-    "papermill",
-    "pillow",
-)
-
-
+PACKAGES = "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
 # As Slurm's variables are called.
-JOB_FACTS = """job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks job_cpus_per_node
-job_gpus job_partition job_account job_qos""".split()
+JOB_FACTS = (
+    "job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks "
+    "job_cpus_per_node job_gpus job_partition job_account job_qos"
+).split()
 
 
 def describe_machine() -> dict:
@@ -171,30 +158,15 @@ def pin_to_gpu(uuid: str) -> None:
 def versions() -> dict[str, str]:
     """Return versions of Python and of the packages that matter, without importing any of them.
 
-    They are those of the ranks' container, where they have one: srun asks there, as it will start
-    the ranks. Raises ValueError where its Python does not start.
+    Of ranks in a container it tells the words that start their Python: its image holds the rest.
     """
     if PYTHON_VARIABLE in os.environ:
-        return _versions_of_ranks()
+        return {"container": " ".join(python_of_ranks())}
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
-
-
-def _versions_of_ranks() -> dict[str, str]:
-    program = (
-        "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
-    )
-    options = os.environ.get(SRUN_VARIABLE)
-    srun = [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
-    python = ["env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks()]
-    done = subprocess.run([*srun, *python, "-c", program], capture_output=True, text=True)
-    if done.returncode:
-        fault = done.stderr.strip().rpartition("\n")[2]
-        raise ValueError(f"python: {os.environ[PYTHON_VARIABLE]} does not start here: {fault}")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def git(*words: str) -> str:
@@ -232,17 +204,12 @@ def write_commit() -> None:
 def load(runs_dir: Path, system: str, described: dict) -> dict:
     """The description of a system; if there is none yet, this machine's own, as ``describe_machine`` gives it.
 
-    Raises ValueError where the file cannot be read or the folder cannot be written.
+    Raises ValueError where the file cannot be read.
     """
     path = runs_dir / system / "system.toml"
     if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_toml(system, described))
-        except OSError as error:
-            raise ValueError(
-                f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own"
-            ) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_toml(system, described))
     try:
         values = toml_table(path)
         for name in ("idle_W_per_core", "full_W_per_core"):

@@ -7,14 +7,12 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 from __future__ import annotations
 
 import configparser
-import functools
 import logging
 import multiprocessing
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host, write_whole_lines
+from energynn.measure.energy import COMPONENTS
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import announce_gpus, begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
@@ -35,9 +34,6 @@ PERUN = (
     "import runpy, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
 )
-
-# perun sets these in its own process, and a command that it runs would inherit them.
-SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 # ------------------------------------------------------------------------------------------ before the run
 
@@ -105,7 +101,7 @@ def attach() -> None:
     write_whole_lines()
     for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
         handler.setStream(sys.stdout)
-    cpuinfo.get_cpu_info = processor(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info = processor
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
@@ -119,15 +115,13 @@ def attach() -> None:
     perun.register_live_callback(_start_sampler, "energynn")
 
 
-def processor(look: Callable[[], dict]) -> Callable[[], dict]:
-    """Give perun the processor's kind and name, for which py-cpuinfo keeps a core busy for 1 s.
+def processor() -> dict[str, str]:
+    """Tell perun the processor's kind and name, for which py-cpuinfo keeps a core busy for 1 s.
 
     perun asks five times in each rank, and fails where a look, which is a process, is killed.
     """
-    name = {"brand_raw": cpu_name()}
-    if platform.machine() == "x86_64":
-        return lambda: name | {"arch": "X86_64"}
-    return functools.cache(lambda: name | look())
+    arch = {"x86_64": "X86_64", "aarch64": "ARM_8"}.get(platform.machine(), "")
+    return {"arch": arch, "brand_raw": cpu_name()}
 
 
 def _start_sampler():
@@ -297,18 +291,19 @@ def energies_as_perun(run: PerunRun) -> dict:
     their ``energy_perun_total_J``, ``perun_samples``, and ``energy_perun_reported_J``, the total
     that perun wrote itself.
     """
-    lengths_s = [float(sensor.seconds[-1]) for sensor in run.sensors]
-    samples = [len(sensor.seconds) for sensor in run.sensors]
-    result = {"perun_time_s": max(lengths_s, default=0.0), "perun_samples": max(samples, default=0)}
-    parts_J = []
-    for component in ("cpu", "gpu", "ram"):
-        own = [sensor for sensor in run.sensors if sensor.component == component]
-        joules = [one.energy_as_perun_J() for one in own if one.values.unit in ("J", "W")]
-        if joules:
-            parts_J.append(sum(joules))
-            result[f"energy_perun_{component}_J"] = parts_J[-1]
-    if parts_J:
-        result["energy_perun_total_J"] = sum(parts_J)
+    joules: dict[str, float] = {}
+    for sensor in run.sensors:
+        if sensor.component in COMPONENTS and sensor.values.unit in ("J", "W"):
+            name = f"energy_perun_{sensor.component}_J"
+            joules[name] = joules.get(name, 0.0) + sensor.energy_as_perun_J()
+    totals = {"energy_perun_total_J": sum(joules.values())} if joules else {}
     if run.reported_J is not None:
-        result["energy_perun_reported_J"] = run.reported_J
-    return result
+        totals["energy_perun_reported_J"] = run.reported_J
+    return (
+        joules
+        | totals
+        | {
+            "perun_time_s": max((float(one.seconds[-1]) for one in run.sensors), default=0.0),
+            "perun_samples": max((len(one.seconds) for one in run.sensors), default=0),
+        }
+    )

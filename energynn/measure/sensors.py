@@ -297,7 +297,8 @@ class Sampler:
     def __init__(
         self, path: Path, inventory: Inventory, period_s: float, machine: dict | None = None
     ):
-        self.inventory, self.period_s, self.machine = inventory, period_s, machine or {}
+        self.path, self.inventory, self.period_s = path, inventory, period_s
+        self.machine = machine or {}
         self.stopping, self.has_begun = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._loop, name="energynn-sampler", daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer

@@ -314,10 +314,7 @@ def described(tmp_path, monkeypatch):
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
     manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
-    assert manifest["energynn:times"] == 56 and manifest["energynn:files"] == 9
-    assert (
-        manifest["energynn:years"][1]["missing"] == 1456 and manifest["energynn:years"][1]["last"][:10] == "2016-01-02"
-    )
+    assert manifest["energynn:times"] == {"2015": 9, "2016": 8, "2019": 39} and manifest["energynn:files"] == 9
     subprocess.run(
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
     )

@@ -91,6 +91,11 @@ def test_history_counts_up_to_the_end(runs):
 
 
 
+def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
+    epochs = [event for event in runs["resnet50"].events() if event["event"] == "epoch"]
+    assert [event["learning_rate"] for event in epochs] == pytest.approx([0.1, 0.1 * 8 / 256])
+
+
 def test_persistence_is_the_known_one(runs):
     for name, metric, height_m in (("pretrain", "z500_rmse_12h", 41.06), ("finetune", "z500_rmse_24h", 64.29)):
         epochs = [event for event in runs[name].events() if event["event"] == "epoch"]
