@@ -33,7 +33,6 @@ def test_the_version_and_the_list_of_commands(capsys):
     "words, meant",
     [
         (["statsu"], "status"),
-        (["run", "device=2"], "devices"),
         (["run", "workload=resnet5"], "resnet50"),
         (["run", "dataset=photograph"], "photographs"),
         (["forecast", "plam"], "plan"),
