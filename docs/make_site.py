@@ -80,10 +80,6 @@ def main() -> int:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
     (SOURCE / "parameters.md").write_text(f"# Parameters\n\n```text\n{config.help_text()}\n```\n")
-    with (SOURCE / "runs" / "README.md").open("a") as fields:
-        fields.write("\n| field | unit | meaning |\n|---|---|---|\n")
-        for name, (unit, meaning) in records.FIELDS.items():
-            fields.write(f"| `{name}` | {unit} | {meaning} |\n")
     schemas = {"record": msgspec.json.schema(records.Record), "configuration": config.schema()}
     for name, schema in schemas.items():
         (SOURCE / "extra" / f"{name}.schema.json").write_text(json.dumps(schema, indent=1))

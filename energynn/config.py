@@ -6,7 +6,9 @@ import difflib
 import functools
 import hashlib
 import importlib
+import inspect
 import json
+import re
 import reprlib
 import sys
 import textwrap
@@ -55,10 +57,6 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 Timeout = Annotated[float, Meta(ge=1, le=86_400)]
 
 
-def about(meaning: str) -> Meta:
-    return Meta(description=meaning)
-
-
 @dataclass(frozen=True)
 class Epoch:
     """What one epoch of a run does, as far as its configuration tells; a forecast needs no more.
@@ -81,140 +79,88 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters of every workload; one device is one GPU, or one CPU core where there is no GPU.
 
     A workload of your own subclasses it, with a default for each parameter.
+
+    workload: resnet50, fourcastnet, or the name of a module of your own on PYTHONPATH
+    preset: gives every value that is not given
+    system: machine or cluster; its records lie in runs/SYSTEM
+    device: auto takes a GPU where there is one
+    devices: GPUs, or CPU cores where there is no GPU
+    local_batch_size: samples that one device trains on at once
+    global_batch_size: local batch size x devices x accumulation steps
+    accumulation_steps: local batches whose gradients add up before a step of the optimizer; each
+        also moves the running statistics of batch norm, which only the evaluation uses (on several
+        devices those of rank 0)
+    epochs: passes over the training data
+    seed: of weights, order of samples and augmentation
+    repeat: number of a repetition with the same seed: the machine's noise
+    learning_rate: of the optimizer
+    loader_workers: processes of each rank that load data; 0: the trainer
+    data_staging: workers prefetch; False: there are none (README of the study's code)
+    synchronous_phases: wait for the GPU around each phase: exact phases, slower training
+    precision: float32 is torch's: on GPUs since the A100, convolutions then use TF32, as the
+        study's did; bfloat16 runs forward passes in autocast, while weights and optimizer stay
+        float32 (the study's code)
+    fused_optimizer: one kernel updates all parameters (the study's code)
+    compile: use torch.compile (the study's code)
+    deterministic: False: the fastest algorithms that cuDNN's benchmark finds (the study's code)
+    pinned_memory: of a GPU: batches in page-locked memory, copied while it computes
+    persistent_workers: the loader's workers live on from epoch to epoch (the study's code)
+    gradient_compression: how gradients travel between devices; bfloat16: in half the bytes, and
+        rounded
+    gradient_buckets: gradients stay in the buckets in which they travel: one copy less, same
+        numbers
+    gradient_noise_steps: steps of the optimizer from one look at the norms of the gradients to the
+        next, of each local batch and of their average over all devices; metrics then have the
+        gradient noise scale (McCandlish et al. 2018); 0: none
+    step_period_s: least seconds from one step of the optimizer to the next, so that samples and
+        updates an hour vary independently; 0: as fast as it can
+    threads_per_device: CPU threads of each rank
+    sampling_period_s: seconds between two of our own power samples
+    idle_baseline_s: seconds of idling before and after, to measure idle power
+    idle_ready_s: seconds of idling when all is set up, before the training: the idle power of a GPU
+        with its context
+    perun_sampling_period_s: seconds between two of perun's samples; the study: 1
+    collective_timeout_s: seconds after which a rank that waits for others in the training fails
+    setup_timeout_s: the same before the training: data are listed, checkpoints read, code compiled
+    save_weights: keep the weights when the run has ended
+    checkpoint_period_s: seconds between two checkpoints; 0: only when asked to stop
     """
 
-    workload: Annotated[
-        str, about("resnet50, fourcastnet, or the name of a module of your own on PYTHONPATH")
-    ]
-    preset: Annotated[
-        Literal["smoke", "paper", "fast"], about("gives every value that is not given")
-    ] = "smoke"
+    workload: str
+    preset: Literal["smoke", "paper", "fast"] = "smoke"
     dataset: FolderName
-    system: Annotated[FolderName, about("machine or cluster; its records lie in runs/SYSTEM")] = (
-        "local"
-    )
-    device: Annotated[
-        Literal["auto", "cpu", "gpu"], about("auto takes a GPU where there is one")
-    ] = "auto"
-    devices: Annotated[
-        int,
-        Meta(ge=1, le=65_536, description="GPUs, or CPU cores where there is no GPU"),
-    ] = 1
-    local_batch_size: Annotated[Count, about("samples that one device trains on at once")]
-    global_batch_size: Annotated[
-        int,
-        Meta(ge=1, le=2**31, description="local batch size x devices x accumulation steps"),
-    ]
-    accumulation_steps: Annotated[
-        Count,
-        about(
-            "local batches whose gradients add up before a step of the optimizer; each also moves "
-            "the running statistics of batch norm, which only the evaluation uses (on several "
-            "devices those of rank 0)"
-        ),
-    ] = 1
-    epochs: Annotated[Count, about("passes over the training data")]
-    seed: Annotated[
-        int,
-        Meta(ge=0, le=2**32 - 1, description="of weights, order of samples and augmentation"),
-    ] = 0
-    repeat: Annotated[
-        CountOrNone, about("number of a repetition with the same seed: the machine's noise")
-    ] = 0
-    learning_rate: Annotated[Number, about("of the optimizer")]
-    loader_workers: Annotated[
-        int,
-        Meta(ge=0, le=1024, description="processes of each rank that load data; 0: the trainer"),
-    ] = 0
-    data_staging: Annotated[
-        bool, about("workers prefetch; False: there are none (README of the study's code)")
-    ] = True
-    synchronous_phases: Annotated[
-        bool, about("wait for the GPU around each phase: exact phases, slower training")
-    ] = False
-    precision: Annotated[
-        Literal["float32", "bfloat16"],
-        about(
-            "float32 is torch's: on GPUs since the A100, convolutions then use TF32, as the "
-            "study's did; bfloat16 runs forward passes in autocast, while weights and optimizer "
-            "stay float32 (the study's code)"
-        ),
-    ] = "float32"
-    fused_optimizer: Annotated[
-        bool, about("one kernel updates all parameters (the study's code)")
-    ] = False
-    compile: Annotated[bool, about("use torch.compile (the study's code)")] = False
-    deterministic: Annotated[
-        bool, about("False: the fastest algorithms that cuDNN's benchmark finds (the study's code)")
-    ] = True
-    pinned_memory: Annotated[
-        bool,
-        about("of a GPU: batches in page-locked memory, copied while it computes"),
-    ] = False
-    persistent_workers: Annotated[
-        bool, about("the loader's workers live on from epoch to epoch (the study's code)")
-    ] = False
-    gradient_compression: Annotated[
-        Literal["none", "bfloat16"],
-        about("how gradients travel between devices; bfloat16: in half the bytes, and rounded"),
-    ] = "none"
-    gradient_buckets: Annotated[
-        bool,
-        about("gradients stay in the buckets in which they travel: one copy less, same numbers"),
-    ] = False
-    gradient_noise_steps: Annotated[
-        CountOrNone,
-        about(
-            "steps of the optimizer from one look at the norms of the gradients to the next, of "
-            "each local batch and of their average over all devices; metrics then have the "
-            "gradient noise scale (McCandlish et al. 2018); 0: none"
-        ),
-    ] = 0
-    step_period_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=60,
-            description="least seconds from one step of the optimizer to the next, so that samples "
-            "and updates an hour vary independently; 0: as fast as it can",
-        ),
-    ] = 0.0
-    threads_per_device: Annotated[
-        int, Meta(ge=1, le=1024, description="CPU threads of each rank")
-    ] = 1
-    sampling_period_s: Annotated[
-        float, Meta(ge=0.01, le=60, description="seconds between two of our own power samples")
-    ] = 0.04
-    idle_baseline_s: Annotated[
-        Seconds, about("seconds of idling before and after, to measure idle power")
-    ] = 1.0
-    idle_ready_s: Annotated[
-        Seconds,
-        about(
-            "seconds of idling when all is set up, before the training: the idle power of a GPU "
-            "with its context"
-        ),
-    ] = 0.0
-    perun_sampling_period_s: Annotated[
-        float,
-        Meta(ge=0.1, le=60, description="seconds between two of perun's samples; the study: 1"),
-    ] = 0.25
-    collective_timeout_s: Annotated[
-        Timeout, about("seconds after which a rank that waits for others in the training fails")
-    ] = 120.0
-    setup_timeout_s: Annotated[
-        Timeout,
-        about("the same before the training: data are listed, checkpoints read, code compiled"),
-    ] = 1800.0
-    save_weights: Annotated[bool, about("keep the weights when the run has ended")] = False
-    checkpoint_period_s: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=10**7,
-            description="seconds between two checkpoints; 0: only when asked to stop",
-        ),
-    ] = 600.0
+    system: FolderName = "local"
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: Annotated[int, Meta(ge=1, le=65_536)] = 1
+    local_batch_size: Count
+    global_batch_size: Annotated[int, Meta(ge=1, le=2**31)]
+    accumulation_steps: Count = 1
+    epochs: Count
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
+    repeat: CountOrNone = 0
+    learning_rate: Number
+    loader_workers: Annotated[int, Meta(ge=0, le=1024)] = 0
+    data_staging: bool = True
+    synchronous_phases: bool = False
+    precision: Literal["float32", "bfloat16"] = "float32"
+    fused_optimizer: bool = False
+    compile: bool = False
+    deterministic: bool = True
+    pinned_memory: bool = False
+    persistent_workers: bool = False
+    gradient_compression: Literal["none", "bfloat16"] = "none"
+    gradient_buckets: bool = False
+    gradient_noise_steps: CountOrNone = 0
+    step_period_s: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    threads_per_device: Annotated[int, Meta(ge=1, le=1024)] = 1
+    sampling_period_s: Annotated[float, Meta(ge=0.01, le=60)] = 0.04
+    idle_baseline_s: Seconds = 1.0
+    idle_ready_s: Seconds = 0.0
+    perun_sampling_period_s: Annotated[float, Meta(ge=0.1, le=60)] = 0.25
+    collective_timeout_s: Timeout = 120.0
+    setup_timeout_s: Timeout = 1800.0
+    save_weights: bool = False
+    checkpoint_period_s: Annotated[float, Meta(ge=0, le=10**7)] = 600.0
 
     def epoch(self) -> Epoch:
         """Describe an epoch for a forecast; a workload of your own may say more."""
@@ -241,77 +187,56 @@ IMAGE_LOADING = ("pil", "fast", "store", "device")
 
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
-    """ResNet50 on images; recipe constants as the paper states them (section 3.2.1)."""
+    """ResNet50 on images; recipe constants as the paper states them (section 3.2.1).
+
+    dataset: photographs (embedded), photographs_large (as large as ImageNet's) or imagenet
+    image_size: height and width of a crop in pixels
+    training_samples: size of a nested, class-balanced part of the data set; 0: all
+    validation_samples: the same, of the validation data
+    image_loading: pil: as torchvision's ImageFolder; fast: faster, from a prepared store if there
+        is one; store: from a store only; device: one batch stays on the device for every step
+    uint8_to_device: pixels are copied as bytes, and the device normalizes them
+    channels_last: memory format of images and weights (the study's code)
+    validation_crop: center: the usual crop of 0.875 (the study's code)
+    on_bad_image: skip: the next image stands in, and is counted
+    crop_scale_min: least part of an image that a crop covers, in validation too
+    momentum: momentum of the optimizer, SGD (section 3.2.1)
+    weight_decay: of the optimizer (section 3.2.1)
+    weight_decay_on_all: on batch norm and biases, too; False: on matrices only (the study's code)
+    warmup_epochs: epochs in which the learning rate rises (section 3.2.1)
+    warmup_start: learning rate at the beginning, for every batch size (the study's code)
+    warmup_per_epoch: the learning rate rises once an epoch; False: every step (the study's code)
+    learning_rate: at GBS 256; scaled linearly with the global batch size
+    plateau_factor: factor of the learning rate when the validation no longer improves
+    plateau_patience: epochs without improvement before that
+    evaluate_training_set: evaluate the training data after every epoch, too (the study's code)
+    top5_per_sample: top-5 error in a loop over samples; False: a batch at once (the study's code)
+    drop_last: leave out what ranks cannot share; False: some count twice (the study's code)
+    """
 
     workload: str = "resnet50"
-    dataset: Annotated[
-        FolderName,
-        about("photographs (embedded), photographs_large (as large as ImageNet's) or imagenet"),
-    ] = "photographs"
-    image_size: Annotated[
-        int, Meta(ge=32, le=4096, description="height and width of a crop in pixels")
-    ]
-    training_samples: Annotated[
-        CountOrNone, about("size of a nested, class-balanced part of the data set; 0: all")
-    ] = 0
-    validation_samples: Annotated[CountOrNone, about("the same, of the validation data")] = 0
-    image_loading: Annotated[
-        Literal[IMAGE_LOADING],
-        about(
-            "pil: as torchvision's ImageFolder; fast: faster, from a prepared store if there is "
-            "one; store: from a store only; device: one batch stays on the device for every step"
-        ),
-    ] = "pil"
-    uint8_to_device: Annotated[
-        bool, about("pixels are copied as bytes, and the device normalizes them")
-    ] = False
-    channels_last: Annotated[
-        bool, about("memory format of images and weights (the study's code)")
-    ] = False
-    validation_crop: Annotated[
-        Literal["random", "center"], about("center: the usual crop of 0.875 (the study's code)")
-    ] = "random"
-    on_bad_image: Annotated[
-        Literal["fail", "skip"], about("skip: the next image stands in, and is counted")
-    ] = "fail"
-    crop_scale_min: Annotated[
-        Share, about("least part of an image that a crop covers, in validation too")
-    ] = 0.5
-    momentum: Annotated[Share, about("momentum of the optimizer, SGD (section 3.2.1)")] = 0.9
-    weight_decay: Annotated[Number, about("of the optimizer (section 3.2.1)")] = 1e-4
-    weight_decay_on_all: Annotated[
-        bool, about("on batch norm and biases, too; False: on matrices only (the study's code)")
-    ] = True
-    warmup_epochs: Annotated[
-        CountOrNone, about("epochs in which the learning rate rises (section 3.2.1)")
-    ] = 5
-    warmup_start: Annotated[
-        Number, about("learning rate at the beginning, for every batch size (the study's code)")
-    ] = 0.1
-    warmup_per_epoch: Annotated[
-        bool, about("the learning rate rises once an epoch; False: every step (the study's code)")
-    ] = True
-    learning_rate: Annotated[
-        Number, about("at GBS 256; scaled linearly with the global batch size")
-    ] = 0.1
-    plateau_factor: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=0.999,
-            description="factor of the learning rate when the validation no longer improves",
-        ),
-    ] = 0.5
-    plateau_patience: Annotated[CountOrNone, about("epochs without improvement before that")] = 5
-    evaluate_training_set: Annotated[
-        bool, about("evaluate the training data after every epoch, too (the study's code)")
-    ] = True
-    top5_per_sample: Annotated[
-        bool, about("top-5 error in a loop over samples; False: a batch at once (the study's code)")
-    ] = True
-    drop_last: Annotated[
-        bool, about("leave out what ranks cannot share; False: some count twice (the study's code)")
-    ] = True
+    dataset: FolderName = "photographs"
+    image_size: Annotated[int, Meta(ge=32, le=4096)]
+    training_samples: CountOrNone = 0
+    validation_samples: CountOrNone = 0
+    image_loading: Literal[IMAGE_LOADING] = "pil"
+    uint8_to_device: bool = False
+    channels_last: bool = False
+    validation_crop: Literal["random", "center"] = "random"
+    on_bad_image: Literal["fail", "skip"] = "fail"
+    crop_scale_min: Share = 0.5
+    momentum: Share = 0.9
+    weight_decay: Number = 1e-4
+    weight_decay_on_all: bool = True
+    warmup_epochs: CountOrNone = 5
+    warmup_start: Number = 0.1
+    warmup_per_epoch: bool = True
+    learning_rate: Number = 0.1
+    plateau_factor: Annotated[float, Meta(ge=0, le=0.999)] = 0.5
+    plateau_patience: CountOrNone = 5
+    evaluate_training_set: bool = True
+    top5_per_sample: bool = True
+    drop_last: bool = True
 
     @property
     def stays_on_device(self) -> bool:
@@ -329,78 +254,68 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
 
 
 class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
-    """FourCastNet on ERA5; pre-training predicts one step, fine-tuning two autoregressive steps."""
+    """FourCastNet on ERA5; pre-training predicts one step, fine-tuning two autoregressive steps.
+
+    dataset: era5_ensemble (embedded), era5 (the store of `energynn data era5`) or synthetic
+        (random, full size)
+    training_years: years of era5 to train on (section 3.3.1)
+    validation_years: years to validate on (section 3.3.1)
+    test_years: years of era5 to test on (section 3.3.1)
+    stage: finetune trains on two steps
+    initial_run: fine-tuning: run_id of the pre-training it starts from
+    learning_rate: 5e-4 in pre-training, 1e-4 in fine-tuning (section 3.3.1)
+    patch_size: height and width of a patch in grid points
+    embed_dim: channels of a patch; a multiple of num_blocks
+    depth: number of AFNO layers
+    num_blocks: blocks of the weights that act on the Fourier modes
+    mlp_ratio: hidden width of each MLP, as a multiple of embed_dim
+    sparsity_threshold: soft threshold below which Fourier modes become zero
+    hard_thresholding_fraction: part of the Fourier modes that is kept
+    filter_modes: zonal corrects which modes pass
+    activation_checkpointing: less memory for one more forward pass
+    states_on_device: one batch stays on the device for every step: a training without its loader
+    """
 
     workload: str = "fourcastnet"
-    dataset: Annotated[
-        FolderName,
-        about(
-            "era5_ensemble (embedded), era5 (the store of `energynn data era5`) or synthetic "
-            "(random, full size)"
-        ),
-    ] = "era5_ensemble"
-    training_years: Annotated[Years, about("years of era5 to train on (section 3.3.1)")] = (
-        "1979-2015"
-    )
-    validation_years: Annotated[Years, about("years to validate on (section 3.3.1)")] = "2016-2017"
-    test_years: Annotated[Years, about("years of era5 to test on (section 3.3.1)")] = "2019"
-    stage: Annotated[Literal["pretrain", "finetune"], about("finetune trains on two steps")] = (
-        "pretrain"
-    )
-    initial_run: Annotated[
-        RunId, about("fine-tuning: run_id of the pre-training it starts from")
-    ] = ""
-    learning_rate: Annotated[
-        Number, about("5e-4 in pre-training, 1e-4 in fine-tuning (section 3.3.1)")
-    ] = 5e-4
-    patch_size: Annotated[Count, about("height and width of a patch in grid points")]
-    embed_dim: Annotated[Count, about("channels of a patch; a multiple of num_blocks")]
-    depth: Annotated[Count, about("number of AFNO layers")]
-    num_blocks: Annotated[Count, about("blocks of the weights that act on the Fourier modes")] = 8
-    mlp_ratio: Annotated[
-        float,
-        Meta(ge=0.125, le=64, description="hidden width of each MLP, as a multiple of embed_dim"),
-    ] = 4.0
-    sparsity_threshold: Annotated[
-        Number, about("soft threshold below which Fourier modes become zero")
-    ] = 0.01
-    hard_thresholding_fraction: Annotated[
-        Share, about("part of the Fourier modes that is kept")
-    ] = 1.0
-    filter_modes: Annotated[
-        Literal["published", "zonal"], about("zonal corrects which modes pass")
-    ] = "published"
-    activation_checkpointing: Annotated[bool, about("less memory for one more forward pass")] = (
-        False
-    )
-    states_on_device: Annotated[
-        bool,
-        about("one batch stays on the device for every step: a training without its loader"),
-    ] = False
+    dataset: FolderName = "era5_ensemble"
+    training_years: Years = "1979-2015"
+    validation_years: Years = "2016-2017"
+    test_years: Years = "2019"
+    stage: Literal["pretrain", "finetune"] = "pretrain"
+    initial_run: RunId = ""
+    learning_rate: Number = 5e-4
+    patch_size: Count
+    embed_dim: Count
+    depth: Count
+    num_blocks: Count = 8
+    mlp_ratio: Annotated[float, Meta(ge=0.125, le=64)] = 4.0
+    sparsity_threshold: Number = 0.01
+    hard_thresholding_fraction: Share = 1.0
+    filter_modes: Literal["published", "zonal"] = "published"
+    activation_checkpointing: bool = False
+    states_on_device: bool = False
 
     @property
     def stays_on_device(self) -> bool:
         return self.states_on_device
 
     def epoch(self) -> Epoch:
-        full_size = self.dataset in ("era5", "synthetic")
-        training, validation = (
-            number_of_years(text) for text in (self.training_years, self.validation_years)
-        )
-        states = STATES_OF_A_YEAR if self.dataset == "era5" else 0
         forward_steps = 2 if self.stage == "finetune" else 1
-        known = {"synthetic": SYNTHETIC_STATES, "era5_ensemble": ENSEMBLE_STATES // forward_steps}
-        channels, latitudes, longitudes = ERA5_STATE[0], *GRIDS.get(self.dataset, ERA5_STATE[1:])
+        samples = {"synthetic": SYNTHETIC_STATES, "era5_ensemble": ENSEMBLE_STATES // forward_steps}
+        validation_samples = 0
+        if self.dataset == "era5":
+            samples["era5"] = STATES_OF_A_YEAR * number_of_years(self.training_years)
+            validation_samples = STATES_OF_A_YEAR * number_of_years(self.validation_years)
+        full_size = self.dataset in ("era5", "synthetic")
+        latitudes, longitudes = GRIDS.get(self.dataset, ERA5_STATE[1:])
         patches = latitudes * longitudes // self.patch_size**2
-        weights_of_a_patch = (
-            self.weights(channels, latitudes, longitudes) - patches * self.embed_dim
-        )
+        weights = self.weights(ERA5_STATE[0], latitudes, longitudes)
         return Epoch(
-            training_samples=known.get(self.dataset, training * states),
-            validation_samples=validation * states,
+            training_samples=samples.get(self.dataset, 0),
+            validation_samples=validation_samples,
             gradient_bytes=self.bytes_of_gradient * self.weights(*ERA5_STATE) if full_size else 0,
             forward_steps=forward_steps,
-            operations=patches * weights_of_a_patch,
+            operations=patches * (weights - patches * self.embed_dim),
         )
 
     def weights(self, channels: int, latitudes: int, longitudes: int) -> int:
@@ -517,15 +432,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-@functools.cache
 def types(config_class: type[RunConfig]) -> dict:
-    """Return the type of each parameter; one that only gets another default keeps its limits."""
-    known: dict = {}
-    for base in reversed(config_class.__mro__):
-        for field in fields(base) if issubclass(base, RunConfig) else ():
-            if field.name not in known or field.type not in (bool, int, float, str):
-                known[field.name] = field.type
-    return known
+    """Return the type of each parameter; limits of ours hold in every workload."""
+    return {field.name: field.type for field in (*fields(config_class), *fields(RunConfig))}
+
+
+def meanings(config_class: type[RunConfig]) -> dict[str, str]:
+    """Read what each parameter means from the docstrings of its class and bases."""
+    bases = [base for base in reversed(config_class.__mro__) if issubclass(base, RunConfig)]
+    text = "\n\n".join(inspect.cleandoc(base.__doc__ or "") for base in bases)
+    found = re.findall(r"^(\w+): (.+(?:\n +.+)*)", text, re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in found}
 
 
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "True or False"}
@@ -693,9 +610,13 @@ def run_id(config: RunConfig) -> str:
 
 def from_notebook(namespace: dict) -> dict:
     """Collect the plain parameters of a papermill notebook, also misspelt ones."""
-    plain_types = (str, int, float, bool, list, dict, type(None))
-    names = [name for name in namespace if not name.startswith("_") and name not in ("In", "Out")]
-    return {name: namespace[name] for name in names if isinstance(namespace[name], plain_types)}
+    plain_types = (str, int, float, list, dict, type(None))
+    parameters = {}
+    for name, value in namespace.items():
+        is_jupyters = name.startswith("_") or name in ("In", "Out")
+        if isinstance(value, plain_types) and not is_jupyters:
+            parameters[name] = value
+    return parameters
 
 
 def help_text(width: int = 79) -> str:
@@ -704,11 +625,11 @@ def help_text(width: int = 79) -> str:
     for workload, config_class in CONFIGS.items():
         lines += [f"parameters of {workload}, and their values in {', '.join(PRESETS)}:", ""]
         presets = [make(workload, preset=preset) for preset in PRESETS]
+        known = meanings(config_class)
         for name, kind in types(config_class).items():
             values = [str(getattr(run, name)) for run in presets]
             shown = values[0] if len(set(values)) == 1 else ", ".join(values)
-            meaning = msgspec.json.schema(kind).get("description", "")
-            text = f"{name} ({shown}): {meaning}; {limits(kind)}"
+            text = f"{name} ({shown}): {known.get(name, '')}; {limits(kind)}"
             lines.append(textwrap.fill(text, width, subsequent_indent="    "))
         lines.append("")
     return "\n".join(lines)
@@ -717,4 +638,8 @@ def help_text(width: int = 79) -> str:
 def schema() -> dict:
     """Return the JSON Schema of all configurations."""
     _, definitions = msgspec.json.schema_components(CONFIGS.values())
+    for config_class in CONFIGS.values():
+        properties = definitions[config_class.__name__]["properties"]
+        for name, meaning in meanings(config_class).items():
+            properties[name]["description"] = meaning
     return {"$defs": definitions}

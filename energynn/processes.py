@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from resource import RLIMIT_CPU, setrlimit
 
 import psutil
 
@@ -24,9 +21,6 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SET_PDEATHSIG = 1  # a number of Linux's prctl
 GRACE_S = 2.0  # between asking processes to end and killing them
 STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # numbers of glibc's mallopt, which must be set together
-BUSY_S = 15  # of a processor: the largest file of others takes seconds
-RARELY = 100_000  # objects between two looks for garbage; the default costs a twentieth of a check
 
 _libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a fork should load nothing
 _forker = 0  # the process that forks, as its child will find it
@@ -88,36 +82,11 @@ def end_marked(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def on_all_cores(function: Callable, items: list, at_once: int = 1) -> list:
-    """Apply a function of a module to each item, in order, by a process for each core.
-
-    The processes end with this one. None is started on one core, or by such a process itself.
-    """
-    cores = min(len(os.sched_getaffinity(0)), len(items))
-    if cores < 2 or multiprocessing.parent_process() is not None:
-        return [function(item) for item in items]
-    from concurrent.futures import ProcessPoolExecutor  # samplers and ranks need none
-
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(cores, context, _work_for, (os.getpid(),)) as processes:
-        return list(processes.map(function, items, chunksize=at_once))
-
-
-def _work_for(parent: int) -> None:
-    """Begin a process that works off a list; it keeps the memory that the next item needs."""
-    end_with_parent(parent)
-    gc.set_threshold(RARELY)
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy, imported after this, has one core
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(TRIM_THRESHOLD, 2**28)
-        _libc.mallopt(MMAP_THRESHOLD, 2**25)
-
-
 def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     """Have another process read a foreign file first: HDF5 crashes on some, or never ends.
 
-    Raises ValueError where that process crashes, or takes ``patience_s``, or ``BUSY_S`` of a
-    processor; not for what the file holds. ``read`` is a function of a module.
+    Raises ValueError where that process crashes or takes ``patience_s``; not for what the file
+    holds. ``read`` is a function of a module.
     """
     program = f"import sys; sys.path = {list(map(str, sys.path))}\n"
     program += f"from {read.__module__} import {read.__name__} as read\n"
@@ -125,24 +94,15 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
     command = [sys.executable, "-c", program]
     try:
-        for _ in range(2):  # one that is killed says nothing about the file
-            done = subprocess.run(
-                command, stderr=subprocess.DEVNULL, start_new_session=True, timeout=patience_s
-            )
-            if done.returncode not in (-signal.SIGKILL, -signal.SIGTERM):
-                break
-        faults = {0: "", -signal.SIGXCPU: f"found no end in {BUSY_S} s"}
-        fault = faults.get(done.returncode, "crashed")
-    except subprocess.TimeoutExpired:
-        fault = f"found no end in {patience_s:g} s"
-    if fault:
-        raise ValueError(f"{path}: is damaged (a process that read it {fault}); copy it again")
+        subprocess.run(command, stderr=subprocess.DEVNULL, timeout=patience_s, check=True)
+    except subprocess.SubprocessError as error:
+        fault = "a process that read it crashed or found no end"
+        raise ValueError(f"{path}: is damaged ({fault}); copy it again") from error
 
 
 def try_to_read(read: Callable, path: str, parent: int) -> None:
     """Read a file in the process of ``require_an_end``."""
     end_with_parent(parent)
-    setrlimit(RLIMIT_CPU, (BUSY_S, BUSY_S + 1))
     with contextlib.suppress(ValueError):
         read(Path(path))
 

@@ -15,14 +15,16 @@ from energynn.train.phases import Progress  # noqa: E402
 original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 
 
-def step(self, epoch, index, loss, original=original, how=how, sys=sys, torch=torch, launchers=launchers):
+def step(
+    self, epoch, index, loss, original=original, how=how, sys=sys, torch=torch, launchers=launchers
+):
     print("rank", launchers.rank(), "in step", index, "of epoch", epoch)
     if launchers.rank() == 0 and epoch == 40:
         if how == "exit":
             sys.exit(0)
-        if how == "memory":
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB")
-        raise RuntimeError("a fault of its own")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.00 GiB.\nGPU 0 has 39.39 GiB"
+        )
     original(self, epoch, index, loss)
 
 

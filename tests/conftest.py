@@ -11,7 +11,6 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from energynn import config, files, records
-from energynn.data import manifests
 
 T0_NS = 5_000_000_000_000
 POWER_W = 120.0
@@ -20,12 +19,22 @@ TRAINING_S = 20.0
 
 def pytest_addoption(parser):
     group = parser.getgroup("energynn")
-    group.addoption("--ran-twice", metavar="FILE", help="say at the very end which tests this file names")
-    group.addoption("--ran-twice-add", action="store_true", help="this is a second try: add its tests to that file")
+    group.addoption(
+        "--ran-twice", metavar="FILE", help="say at the very end which tests this file names"
+    )
+    group.addoption(
+        "--ran-twice-add",
+        action="store_true",
+        help="this is a second try: add its tests to that file",
+    )
 
 
 # Of these files all tests go to one process of `pytest -n --dist loadgroup`: they share a cluster, a network, a wheel.
-TOGETHER = ("tests/cluster/test_slurm.py", "tests/cluster/test_two_network_hosts.py", "tests/test_wheel.py")
+TOGETHER = (
+    "tests/cluster/test_slurm.py",
+    "tests/cluster/test_two_network_hosts.py",
+    "tests/test_wheel.py",
+)
 # What takes longest begins first, so that no process works long after the others have ended.
 FIRST = (
     "tests/cluster/test_slurm.py",
@@ -36,19 +45,6 @@ FIRST = (
     "tests/train/test_traces.py",
     "tests/analysis/test_report.py",
 )
-
-
-def own_manifests(folder, monkeypatch, **names_by_dataset):
-    """Lists of files in place of the manifests that ship, for this process and those that it starts."""
-    for dataset, names in names_by_dataset.items():
-        (folder / "manifests" / dataset).mkdir(parents=True)
-        sums = "".join(f"{'0' * 64}  {name}\n" for name in names)
-        (folder / "manifests" / dataset / "SHA256SUMS").write_text(sums)
-    place = str(folder / "manifests")
-    patch = f"from pathlib import Path\nfrom energynn import files\nfiles.DATA_MANIFESTS = Path({place!r})\n"
-    (folder / "sitecustomize.py").write_text(patch)
-    monkeypatch.setenv("PYTHONPATH", f"{folder}:{files.REPOSITORY}")
-    monkeypatch.setattr(manifests, "DATA_MANIFESTS", folder / "manifests")
 
 
 def pytest_configure():
@@ -100,7 +96,15 @@ def pytest_unconfigure(config):
 
 def minimal_record(**fields) -> dict:
     """A record with every field that each must have, empty but for those given."""
-    empty = {"text": "", "number": 0, "flag": False, "table": {}, "tables": [], "texts": []}
+    empty = {
+        "text": "",
+        "status": "finished",
+        "number": 0,
+        "flag": False,
+        "table": {},
+        "tables": [],
+        "texts": [],
+    }
     record = {name: empty[records.KIND_OF[name]] for name in records.ALWAYS}
     return record | {"schema": records.SCHEMA} | fields
 
@@ -167,7 +171,13 @@ def write_run_dir(runs_dir, system="local"):
     lines = [{"header": "energynn-samples/1", "host": "host", "period_s": 0.1, "sensors": [sensor]}]
     for step in range(int((TRAINING_S + 2) * 10)):
         t = step / 10 - 1
-        lines.append({"t": T0_NS + int(t * 1e9), "w": int(t * 1e9), "v": [int(POWER_W * (t + 1) * 1e6) + 10**9]})
+        lines.append(
+            {
+                "t": T0_NS + int(t * 1e9),
+                "w": int(t * 1e9),
+                "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
+            }
+        )
     (folder / "samples-host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for rank in range(2):
         counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
@@ -175,16 +185,33 @@ def write_run_dir(runs_dir, system="local"):
             (-0.5, "rank_start", dict(rank=rank, world_size=2, host="host", pid=1, device="cpu")),
             (0.0, "training_start", dict(dataset_samples=1000)),
             (TRAINING_S - 0.1, "epoch", dict(epoch=1, epochs=1, training_loss=2.0, **counts)),
-            (TRAINING_S, "training_end", dict(**counts, forward_backward_passes=10, metrics={"top1_error": 0.25})),
+            (
+                TRAINING_S,
+                "training_end",
+                dict(**counts, forward_backward_passes=10, metrics={"top1_error": 0.25}),
+            ),
             (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
         ]
         text = "".join(
-            json.dumps({"t_mono_ns": T0_NS + int(t * 1e9), "t_wall_ns": int(t * 1e9), "event": name, **fields}) + "\n"
+            json.dumps(
+                {
+                    "t_mono_ns": T0_NS + int(t * 1e9),
+                    "t_wall_ns": int(t * 1e9),
+                    "event": name,
+                    **fields,
+                }
+            )
+            + "\n"
             for t, name, fields in events
             if rank == 0 or name != "epoch"
         )
         (folder / f"events-rank{rank}.jsonl").write_text(text)
-        phases = {"t": T0_NS, "phase": [0, 1], "gap_us": [0, 500_000], "length_us": [8_000_000 + rank, 10_000_000]}
+        phases = {
+            "t": T0_NS,
+            "phase": [0, 1],
+            "gap_us": [0, 500_000],
+            "length_us": [8_000_000 + rank, 10_000_000],
+        }
         text = json.dumps({"names": ["forward", "backward"]}) + "\n" + json.dumps(phases) + "\n"
         (folder / f"phases-rank{rank}.jsonl").write_text(text)
     write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)

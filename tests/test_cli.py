@@ -6,12 +6,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
-from energynn import cli, config, files, records
+from energynn import cli, files, records
 from energynn.files import REPOSITORY
-from energynn.launch import start
 from energynn.progress import energy_words
 from tests.conftest import write_perun_hdf5, write_run_dir
 
@@ -85,12 +85,6 @@ def test_help_loads_nothing_heavy():
     program += "print({'numpy', 'pandas', 'torch', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()", done
-
-
-def test_a_run_of_hours_on_a_core_is_said_before_it_starts(tmp_path):
-    made = config.make("fourcastnet", dataset="synthetic")
-    (warning,) = start.warnings_of(start.prepare(made, tmp_path / "local" / config.run_id(made)))
-    assert "hours on CPU cores" in warning
 
 
 @pytest.mark.parametrize(
@@ -182,9 +176,8 @@ def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatc
     cells = json.loads((REPOSITORY / "notebooks" / "run_training.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
-    monkeypatch.setattr(start, "show_errors_in_one_line", lambda: None)
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
-    made = {}
+    made = {"get_ipython": MagicMock()}
     exec("\n".join(sources[:2]), made)  # parameters and configuration; nothing is run
     assert os.getcwd() == str(REPOSITORY) and str(made["runs_dir"]) == "/somewhere/runs"
 

@@ -1,4 +1,4 @@
-"""A third workload, tests/thumbnails.py, by the notebook that runs ours: a module on PYTHONPATH, and nothing else."""
+"""A third workload, tests/thumbnails.py, by the notebook that runs ours: a module on PYTHONPATH."""
 
 import json
 import os
@@ -17,8 +17,12 @@ WORKLOAD = REPOSITORY / "tests" / "thumbnails.py"
 @pytest.mark.slow
 def test_a_module_of_ones_own_makes_a_valid_record(tmp_path):
     assert len(WORKLOAD.read_text().splitlines()) <= 100
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(WORKLOAD.parent), environment.get("PYTHONPATH", "")])
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"
+    }
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(WORKLOAD.parent), environment.get("PYTHONPATH", "")]
+    )
     parameters = dict(
         workload="thumbnails",
         devices=2,
@@ -43,18 +47,26 @@ def test_a_module_of_ones_own_makes_a_valid_record(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (run_dir,) = (path.parent for path in tmp_path.glob("runs/local/*/record.json"))
     record = records.read(run_dir)
-    assert record["valid"] and record["workload"] == "thumbnails" and record["config"]["hidden"] == 512
-    assert record["samples_trained"] == record["optimizer_steps"] * 32 and record["energy_total_J"] > 0
+    assert (
+        record["valid"] and record["workload"] == "thumbnails" and record["config"]["hidden"] == 512
+    )
+    assert (
+        record["samples_trained"] == record["optimizer_steps"] * 32 and record["energy_total_J"] > 0
+    )
     assert record["metrics"]["top1_error"] < 0.5  # of ten classes
     assert len(record["history"]) == 40 and "perun_time_s" in record
     assert records.check(tmp_path / "runs") == []  # without the module, as on another machine
     runs = results.load(tmp_path / "runs")
+    assert not runs.attrs["excluded"]
     assert runs["workload"].values.tolist() == ["thumbnails"] and runs["top1_error"].item() < 0.5
 
 
 def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
     for name in ("no_such_workload", "json", "..x", ""):
-        with pytest.raises(ValueError, match="workload: .* is not known .*choose one of resnet50, fourcastnet, or a m"):
+        with pytest.raises(
+            ValueError,
+            match="workload: .* is not known .*choose one of resnet50, fourcastnet, or a m",
+        ):
             config.make(name)
 
 

@@ -80,7 +80,7 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(installed
     "words, expected",
     [
         ("check", "1 records below runs, 1 of them valid as evidence; 0 faults"),
-        ("claims", "published: 33 supported"),
+        ("claims", "lbs-speed-up-near-optimal"),
         ("system list", "horeka-a100"),
         ("study list", "GPU hours"),
         ("study show smoke", "together 10 runs"),

@@ -9,8 +9,8 @@ import pandas as pd
 
 from energynn import studies
 from energynn.analysis import published
-from energynn.cluster import systems
-from energynn.forecast import calibrate, plan, predict, runs
+from energynn.forecast import fit as fits
+from energynn.forecast import predict, runs
 
 SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
 
@@ -29,13 +29,16 @@ def load(*workloads: str) -> pd.DataFrame:
     )
 
 
+_fit = functools.cache(fits.published)
+
+
 def _series(name: str, about: dict) -> pd.DataFrame:
-    fit = plan.published_fit(about["workload"], systems.site(SYSTEMS[about["hardware"]]))
-    fewest, most = fit.ranges["devices"]
-    stages = fit.fields.get("stage", [""])
+    fit = _fit(about["workload"], SYSTEMS[about["hardware"]])
+    fewest, most = fit.runs.work.devices.min(), fit.runs.work.devices.max()
+    stages = {getattr(config, "stage", "") for config in fit.runs.configs}
     configs = [
         config
-        for config in studies.PAPER[name](fit.site.name)
+        for config in studies.PAPER[name](fit.runs.site.name)
         if config.repeat == 0
         and fewest <= config.devices <= most
         and getattr(config, "stage", "") in stages
@@ -43,8 +46,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     if not configs:
         return pd.DataFrame()
     base = _base(name, [config.devices for config in configs])
-    work = runs.works(fit.site, configs, fit.samples, fit.workers)
-    values = predict.quantities(fit, work, runs.loading_workers(configs[0]))
+    work = runs.works(fit.runs, configs)
+    values = predict.quantities(fit, work)
     values |= _derived(values, fit, work, base)
     sizes = {
         "series": name,
@@ -63,8 +66,8 @@ def _series(name: str, about: dict) -> pd.DataFrame:
 
 def _base(series: str, devices: list[int]) -> int:
     """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
-    known = published.measurements().query("quantity == 'gpu_hours'")
-    known = known[known["series"].str.split().map(lambda names: series in names)]["devices"]
+    runs = published.runs().dropna(subset="gpu_hours")
+    known = runs[runs["series"].str.split().map(lambda names: series in names)]["devices"]
     return min(known) if known.nunique() > 1 else min(devices)
 
 
@@ -75,9 +78,9 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
     time_h = values["time_h"]
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
-    sockets = (fit.site.sockets_per_node * work.nodes / work.devices)[:, None]
+    sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
     power_kW = values["energy_kWh"][:, :1] / middle_h
-    half = calibrate.forecast(fit.fit, work)["power_W"][1][:, None]
+    half = fits.forecast(fit, work)["power_W"][1][:, None]
     return {
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, [0, 2, 1]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-import re
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,14 @@ if TYPE_CHECKING:  # the command line starts without waiting for them
 
     from energynn.analysis.regression import Fit
 
-PROVENANCES = ("measured", "estimated", "simulated", "published", "exact")  # exact: counted, or chosen by us
-PACKAGES = ("energynn", "altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
+PROVENANCES = (
+    "measured",
+    "estimated",
+    "simulated",
+    "published",
+    "exact",
+)  # exact: counted, or chosen by us
+PACKAGES = ("altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
 
 
 class Numbers:
@@ -44,28 +49,30 @@ class Numbers:
     ) -> None:
         """Add a number or a text.
 
-        A float is printed with ``digits`` significant digits, or with ``decimals``; an int is printed whole. None and
-        NaN become "not available" with ``reason``. ``source`` names the records or published rows that were read.
-
-        Raises ValueError for a name that is taken or not made of letters, digits and _, an unknown provenance, or an
-        infinite value.
+        A float is printed with ``digits`` significant digits, or with ``decimals``; an int whole.
+        None and NaN become "not available" with ``reason``. ``source`` names the records or
+        published rows that were read. Raises ValueError for a name that is taken and an unknown
+        provenance.
         """
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise ValueError(f"{name!r}: a number's name is letters, digits and _, and begins with a letter")
         if name in self.entries:
             raise ValueError(f"{name}: there is a number of that name already; choose another")
         if provenance not in PROVENANCES:
-            raise ValueError(f"{name}: provenance {provenance!r} is not one of {', '.join(PROVENANCES)}")
+            raise ValueError(f"{name}: provenance {provenance!r} is not one of {PROVENANCES}")
         if hasattr(value, "item"):
             value = value.item()  # numpy's scalars
         if isinstance(value, float) and math.isnan(value):
             value = None
-        if isinstance(value, float) and math.isinf(value):
-            raise ValueError(f"{name}: is infinite; give None and a reason")
-        entry = {"value": value, "unit": unit, "digits": digits, "text": text(value, digits, decimals)}
-        entry |= {"source": source, "provenance": provenance, "notebook": self.notebook}
+        entry = {
+            "value": value,
+            "unit": unit,
+            "digits": digits,
+            "text": text(value, digits, decimals),
+            "source": source,
+            "provenance": provenance,
+            "notebook": self.notebook,
+        }
         if value is None:
-            entry |= {"reason": reason or "the value could not be computed"}
+            entry["reason"] = reason or "the value could not be computed"
         self.entries[name] = entry
 
     def add_all(self, values: dict, unit: str = "", **about) -> None:
@@ -122,9 +129,15 @@ class Numbers:
         for column, end in (("value", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
             self.add(end, coefficient.get(column), unit, digits, decimals=decimals, **about)
         if not term:
-            self.add(f"{name}_r_squared", fit.r_squared if fit else None, "", 4, decimals=4, **about)
-            self.add(f"{name}_leverage", fit.leverage.max() if fit else None, "", 2, decimals=2, **about)
-            self.add(f"{name}_covariance", fit.covariance if fit else None, source=source, reason=reason)
+            self.add(
+                f"{name}_r_squared", fit.r_squared if fit else None, "", 4, decimals=4, **about
+            )
+            self.add(
+                f"{name}_leverage", fit.leverage.max() if fit else None, "", 2, decimals=2, **about
+            )
+            self.add(
+                f"{name}_covariance", fit.covariance if fit else None, source=source, reason=reason
+            )
 
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
@@ -153,11 +166,10 @@ def rows(table) -> str:
 
 
 def energy_and_unit(energy_kWh: float | None) -> tuple[float | None, str]:
-    """An energy as it is easy to read: in kWh, or in Wh where it is no more than one kWh; None stays None."""
-    if energy_kWh is None:
-        return None, "Wh"
-    energy_Wh = 1000 * energy_kWh
-    return (energy_Wh / 1000, "kWh") if energy_Wh > 1000 else (energy_Wh, "Wh")
+    """Give an energy in kWh, or in Wh where it is no more than one kWh; None stays None."""
+    if energy_kWh is not None and energy_kWh > 1:
+        return energy_kWh, "kWh"
+    return energy_kWh and 1000 * energy_kWh, "Wh"
 
 
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
@@ -173,7 +185,9 @@ def text(value: float | int | str | None, digits: int = 3, decimals: int | None 
     if decimals is None:
         if value == 0:
             return "0"
-        rounded = float(f"{value:.{digits - 1}e}")  # 9.996 becomes 10.0: one more digit before the point
+        rounded = float(
+            f"{value:.{digits - 1}e}"
+        )  # 9.996 becomes 10.0: one more digit before the point
         decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
@@ -188,7 +202,9 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
     for path in sorted((build_dir / "numbers").glob("*.json")):
         for name, entry in json_table(path).items():
             if name in merged:
-                raise ValueError(f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one")
+                raise ValueError(
+                    f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one"
+                )
             merged[name] = entry
     merged = dict(sorted(merged.items()))
     write_json(build_dir / "numbers.json", merged)
@@ -202,20 +218,20 @@ def colophon(build_dir: str | Path = "build") -> None:
     """
     numbers = Numbers("colophon", build_dir)
     commit, changed = machine.git_state()
-    numbers.add("git_commit", commit[:12] or None, source="git rev-parse HEAD", reason="not in a git repository")
-    date = machine.git("show", "-s", "--format=%cs", "HEAD") or None
-    numbers.add("git_date", date, source="git show", reason="no commit")
+    date = machine.git("show", "-s", "--format=%cs", "HEAD")
     state = "with uncommitted changes" if changed else "without uncommitted changes"
-    numbers.add("git_state", state, source="git status")
-    numbers.add("build_cpu", machine.describe_machine()["cpu"], source="/proc/cpuinfo, platform")
-    numbers.add("build_cores", os.cpu_count(), source="os.cpu_count")
-    numbers.add("build_system", f"{platform.system()} {platform.machine()}", source="platform")
-    numbers.add("build_python", platform.python_version(), source="platform")
+    facts = {
+        "git_commit": commit[:12] or None,
+        "git_date": date or None,
+        "git_state": state,
+        "build_cpu": machine.describe_machine()["cpu"],
+        "build_cores": os.cpu_count(),
+        "build_system": f"{platform.system()} {platform.machine()}",
+        "build_python": platform.python_version(),
+    }
     for package in PACKAGES:
-        try:
-            version = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            version = None
-        name = "version_" + package.replace("-", "_")
-        numbers.add(name, version, source="importlib.metadata", reason="not installed as a package")
+        facts["version_" + package.replace("-", "_")] = metadata.version(package)
+    numbers.add_all(
+        facts, source="git, platform and importlib.metadata", reason="not in a git repository"
+    )
     numbers.save()

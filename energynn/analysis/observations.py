@@ -17,39 +17,70 @@ STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
 ENERGIES = [f"energy_{component}_kWh" for component in ("total", *results.COMPONENTS[:3])]
 # Quantities of both origins, the total first: the first of a run decides how good the run is said to be, see ``wide``.
-QUANTITIES = [*ENERGIES, "gpu_hours", "training_time_h", "top1_error_percent", "z500_rmse_m", "lead_time_h"]
-QUANTITIES += ["persistence_m", "samples_per_gpu_hour", "passes_per_gpu_hour", "sockets_per_gpu", "mean_power_gpu_W"]
-QUANTITIES += ["mean_power_cpu_socket_W", "energy_per_gpu_hour_kW", "energy_per_dataset_sample_Wh", "speed_up"]
-QUANTITIES += ["share_cpu_percent", "share_ram_percent", "memory_gpu_peak_GB"]
+QUANTITIES = [
+    *ENERGIES,
+    "gpu_hours",
+    "training_time_h",
+    "top1_error_percent",
+    "z500_rmse_m",
+    "lead_time_h",
+    "persistence_m",
+    "samples_per_gpu_hour",
+    "passes_per_gpu_hour",
+    "sockets_per_gpu",
+    "mean_power_gpu_W",
+    "mean_power_cpu_socket_W",
+    "energy_per_gpu_hour_kW",
+    "energy_per_dataset_sample_Wh",
+    "speed_up",
+    "share_cpu_percent",
+    "share_ram_percent",
+]
 # What was run.
-WHAT = ["origin", "series", "name", "workload", "stage", "dataset", "data", "system", "device_kind", "device_name"]
-WHAT += ["hardware", "recipe", "recipe_at_any_pace", "preset", "loader", "base_devices", *COUNTED]
-RUN = ["origin", "series", "run"]  # one run, or one configuration, in one series
+WHAT = [
+    "origin",
+    "series",
+    "name",
+    "workload",
+    "stage",
+    "dataset",
+    "data",
+    "system",
+    "device_kind",
+    "device_name",
+    "hardware",
+    "recipe",
+    "recipe_at_any_pace",
+    "preset",
+    "loader",
+    "base_devices",
+    *COUNTED,
+]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-MEASURED = ["quantity", "value", "std", "half", "provenance", "place"]
-# Published quantities that follow from others, whose places and errors they have.
+SUFFIXES = ("_std", "_half", "_place")
+PARTS = [f"energy_{component}_provenance" for component in results.COMPONENTS[:3]]
+# Published quantities that follow from others, whose spread they have.
 DERIVED_FROM = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
     "energy_per_dataset_sample_Wh": ["energy_total_kWh"],
     "samples_per_gpu_hour": ["gpu_hours"],
     "passes_per_gpu_hour": ["gpu_hours"],
     "training_time_h": ["gpu_hours"],
-    "mean_power_gpu_W": ["energy_gpu_kWh"],
-    "mean_power_cpu_socket_W": ["energy_cpu_kWh"],
 }
 
 
 def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Published and own runs, one row per run, series and quantity; ``origin`` is "published" or "own".
+    """Make a table of published and own runs, one row per run and series.
 
-    Columns: what was run (``WHAT``), ``repeats``, ``run`` and ``run_dir``; then ``quantity`` (one of ``QUANTITIES``),
-    ``value``, ``std`` (over the repeats of a published mean, divisor repeats - 1), ``half`` (half a unit of the last
-    printed digit), ``provenance`` (of this quantity) and ``place`` (where it was published). What a run does not have
-    has no row. Energies in kWh, times in h, powers per GPU or per CPU socket in W.
+    Columns: ``origin`` ("published" or "own") and what else was run (``WHAT``), ``repeats``,
+    ``run``, ``run_dir``, ``provenance`` of the total energy, and the ``QUANTITIES``: energies in
+    kWh, times in h, powers per GPU or per CPU socket in W; NaN where a run does not have one.
+    ``<quantity>_std`` is over the repeats of a published mean (divisor repeats - 1), ``_half`` half
+    a unit of the last printed digit, ``_place`` where it was published.
 
-    ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one, else a name made of
-    what is constant, else "". ``speed_up`` relates to the mean training time on ``base_devices``. Records left out
-    stand with the reason in ``attrs["excluded"]``.
+    ``series`` is the study's (R1 to F5, runs/published/series.toml) where a run belongs to one,
+    else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
+    ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, only_the_studys=True)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
@@ -58,115 +89,92 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """The same with one row per configuration, series and quantity: means over own repeats with one seed.
+    """Reduce the rows of ``load`` to one per configuration and series: means over own repeats.
 
-    ``std`` is the standard deviation over ``repeats`` runs (divisor repeats - 1), NaN for a single run: its scatter is
-    unknown, not zero. Published rows are means already.
+    ``_std`` is the standard deviation over ``repeats`` runs with one seed (divisor repeats - 1),
+    NaN for a single run: its scatter is unknown, not zero. Published rows are means already.
     """
     own = table[table["origin"] == "own"]
-    energies = own.groupby(RUN)["provenance"].transform("first").rename("energies")  # energies are first
-    own = own.assign(configuration=own.groupby([*WHAT, energies], dropna=False, sort=False).ngroup())
-    runs = own.drop_duplicates(RUN).groupby("configuration")
-    runs = runs.agg(repeats=("run", "size"), run=("run", ", ".join), run_dir=("run_dir", "first"))
-    quantities = own.groupby([*WHAT, "configuration", "provenance", "quantity"], dropna=False, sort=False)["value"]
-    reduced = quantities.agg(value="mean", std="std").reset_index().join(runs, on="configuration")
-    reduced = reduced.drop(columns="configuration").sort_values(["series", "devices"])
+    groups = own.groupby([*WHAT, "provenance"], dropna=False, sort=False)
+    reduced = pd.concat(
+        [
+            groups[QUANTITIES].mean(),
+            groups[QUANTITIES].std().add_suffix("_std"),
+            groups[[*PARTS, "run_dir"]].first(),
+            groups["run"].agg(", ".join),
+            groups["run"].size().rename("repeats"),
+        ],
+        axis=1,
+    ).reset_index()
+    reduced = reduced.sort_values(["series", "devices"], kind="stable")
     return pd.concat([table[table["origin"] == "published"], reduced], ignore_index=True)
 
 
-def wide(table: pd.DataFrame, *beside: str) -> pd.DataFrame:
-    """One row per run (or configuration) and series, with a column for the value of each quantity.
-
-    ``beside``: "std", "half", "place" or "provenance", to have them as ``<quantity>_std`` and so on. ``provenance`` is
-    that of the total energy, where there is one: its parts, times and metrics may be better known.
-    """
-    described = [name for name in table if name in {*WHAT, "repeats", "run", "run_dir", "provenance"}]
-    rows = table.drop_duplicates(RUN)[described].set_index(RUN).join(of_each(table, "value"))
-    for column in beside:
-        rows = rows.join(of_each(table, column).add_suffix(f"_{column}"))
-    rows = rows.reset_index()
-    return rows[[*described, *rows.columns.difference(described, sort=False)]]
-
-
-def of_each(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of the long table for every run and quantity: rows as those of ``wide``, a column per quantity."""
-    runs = pd.MultiIndex.from_frame(table[RUN].drop_duplicates())
-    quantities = list(dict.fromkeys([*QUANTITIES, *table["quantity"]]))
-    return table.pivot(index=RUN, columns="quantity", values=column).reindex(index=runs, columns=quantities)
-
-
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Those of ``wide(table, "std")`` that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
+    """Select the rows that have a quantity: ``value``, ``low`` and ``high``, one std to each side.
 
-    ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal: there is no error bar.
+    ``provenance`` is then the quantity's. Where the scatter is unknown, all three are equal.
     """
     known = rows[rows[quantity].notna()]
-    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
     value = known[quantity]
-    provenance = known.get(f"{quantity}_provenance", _provenance(quantity, known))
-    return known.assign(value=value, low=value - spread, high=value + spread, provenance=provenance)
+    spread = known[f"{quantity}_std"].fillna(0.0) if f"{quantity}_std" in known else 0.0
+    of_quantity = provenance(quantity, known)
+    return known.assign(
+        value=value, low=value - spread, high=value + spread, provenance=of_quantity
+    )
 
 
 def distinct(rows: pd.DataFrame) -> pd.DataFrame:
-    """Each run of ``wide`` once, whatever series it belongs to: its first row."""
+    """Take each run once, whatever series it belongs to: its first row."""
     return rows.drop_duplicates(["origin", "run"])
 
 
-def _provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
-    """How good a quantity is: a part of the energy may be better known than the total, times and metrics always are."""
+def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
+    """Tell how good a quantity is: a part of the energy may be better known than the total.
+
+    Times and metrics of a run whose energy is estimated are measured.
+    """
     of_energy, part = runs["provenance"], PART.match(quantity)
-    if part:
-        of_energy = runs.get(f"energy_{part[1]}_provenance", of_energy)
+    if part and f"energy_{part[1]}_provenance" in runs:
+        of_energy = runs[f"energy_{part[1]}_provenance"].fillna(of_energy)
     if quantity.startswith(("energy_", "mean_power_", "share_", "power_")):
         return of_energy
     return of_energy.replace("estimated", "measured")
 
 
-def _long(runs: pd.DataFrame, **beside: pd.DataFrame) -> pd.DataFrame:
-    """One row per run and quantity that it has; ``beside``: further columns, tables by run and quantity."""
-    described = runs.reindex(columns=[*WHAT, "repeats", "run", "run_dir"]).reset_index(drop=True)
-    beside = {name: table.reindex(index=runs["run"], columns=QUANTITIES) for name, table in beside.items()}
-    parts = []
-    for quantity in QUANTITIES:
-        part = described.assign(quantity=quantity, value=runs[quantity].to_numpy(float))
-        for name, table in beside.items():
-            part[name] = table[quantity].to_numpy()
-        parts.append(part.assign(provenance=_provenance(quantity, runs).to_numpy()))
-    return pd.concat(parts).dropna(subset="value").sort_index(kind="stable")
+def _columns(runs: pd.DataFrame) -> pd.DataFrame:
+    beside = [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
+    beside = [name for name in beside if name in runs]
+    about = ["repeats", "run", "run_dir", "provenance", *PARTS]
+    return runs.reindex(columns=[*WHAT, *about, *QUANTITIES, *beside])
 
 
 def published_runs() -> pd.DataFrame:
-    """The published rows of ``load``."""
-    printed = published.measurements()
-    divisor = np.where(printed["std_ddof"] == "0", printed["repeats"] - 1, printed["repeats"])
-    printed["std"] *= np.sqrt(printed["repeats"] / divisor)  # from the population's to the sample's
-    names = ("value", "std", "half", "place")
-    values, std, half, place = (printed.pivot(index="run", columns="quantity", values=name) for name in names)
-    runs = printed.drop_duplicates("run").drop(columns=MEASURED).set_index("run", drop=False)
-    runs = runs.join(values.reindex(columns=QUANTITIES)).rename_axis(None)
+    """Make the published rows of ``load``."""
+    runs = published.runs()
+    runs = runs.reindex(columns=list(dict.fromkeys([*runs, *QUANTITIES])))
     hours = runs["gpu_hours"]
-    runs["training_time_h"] = runs["training_time_h"].where(hours.isna(), hours / runs["devices"])
-    runs["dataset_samples"] = runs["dataset_samples"].fillna(runs["dataset"].map(published.data_set_samples))
-    samples = runs["dataset_samples"] * runs["epochs"]
+    runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
+    assumed = runs["dataset"].map(published.data_set_samples)
+    runs["dataset_samples"] = runs["dataset_samples"].fillna(assumed)
     # A node has four GPUs and two sockets, and counts in full (section 3.1).
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
-    runs["samples_per_gpu_hour"] = samples / hours
+    runs["samples_per_gpu_hour"] = runs["dataset_samples"] * runs["epochs"] / hours
     runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
-    runs = runs.assign(system="HoreKa", device_kind="gpu", seed=0, recipe="published", provenance="published")
-    runs["recipe_at_any_pace"] = "published"
-    runs = _with_derived(runs)
-    for quantity, sources in DERIVED_FROM.items():
-        place[quantity] = place[sources].agg(lambda places: "; ".join(sorted(set(places.dropna()))) or None, axis=1)
-        if not quantity.startswith("mean_power_"):  # no repeats are known of these: they have no spread
-            for errors in (std, half):
-                relative = errors[sources] / runs[sources]  # as if independent
-                errors[quantity] = runs[quantity] * np.sqrt((relative**2).sum(axis=1, skipna=False))
-    conditions = published.series()
+    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace", "provenance"), "published")
+    runs = _with_derived(runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike))
+    for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
+        relative = [runs[f"{source}_std"] / runs[source] for source in sources]
+        runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(sum(ratio**2 for ratio in relative))
+    series = published.series()
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
-    labels = {series: f"{series}: {known['label']}" for series, known in conditions.items()}
-    runs["name"] = [labels.get(series, series) for series in runs["series"]]
-    runs["data"] = [conditions.get(series, {"data": "fixed"})["data"] for series in runs["series"]]
-    return _long(_with_speed_up(runs, ["series", "device_name"]), std=std, half=half, place=place)
+    runs["name"] = runs["series"].map(lambda name: _label(name, series))
+    runs["data"] = runs["series"].map(lambda name: series.get(name, {}).get("data", "fixed"))
+    return _columns(_with_speed_up(runs, ["series", "device_name"]))
+
+
+def _label(name: str, series: dict[str, dict]) -> str:
+    return f"{name}: {series[name]['label']}" if name in series else name
 
 
 # Workload -> origin of runs that train none of our networks.
@@ -174,18 +182,17 @@ ORIGINS = {"command": "command", "perun import": "imported"}
 
 
 def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Measured commands and imported perun files, one row each, with the columns of ``wide`` that their records have.
+    """Tabulate measured commands and imported perun files with the columns of ``wide`` they have.
 
-    ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in ``attrs["excluded"]``.
+    ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in
+    ``attrs["excluded"]``.
     """
-    rows, excluded, seen = [], [], {}
+    rows, excluded = [], []
     for run_dir in records.run_dirs(Path(runs_dir)):
         record = records.read(run_dir)
         if record is None or record["workload"] not in records.NO_TRAINING:
             continue
         with one_fault(run_dir, excluded):
-            if (other := seen.setdefault(record["record_sha256"], run_dir)) != run_dir:
-                raise ValueError(f"is a copy of {other}; keep one of the two")
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
             rows.append(_row_without_training(record, run_dir))
@@ -197,22 +204,34 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
 
 
 def _row_without_training(record: dict, run_dir: Path) -> dict:
-    row = {name: record.get(name) for name in ("workload", "system", "device_kind", "device_name", "devices")}
-    row |= {"run": record["run_id"], "run_dir": str(run_dir), "series": "", "origin": ORIGINS[record["workload"]]}
-    row |= {"name": record["config"].get("command", record["run_id"])}
-    row |= {"provenance": record.get("energy_total_provenance", "")}
-    row |= {"training_time_h": record["training_time_s"] / SECOND_PER_HOUR}
-    row |= {"gpu_hours": record["device_hours_training"]}
-    row |= {f"energy_{c}_kWh": record.get(f"energy_{c}_J", np.nan) / JOULE_PER_KWH for c in results.COMPONENTS}
-    row["energy_per_gpu_hour_kW"] = row["energy_total_kWh"] / row["gpu_hours"] if row["gpu_hours"] else np.nan
-    return row
+    hours = record["device_hours_training"]
+    row = {name: record.get(name) for name in ("workload", "system", "device_kind", "device_name")}
+    row |= {f"energy_{c}_kWh": _kWh(record, c) for c in results.COMPONENTS}
+    return row | {
+        "devices": record.get("devices"),
+        "run": record["run_id"],
+        "run_dir": str(run_dir),
+        "series": "",
+        "origin": ORIGINS[record["workload"]],
+        "name": record["config"].get("command", record["run_id"]),
+        "provenance": record.get("energy_total_provenance", ""),
+        "training_time_h": record["training_time_s"] / SECOND_PER_HOUR,
+        "gpu_hours": hours,
+        "energy_per_gpu_hour_kW": row["energy_total_kWh"] / hours if hours else np.nan,
+    }
+
+
+def _kWh(record: dict, component: str) -> float:
+    return record.get(f"energy_{component}_J", np.nan) / JOULE_PER_KWH
 
 
 def _own(runs) -> pd.DataFrame:
     table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
     per_device = table["devices"].replace(0, np.nan)
     # Published energies are perun's; own ones are taken in the same way where all is measured.
-    by_perun = (table["energy_total_provenance"] == "measured") & table["energy_perun_total_kWh"].notna()
+    by_perun = (table["energy_total_provenance"] == "measured") & table[
+        "energy_perun_total_kWh"
+    ].notna()
     for name in ENERGIES:
         table[name] = table[name.replace("energy_", "energy_perun_")].where(by_perun, table[name])
     table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
@@ -220,34 +239,36 @@ def _own(runs) -> pd.DataFrame:
     table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
     table["sockets_per_gpu"] = table["sockets"] / per_device
     table["top1_error_percent"] = 100 * table["top1_error"]
-    table["memory_gpu_peak_GB"] = table["memory_gpu_peak_B"] / 1e9
     table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
     table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
     table = _with_derived(_with_forecast_error(table))
     selected = results.scaling_series(table)
     selected["series"] = selected["stage"].map(STAGES).fillna("") + selected["series"]
     selected["name"] = selected["series"]
-    for series, conditions in published.series().items():
+    series = published.series()
+    for name, conditions in series.items():
         belongs = _belongs(selected, conditions)
-        selected.loc[belongs, ["series", "name"]] = series, f"{series}: {conditions['label']}"
+        selected.loc[belongs, ["series", "name"]] = name, _label(name, series)
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="", base_devices=alone["devices"])
     table = pd.concat([selected, alone], ignore_index=True)
-    return _long(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
+    return _columns(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
 
 
 def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:
-    """Which runs of scaling series meet the conditions of one of the study's."""
+    """Select the runs of scaling series that meet the conditions of one of the study's."""
     constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
-    same = [runs["constant"] == constant, runs["device_name"].str.contains(conditions["hardware"])]
-    same += [runs[key] == conditions[key] for key in ("workload", "dataset", "data", "epochs", constant)]
-    same.append(runs["stage"] == conditions.get("stage", ""))
+    wanted = {
+        name: conditions[name] for name in ("workload", "dataset", "data", "epochs", constant)
+    }
+    wanted |= {"constant": constant, "stage": conditions.get("stage", "")}
+    is_same = (runs[list(wanted)] == pd.Series(wanted)).all(axis=1)
     samples = runs["dataset_samples"]
     if conditions["data"] == "scaled":
         samples = samples / runs["devices"]
     whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
-    same.append((samples / whole - 1).abs() < 0.01)  # shares are rounded, and the years' states are an assumption
-    return np.logical_and.reduce(same)
+    is_near = (samples / whole - 1).abs() < 0.01  # shares are rounded
+    return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
 
 
 def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
@@ -255,9 +276,11 @@ def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
     table = table.assign(z500_rmse_m=np.nan, persistence_m=np.nan, lead_time_h=np.nan)
     metrics = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
     for metric in sorted(metrics, key=results.lead_time_h):
-        chosen = table[metric].notna() & ((table["stage"] == "finetune") | table["z500_rmse_m"].isna())
+        is_longest = (table["stage"] == "finetune") | table["z500_rmse_m"].isna()
+        chosen = table[metric].notna() & is_longest
+        persistence = f"{metric.removesuffix('_m')}_persistence_m"
         table.loc[chosen, "z500_rmse_m"] = table[metric]
-        table.loc[chosen, "persistence_m"] = table.get(f"{metric.removesuffix('_m')}_persistence_m", np.nan)
+        table.loc[chosen, "persistence_m"] = table.get(persistence, np.nan)
         table.loc[chosen, "lead_time_h"] = results.lead_time_h(metric)
     return table
 
@@ -269,7 +292,9 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     table["energy_per_gpu_hour_kW"] = energy_kWh / hours
     table["energy_per_dataset_sample_Wh"] = 1000 * energy_kWh / table["dataset_samples"]
     table["mean_power_gpu_W"] = 1000 * table["energy_gpu_kWh"] / hours
-    table["mean_power_cpu_socket_W"] = 1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"]
+    table["mean_power_cpu_socket_W"] = (
+        1000 * table["energy_cpu_kWh"] / hours / table["sockets_per_gpu"]
+    )
     for part in ("cpu", "ram"):
         if f"share_{part}_percent" not in table:  # the study printed its own
             table[f"share_{part}_percent"] = 100 * table[f"energy_{part}_kWh"] / energy_kWh

@@ -24,38 +24,47 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     build_dir = Path(build_dir).resolve()
     numbers = build_dir / "numbers.json"
     if not numbers.is_file():
-        raise ValueError(f"{numbers} is missing; run the notebooks and energynn.analysis.numbers.merge first")
+        raise ValueError(
+            f"{numbers} is missing; run the notebooks and energynn.analysis.numbers.merge first"
+        )
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
     known = json.loads(numbers.read_text())
     missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
-    missing += [name for name in ("claims.json", "artifact.json", "excluded.json") if not (build_dir / name).is_file()]
-    missing += [name for name in figures(manuscript) if not (build_dir / "figures" / f"{name}.pdf").is_file()]
+    files = ["claims.json", "artifact.json", "excluded.json"]
+    files += [f"figures/{name}.pdf" for name in figures(manuscript)]
+    missing += [name for name in files if not (build_dir / name).is_file()]
     if missing:
-        raise ValueError(f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first")
+        raise ValueError(
+            f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first"
+        )
     # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
     inputs = {"build": str(build_dir)}
     for name, path in MANUSCRIPTS.items():
-        typst.compile(path, output=build_dir / name, root="/", ignore_system_fonts=True, sys_inputs=inputs)
+        typst.compile(
+            path, output=build_dir / name, root="/", ignore_system_fonts=True, sys_inputs=inputs
+        )
     return [build_dir / name for name in MANUSCRIPTS]
 
 
-def figures(manuscript: str) -> dict[str, str]:
-    """The figures that a manuscript shows, in order: name -> the heading under which it stands."""
-    heading, found = "", {}
-    for words, name in re.findall(r'^=+ ([^<\n]+)|drawing\("(\w+)"', manuscript, re.MULTILINE):
-        heading = words.strip() or heading
-        if name:
-            found[name] = heading
-    return found
+def figures(manuscript: str) -> list[str]:
+    """List the figures that a manuscript shows, in order."""
+    return re.findall(r'drawing\("(\w+)"', manuscript)
 
 
 def captions(build_dir: str | Path = "build") -> dict[str, str]:
     """The captions of the paper's figures as plain text, by the figure's name; a reference is a title in quotes."""
     source = PAPER / "energynn.typ"
     inputs = {"build": str(Path(build_dir).resolve())}
-    answer = typst.query(source, "<drawing>", field="value", root="/", ignore_system_fonts=True, sys_inputs=inputs)
+    answer = typst.query(
+        source, "<drawing>", field="value", root="/", ignore_system_fonts=True, sys_inputs=inputs
+    )
     found = {figure["name"]: " ".join(figure["caption"].split()) for figure in json.loads(answer)}
-    labels = re.findall(r'drawing\("(\w+)"(?:(?!drawing\().)*?<(fig-[\w-]+)>', source.read_text(), re.DOTALL)
+    labels = re.findall(
+        r'drawing\("(\w+)"(?:(?!drawing\().)*?<(fig-[\w-]+)>', source.read_text(), re.DOTALL
+    )
     titles = {label: f"“{found[name].split('.')[0]}”" for name, label in labels if name in found}
     named = re.compile("«(.*?)»")
-    return {name: named.sub(lambda label: titles.get(label[1], "the text"), words) for name, words in found.items()}
+    return {
+        name: named.sub(lambda label: titles.get(label[1], "the text"), words)
+        for name, words in found.items()
+    }

@@ -5,30 +5,25 @@ from __future__ import annotations
 import functools
 import tomllib
 
+import numpy as np
 import pandas as pd
 
 from energynn import published_values
 from energynn.published_values import PUBLISHED
 
-WHOLE = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
-NUMBERS = [*WHOLE, "dataset_samples", "low", "high", "decimals", "spread"]
-RUN = ["workload", "stage", "dataset", "device_name", "devices", "local_batch_size", "global_batch_size"]
-RUN += ["dataset_samples", "epochs"]
+NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", "repeats"]
+RUN = ["workload", "stage", "dataset", "device_name", *NUMBERS[:4], "dataset_samples"]
 
 
 def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame:
-    """Rows of values.csv, all or of one kind and quantity; ``value`` is text as printed, ``low`` and ``high`` numbers.
+    """Select rows of values.csv; ``value`` is text as printed, ``low`` and ``high`` numbers.
 
-    Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture (not known).
-    Raises ValueError for a kind or a quantity that does not occur.
+    Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture
+    (not known).
     """
     table = _all_values()
     for column, wanted in (("kind", kind), ("quantity", quantity)):
-        if wanted is not None:
-            if wanted not in set(table[column]):
-                known = ", ".join(sorted(set(table[column])))
-                raise ValueError(f"{column}: {wanted!r} does not occur; choose one of {known}")
-            table = table[table[column] == wanted]
+        table = table if wanted is None else table[table[column] == wanted]
     return table.copy()
 
 
@@ -36,35 +31,45 @@ def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame
 def _all_values() -> pd.DataFrame:
     table = pd.DataFrame(published_values.rows())
     table = table.mask(table == "")
-    table[NUMBERS] = table[NUMBERS].apply(pd.to_numeric)
+    numbers = [*NUMBERS, "dataset_samples", "low", "high", "decimals", "spread"]
+    table[numbers] = table[numbers].apply(pd.to_numeric)
     return table
 
 
-@functools.cache
-def _measurements() -> pd.DataFrame:
-    table = values("measurement").dropna(subset="workload")
-    table["half"] = (0.5 * 10.0 ** -table["decimals"]).fillna(0.0)
-    table["stage"] = table["stage"].fillna("")
-    runs = table.groupby(RUN, dropna=False, sort=False)
-    table["run"] = "published " + runs.ngroup().astype(str)
-    table["repeats"] = runs["repeats"].transform("first")
-    table["local_batch_size"] = table["local_batch_size"].fillna(table["global_batch_size"] / table["devices"])
-    with_unit = table["quantity"] + "_" + table["unit"].replace("%", "percent")
-    table["quantity"] = with_unit.where(table["quantity"] != "gpu_hours", "gpu_hours")
-    table["value"] = table["value"].map(float)
-    table = table.rename(columns={"spread": "std", "spread_ddof": "std_ddof", "stands_in": "place"})
-    described = ["run", "series", *RUN, "repeats"]
-    measured = ["quantity", "value", "std", "std_ddof", "half", "provenance", "place"]
-    return table[[*described, *measured]].astype(dict.fromkeys(WHOLE, int)).assign(origin="published")
+def runs() -> pd.DataFrame:
+    """Make one row per published run: what was run, and the value of each quantity.
 
-
-def measurements() -> pd.DataFrame:
-    """One row per published run and quantity: what was run, ``quantity`` with its unit in the name, and its value.
-
-    ``std`` is over ``repeats`` (divisor repeats - ``std_ddof``), ``half`` half a unit of the last printed digit (0 for
-    full precision), ``place`` where the value stands. ``series`` names all series of the run, separated by spaces.
+    Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
+    half a unit of the last printed digit (0 for full precision), ``_place`` where the value stands.
+    ``series`` names all series of the run, separated by spaces.
     """
-    return _measurements().copy()
+    return _runs().copy()
+
+
+@functools.cache
+def _runs() -> pd.DataFrame:
+    table = values("measurement").dropna(subset="workload").fillna({"stage": ""})
+    groups = table.groupby(RUN, dropna=False, sort=False)
+    table["run"] = "published " + groups.ngroup().astype(str)
+    table["repeats"] = groups["repeats"].transform("first")
+    local = table["global_batch_size"] / table["devices"]
+    table["local_batch_size"] = table["local_batch_size"].fillna(local)
+    unit = "_" + table["unit"].replace("%", "percent")
+    table["quantity"] += unit.where(table["quantity"] != "gpu_hours", "")
+    is_of_sample = table["spread_ddof"] != "0"
+    divisor = table["repeats"] - (~is_of_sample)
+    columns = {
+        "": table["value"].map(float),
+        "_std": table["spread"] * np.sqrt(table["repeats"] / divisor).mask(is_of_sample, 1.0),
+        "_half": (0.5 * 10.0 ** -table["decimals"]).fillna(0.0),
+        "_place": table["stands_in"],
+    }
+    described = ["run", "series", *RUN, "repeats"]
+    found = table.drop_duplicates("run")[described].set_index("run", drop=False)
+    for suffix, column in columns.items():
+        cells = table.assign(cell=column).pivot(index="run", columns="quantity", values="cell")
+        found = found.join(cells.add_suffix(suffix))
+    return found.astype(dict.fromkeys(NUMBERS, int)).rename_axis(None)
 
 
 def series() -> dict[str, dict]:

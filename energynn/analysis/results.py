@@ -11,37 +11,20 @@ import xarray as xr
 
 from energynn import config as run_config
 from energynn import records
-from energynn.measure import energy
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 from energynn.reading import json_table, one_fault
 
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become variables; units and meanings stand in records.FIELDS.
-QUANTITIES = (
-    "nodes",
-    "sockets",
-    "dataset_samples",
-    "samples_trained",
-    "samples_evaluated",
-    "optimizer_steps",
-    "forward_backward_passes",
-    "memory_gpu_peak_B",
-    "training_time_s",
-    "perun_time_s",
-    "device_hours_training",
-    "device_hours_perun",
-    *(f"energy_{c}_J" for c in COMPONENTS),
-    *(f"energy_perun_{c}_J" for c in COMPONENTS),
-    *(f"energy_{c}_bound_J" for c in COMPONENTS),
-    *(f"energy_{c}_systematic_J" for c in COMPONENTS),
-    *(f"mean_power_{c}_W" for c in COMPONENTS),
-    "sampling_period_s",
-    "samples_in_training",
-    "coverage",
+QUANTITIES = tuple(
+    name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"
 )
 CPU_MODEL = ("cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores")
-METRICS = ("top1_error", "validation_loss")  # others, named with lead times, where records have them
+METRICS = (
+    "top1_error",
+    "validation_loss",
+)  # others, named with lead times, where records have them
 # What can be selected by; the rest of the configuration enters ``recipe``.
 CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
 LABELS = (
@@ -229,25 +212,3 @@ def phases(runs: xr.Dataset) -> pd.DataFrame:
         record = json_table(Path(run_dir) / "record.json")
         rows += [{"run_id": run_id, **entry} for entry in record.get("energy_phases", [])]
     return pd.DataFrame(rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS[:3])])
-
-
-def power_traces(runs: xr.Dataset, period_s: float = 0.5) -> xr.Dataset:
-    """Read power of every sensor during the training from the raw samples of the runs given.
-
-    Returns ``power_W`` (run_id, device, time): the mean over steps of ``period_s``, time in s from
-    the start of the training to the middle of the step, NaN where a run has no such sensor or had
-    ended. Runs whose samples cannot be read stand with the reason in ``attrs["excluded"]``.
-    """
-    columns = ["run_id", "device", "time"]
-    parts, excluded = [pd.DataFrame(columns=[*columns, "power_W"])], []
-    for index, run_dir in enumerate(runs["run_dir"].values):
-        run_id, end_s = (runs[name].values[index] for name in ("run_id", "training_time_s"))
-        with one_fault(run_dir, excluded):
-            for device, (t_s, watts) in energy.power_trace(Path(run_dir), period_s).items():
-                middle_s = (np.floor(t_s / period_s) + 0.5) * period_s
-                part = pd.DataFrame({"time": middle_s, "power_W": watts})[(t_s > 0) & (t_s < end_s)]
-                parts.append(part.assign(run_id=run_id, device=device))
-    table = pd.concat([part for part in parts if len(part)] or parts)
-    power_W = table.groupby(columns)["power_W"].mean().to_xarray()
-    power_W.attrs = {"units": "W", "long_name": "mean power of a time step"}
-    return xr.Dataset({"power_W": power_W}, attrs={"excluded": excluded})

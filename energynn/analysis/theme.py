@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-import warnings
 from pathlib import Path
 
 import altair as alt
@@ -18,7 +17,9 @@ PRINT_pt_per_px = 0.625
 COLUMN_px = 384
 PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-IN_JUPYTERLAB = "5"  # the Vega-Lite that JupyterLab carries, for figures with tooltips without network
+IN_JUPYTERLAB = (
+    "5"  # the Vega-Lite that JupyterLab carries, for figures with tooltips without network
+)
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -26,13 +27,46 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 GREY = "#6b6b6b"
 # The study's series have fixed colours in all figures. Those of one workload share panels: each is lighter than the one
 # before by at least 10 of 100 steps, so that they differ in grey, and with any kind of colour blindness.
-RESNET50 = {"R1": "#03336D", "R4": "#9E046E", "R2": "#CC4216", "R3": "#09A570", "R5": "#EB9E14", "R6": "#82D7FD"}
-FOURCASTNET = {"F1": "#19247E", "F2": "#970246", "F4": "#9F40A7", "F3": "#10998D", "F5": "#B7AF16", "T1": "#FBC1C9"}
+RESNET50 = {
+    "R1": "#03336D",
+    "R4": "#9E046E",
+    "R2": "#CC4216",
+    "R3": "#09A570",
+    "R5": "#EB9E14",
+    "R6": "#82D7FD",
+}
+FOURCASTNET = {
+    "F1": "#19247E",
+    "F2": "#970246",
+    "F4": "#9F40A7",
+    "F3": "#10998D",
+    "F5": "#B7AF16",
+    "T1": "#FBC1C9",
+}
 SERIES = RESNET50 | FOURCASTNET
-RAMP = ["#440154", "#3b528b", "#21918c", "#5ec962", "#c8e020"]  # "viridis": any number of colours, darkest first
+# "viridis" in steps that differ in grey, too, darkest first
+RAMP = [
+    "#440154",
+    "#411e68",
+    "#3d3c7c",
+    "#39588b",
+    "#2f6f8b",
+    "#26868c",
+    "#2c9b84",
+    "#42b075",
+    "#58c466",
+    "#7bcf50",
+    "#a1d838",
+    "#c8e020",
+]
 # verdict of the ledger -> colour
-VERDICTS = {"supported": "#00407A", "contradicted": "#C8501E", "inconclusive": "#E8B93A", "no data": "#F0F0F0"}
-VERDICTS |= {"by construction": "#969696"}
+VERDICTS = {
+    "supported": "#00407A",
+    "contradicted": "#C8501E",
+    "inconclusive": "#E8B93A",
+    "no data": "#F0F0F0",
+}
+VERDICTS |= {"restated": "#969696"}
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
 # Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.
@@ -47,30 +81,45 @@ PROVENANCE = {
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {"labelFont": FONT, "titleFont": FONT, "labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
-    axis = {"gridColor": "#e6e6e6", "gridWidth": 0.8, "domainColor": "#333333", "domainWidth": 1.1}
-    axis |= {"tickColor": "#333333", "tickWidth": 1.1, "tickSize": 5, "labelPadding": 3, "titlePadding": 6}
-    axis |= {"labelLimit": 320, "titleLimit": 640, "labelSeparation": 6}
-    legend = {"symbolSize": 100, "symbolOpacity": 1, "symbolStrokeWidth": 2, "rowPadding": 3, "columnPadding": 13}
-    legend |= {"labelLimit": 640, "titleLimit": 640, "titlePadding": 5, "offset": 13, "orient": "bottom"}
-    legend |= {"layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}}}
-    title = {"font": FONT, "fontSize": 13, "fontWeight": "bold", "anchor": "start", "frame": "group", "offset": 10}
+    text = {
+        "labelFont": FONT,
+        "titleFont": FONT,
+        "labelFontSize": 11,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+    }
+    axis = {
+        "gridColor": "#e6e6e6",
+        "domainColor": "#333333",
+        "tickColor": "#333333",
+        "titlePadding": 6,
+        "labelLimit": 320,
+        "titleLimit": 640,
+        "labelSeparation": 6,
+    }
+    legend = {
+        "symbolSize": 100,
+        "symbolOpacity": 1,
+        "symbolStrokeWidth": 2,
+        "labelLimit": 640,
+        "titleLimit": 640,
+        "orient": "bottom",
+        "layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}},
+    }
     config = {
         "font": FONT,
         "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
         "axis": text | axis,
-        # Labels at the ends of the y axis stay inside, so that the titles of neighbouring panels are level.
+        # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
         "axisY": {"labelFlush": True},
         "axisYBand": {"labelFlush": False},
         "axisYPoint": {"labelFlush": False},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
-        "title": title,
+        "title": {"font": FONT, "fontSize": 13, "anchor": "start", "frame": "group", "offset": 10},
         "header": text,
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "line": {"strokeWidth": 1.9},
-        "rule": {"strokeWidth": 1.3},
         "text": {"font": FONT, "fontSize": 11},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
@@ -112,7 +161,10 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def provenance(
-    table: pd.DataFrame, field: str = "provenance", title: str | None = "energy is", also: tuple = ()
+    table: pd.DataFrame,
+    field: str = "provenance",
+    title: str | None = "energy is",
+    also: tuple = (),
 ) -> alt.Shape:
     """The channel ``shape`` for the provenances in a table's column. The legend lists these and those in ``also``.
 
@@ -125,15 +177,13 @@ def provenance(
 
 
 def colours(number: int) -> list[str]:
-    """So many colours, from dark to light: they differ in grey, too.
+    """Choose so many colours of the ramp, from dark to light; beyond twelve some repeat.
 
     >>> colours(2)
     ['#440154', '#c8e020']
     """
-    anchors = [bytes.fromhex(colour.removeprefix("#")) for colour in RAMP]
-    steps = np.linspace(0, len(RAMP) - 1, number)
-    parts = [np.interp(steps, range(len(RAMP)), part).round().astype(int) for part in zip(*anchors, strict=True)]
-    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in zip(*parts, strict=True)]
+    places = np.linspace(0, len(RAMP) - 1, number).round().astype(int)
+    return [RAMP[place] for place in places]
 
 
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
@@ -144,8 +194,15 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     ours = sorted(label for label in set(table["name"]) if label.split(":")[0] in SERIES)
     others = sorted(set(table["name"]) - set(ours))
     range_ = [SERIES[label.split(":")[0]] for label in ours] + colours(len(others))
-    legend = alt.Legend(title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 45)
-    return alt.Color("name", type="nominal", scale=alt.Scale(domain=[*ours, *others], range=range_), legend=legend)
+    legend = alt.Legend(
+        title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 45
+    )
+    return alt.Color(
+        "name",
+        type="nominal",
+        scale=alt.Scale(domain=[*ours, *others], range=range_),
+        legend=legend,
+    )
 
 
 def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> alt.Title:
@@ -155,10 +212,14 @@ def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> 
     """
     words = textwrap.wrap(said, int(width / 5))  # a character of 10.5 px is 5 px wide on average
     words += [""] * (lines - len(words))
-    return alt.Title(title, subtitle=words, subtitleColor=GREY, subtitleFontSize=10.5, subtitlePadding=3)
+    return alt.Title(
+        title, subtitle=words, subtitleColor=GREY, subtitleFontSize=10.5, subtitlePadding=3
+    )
 
 
-def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 16) -> alt.X | alt.Y:
+def log_axis(
+    channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 16
+) -> alt.X | alt.Y:
     """The channel with a logarithmic axis and round ticks, or a linear one from zero where values span no decade."""
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
@@ -168,46 +229,37 @@ def log_axis(channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
     ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
-    return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(values=ticks, format="~g")
+    return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(
+        values=ticks, format="~g"
+    )
 
 
 def placeholder(message: str, width: int = COLUMN_px, height: int = 96) -> alt.Chart:
     """A figure that says why there is nothing to see; no invented point."""
     words = pd.DataFrame({"message": [message]})
-    text = alt.Chart(words, width=width, height=height).mark_text(fontSize=13, color=GREY, lineBreak="\n")
+    text = alt.Chart(words, width=width, height=height).mark_text(
+        fontSize=13, color=GREY, lineBreak="\n"
+    )
     return text.encode(alt.Text("message:N"))
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart as SVG, PNG (4 pixels per pt) and PDF in print size to ``build_dir``/figures; returns the path.
+    """Write the chart as SVG, PNG (4 pixels per pt) and PDF in print size; returns the SVG's path.
 
-    The same data give the same files, byte for byte. A figure can become wider than a page by long names of own series:
-    it then warns, and the paper shows it smaller.
+    Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte.
     """
     with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
         spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
-    width, height = (float(number) for number in re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups())
-    small = f'width="{width * PRINT_pt_per_px:g}" height="{height * PRINT_pt_per_px:g}"'
-    svg = re.sub(r'width="[\d.]+" height="[\d.]+"', small, svg, count=1)
+    size = r'(width|height)="([\d.]+)"'
+    svg = re.sub(
+        size, lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"', svg, count=2
+    )
     path.write_text(svg)
     path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
-    path.with_suffix(".pdf").write_bytes(print_pdf(svg))
-    if width > PAGE_px:
-        warnings.warn(f"{name}: {width:.0f} px wide, a page has {PAGE_px}; make its panels narrower", stacklevel=2)
+    path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
     return path
-
-
-def print_pdf(svg: str) -> bytes:
-    """An SVG as PDF, the same bytes each time, although the converter numbers fonts and lists resources by chance."""
-    for _ in range(100):  # two fonts come in order every other time; a conversion takes 20 ms
-        pdf = vl_convert.svg_to_pdf(svg)
-        fonts = re.findall(rb"/BaseFont /\w+\+(\S+)", pdf)
-        if fonts == sorted(fonts):
-            break
-    listed = rb"(?<=<<\n)(?: +/\w+ \d+ 0 R\n)+"
-    return re.sub(listed, lambda found: b"".join(sorted(found[0].splitlines(keepends=True))), pdf)
 
 
 def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
@@ -219,7 +271,12 @@ def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
 
 
 def with_error_bars(
-    chart: alt.Chart, x: alt.X, y: alt.Y, color: alt.Color, shape: alt.Shape, clip: bool = alt.Undefined
+    chart: alt.Chart,
+    x: alt.X,
+    y: alt.Y,
+    color: alt.Color,
+    shape: alt.Shape,
+    clip: bool = alt.Undefined,
 ) -> alt.LayerChart:
     """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour.
 
@@ -236,8 +293,12 @@ def fitted_lines(fits: list, x: alt.X, color: alt.Color) -> list[alt.Chart]:
     lines = []
     for fit in fits:
         observed = fit.data[fit.regressor]
-        line = fit.line(np.geomspace(observed.min(), observed.max(), 20)).assign(name=fit.data["name"].iloc[0])
-        lines.append(alt.Chart(line).mark_line(strokeWidth=1.4).encode(x, alt.Y("mean:Q"), color=color))
+        line = fit.line(np.geomspace(observed.min(), observed.max(), 20)).assign(
+            name=fit.data["name"].iloc[0]
+        )
+        lines.append(
+            alt.Chart(line).mark_line(strokeWidth=1.4).encode(x, alt.Y("mean:Q"), color=color)
+        )
     return lines
 
 
@@ -265,6 +326,10 @@ def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> li
         return []
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
     scale = alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]])
-    dashes = alt.StrokeDash("curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=770, labelLimit=480))
-    band = base.mark_area(opacity=0.16).encode(alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N"))
+    dashes = alt.StrokeDash(
+        "curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=770, labelLimit=480)
+    )
+    band = base.mark_area(opacity=0.16).encode(
+        alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N")
+    )
     return [band, base.mark_line(strokeWidth=1.4).encode(y, strokeDash=dashes)]

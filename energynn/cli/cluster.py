@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, tell
+from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, reply, tell
 
 Studies = Annotated[
     list[str] | None, typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all")
@@ -62,7 +62,10 @@ def status(
         return 0
     from energynn.cluster import status
 
-    return status.show(folder_of_runs(runs_dir, must_exist=True), studies or [], as_json)
+    folder = folder_of_runs(runs_dir, must_exist=True).absolute()
+    runs, notes = status.rows(status.folders(folder, studies or []))
+    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes))
+    return 0
 
 
 def cancel(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sys
@@ -34,15 +33,10 @@ LargestBatch = Annotated[
 ]
 
 
-def _tell(line: str) -> None:
-    """Print progress where it does not get into the answer."""
-    print(line, file=sys.stderr)
-
-
 @forecast.command()
 def predict(
-    what: Annotated[
-        str | None, typer.Argument(metavar="STUDY_OR_RUN", help="a study, or a run's folder")
+    study: Annotated[
+        str | None, typer.Argument(metavar="STUDY", help="whose runs to forecast")
     ] = None,
     fit: Fit | None = None,
     p: Parameters = None,
@@ -51,27 +45,26 @@ def predict(
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
     system: System = "local",
-    workload: Workload = "",
     max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Predict a study's runs, one run, or parameters."""
+    """Predict a study's runs, or parameters."""
     from energynn.cluster import systems
-    from energynn.forecast import calibration, predict, report
-    from energynn.forecast import held_out as beside
+    from energynn.forecast import fit as fits
+    from energynn.forecast import predict
 
     if held_out:
         folder = folder_of_runs(runs_dir, must_exist=True)
-        rows = beside.rows(folder, systems.site(system), workload or None, max_devices)
-        reply(as_json, {"recipes": rows}, report.held_out(rows))
+        rows = predict.held_out(folder, systems.site(system), max_devices)
+        reply(as_json, {"rows": rows}, predict.held_out_text(rows))
         return 0
     if fit is None:
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
-    made = calibration.read(fit)
-    asked = predict.asked(made, what, parameters_of(p))
+    made = fits.read(fit)
+    asked = predict.asked(made, study, parameters_of(p))
     rows = predict.rows(made, asked, max_global_batch_size)
-    reply(as_json, {"rows": rows}, report.predictions(rows))
+    reply(as_json, {"rows": rows}, predict.text(rows))
     return 0
 
 
@@ -90,19 +83,16 @@ def plan(
 ) -> int:
     """Plan how many devices and which batch size, within your limits."""
     from energynn.cluster import systems
-    from energynn.forecast import accuracy, calibration, plan, report
+    from energynn.forecast import accuracy, plan
+    from energynn.forecast import fit as fits
 
-    site = systems.site(system)
-    if fit:
-        made = calibration.for_workload(fit, workload, site.name)
-    else:
-        made = plan.published_fit(workload, site)
+    name = systems.site(system).name
+    made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     limits["global_batch_size"] = max_global_batch_size or accuracy.threshold(run) or None
-    limits = {name: most for name, most in limits.items() if most is not None}
     answer = plan.make(made, run, *plan.grid(made, run, _range(devices)), limits)
-    reply(as_json, plan.as_json(answer), report.plan(answer))
+    reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
 
 
@@ -133,27 +123,29 @@ def probe(
 ) -> int:
     """Make the two to four short runs that tell most of a long one, and fit them."""
     from energynn.cluster import systems
-    from energynn.forecast import calibration, predict, probe, report, runs
+    from energynn.forecast import fit as fits
+    from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
 
     site = systems.site(system)
-    known = calibration.of_workload(like, workload) if like else None
+    known = fits.read(like, workload).runs if like else None
     asked = probe.targets(workload, site, study or [], parameters_of(p))
-    if site.scheduler == "local":
+    is_here, rows = site.scheduler == "local", []
+    if is_here:
         site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
     predict.check_devices(site, max(run.devices for run in asked))
-    samples = probe.samples_of(asked[0])
-    before = probe.before(asked[0], site, samples, known)
-    chosen = probe.expect(before, probe.options(asked, site, samples), minutes, probes)
-    folder, outcome = folder_of_runs(runs_dir), None
-    with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-        if not dry_run and site.scheduler == "local":
-            chosen = probe.make_here(before, asked, folder, site, minutes, probes)
-            outcome = probe.outcome(chosen, folder, asked, site, known)
-        elif not dry_run:
-            probe.hand_over(chosen, asked, site, folder, like)
-    answer = {"probes": probe.as_json(chosen), "forecast": outcome}
-    reply(as_json, answer, report.probes(answer))
+    before = probe.before(asked, site, known)
+    chosen, words = probe.choose(before, asked, minutes, probes), []
+    if is_here and not dry_run:
+        with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
+            folder = folder_of_runs(runs_dir)
+            chosen, after = probe.make_here(before, asked, folder, minutes, probes)
+        rows = predict.rows(after, asked)
+        words = [predict.text(rows)]
+    elif not dry_run:
+        words = [probe.hand_over(chosen, site)]
+    answer = {"probes": probe.as_json(chosen), "rows": rows}
+    reply(as_json, answer, "\n\n".join([*words, probe.text(chosen)]))
     return 0
 
 
@@ -171,24 +163,26 @@ def fit(
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
+    import msgspec
+
     from energynn.cluster import systems
     from energynn.files import require_place
-    from energynn.forecast import calibration, fitting, report, runs
+    from energynn.forecast import fit as fits
+    from energynn.forecast import runs
 
     if published == bool(runs_dir):
         raise ValueError("fit: give --published or --runs-dir DIR")
     require_place(out)
-    site, other, most = systems.site(system), None, max_devices or math.inf
+    site, most = systems.site(system), max_devices or math.inf
     if published:
-        seen, other = calibration.published(workload, site, most)
+        seen = runs.published(workload, site, most)
     else:
-        seen = runs.own(runs_dir, workload, site, most)
+        seen = runs.own(runs.valid(runs_dir, site), workload, site, most)
     if like:
-        other = calibration.of_workload(like, workload).fits
-    made = calibration.make(seen, other)
-    errors = fitting.examine(seen, other, made.fit, _tell)
-    calibration.write(out, made, errors)
-    reply(as_json, json.loads(out.read_text()), report.fit(made, errors, out))
+        seen = msgspec.structs.replace(seen, like=fits.read(like, workload).runs)
+    fits.check(seen)
+    made = fits.make(seen)
+    reply(as_json, fits.write(out, made), fits.text(made))
     return 0
 
 
@@ -197,17 +191,15 @@ def simulate(
     study: Annotated[str, typer.Argument(metavar="STUDY")],
     fit: Fit,
     out: Annotated[Path, typer.Option(metavar="DIR", help="where the run folders go")],
-    repeats: Annotated[bool, typer.Option("--repeats", help="every repeat")] = False,
     as_json: Json = False,
 ) -> int:
     """Write records of runs that nobody made, labelled as simulated."""
-    from energynn import studies
-    from energynn.forecast import calibration, simulate
+    from energynn.forecast import fit as fits
+    from energynn.forecast import predict, simulate
 
-    made = calibration.read(fit)
-    asked = [run for runs in studies.find([study], made.site.name).values() for run in runs]
-    asked = [run for run in asked if repeats or run.repeat == 0]
-    folders = simulate.write(made, list(dict.fromkeys(asked)), out, _tell)
+    made = fits.read(fit)
+    asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
+    folders = simulate.write(made, asked, out)
     table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     words = f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
     reply(as_json, table, words)

@@ -84,17 +84,18 @@ def _ratio_text(row) -> str:
 def export(
     csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
     netcdf: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    parquet: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    carbon: Annotated[float | None, typer.Option("--gco2-per-kwh", min=0)] = None,
+    price: Annotated[float | None, typer.Option("--price-per-kwh", min=0)] = None,
     runs_dir: RunsDir = None,
 ) -> int:
     """Write all runs, own and published, as one table for other programs."""
     from energynn import interface
 
-    if len([path for path in (csv, netcdf, parquet) if path]) != 1:
-        raise ValueError("export: give one of --csv, --netcdf and --parquet")
+    if bool(csv) == bool(netcdf):
+        raise ValueError("export: give one of --csv and --netcdf")
     folder = folder_of_runs(runs_dir, must_exist=True)
-    written, number = interface.export(folder, csv, netcdf, parquet)
-    tell(f"{written}: {number} runs; each says its origin and its provenance")
+    number = interface.export(folder, csv, netcdf, carbon, price)
+    tell(f"{csv or netcdf}: {number} runs; each says its origin and its provenance")
     return 0
 
 

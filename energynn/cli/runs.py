@@ -146,12 +146,8 @@ def doctor(
         from energynn.cluster import submit
 
         return submit.check(system)
-    import os
-
     from energynn.launch import doctor
-    from energynn.measure import perun_adapter, sensors
 
-    powercap = Path(os.environ.get(perun_adapter.POWERCAP_VARIABLE) or sensors.POWERCAP)
-    findings = doctor.examine(devices, powercap)
+    findings = doctor.examine(devices)
     reply(as_json, doctor.as_json(findings), doctor.report(findings))
     return doctor.exit_status(findings)

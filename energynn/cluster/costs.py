@@ -15,7 +15,10 @@ from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
 class Cost(NamedTuple):
-    """GPU hours and kWh of runs; ``source`` is ``published``, ``scaled`` from published runs, or ``unknown``."""
+    """GPU hours and kWh of runs.
+
+    source: ``published``, ``scaled`` from published runs, or ``unknown``.
+    """
 
     gpu_hours: float
     energy_kWh: float
@@ -23,10 +26,10 @@ class Cost(NamedTuple):
 
 
 def expect(run: RunConfig, gpu: str = "A100") -> Cost:
-    """Scale the published run that is nearest in GPUs, local batch size and samples; other recipes have no cost.
+    """Scale the published run that is nearest in GPUs, local batch size and samples.
 
-    GPU hours are in proportion to samples x epochs, and to the two steps of fine-tuning. ``gpu``: A100 or H100, for
-    other models A100.
+    Recipes that differ from the paper's have no cost. GPU hours are in proportion to samples x
+    epochs, and to the two steps of fine-tuning. gpu: A100 or H100, for other models A100.
     """
     sizes = PAPER.get(run.workload, {})
     fixed = sizes.keys() - {"epochs", "local_batch_size"}
@@ -51,7 +54,7 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
 @functools.cache
 def _published() -> list[dict]:
-    """Read GPU hours and energies of the published runs; without pandas, which takes long to import."""
+    """Read GPU hours and energies of the published runs, without pandas: its import takes long."""
     runs: dict[tuple, dict] = {}
     for row in published_values.rows():
         if row["kind"] != "measurement" or not row["devices"]:
@@ -71,11 +74,8 @@ def _published() -> list[dict]:
 
 def total(costs: Iterable[Cost]) -> Cost:
     """Add costs; the source is that of the least certain one."""
-    costs = list(costs)
-    source = max((cost.source for cost in costs), default="unknown")  # in the order of the alphabet
-    return Cost(
-        sum(cost.gpu_hours for cost in costs), sum(cost.energy_kWh for cost in costs), source
-    )
+    gpu_hours, energies_kWh, sources = zip(*costs, strict=True)
+    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))  # in the order of the alphabet
 
 
 def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:

@@ -1,7 +1,7 @@
 """Make one run in a batch job, and queue the job again until the run is finished.
 
-``python -m energynn.cluster.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that Slurm's signals
-reach it. COMMAND executes the run's notebook (energynn/cluster/job.sh).
+``python -m energynn.cluster.job RUN_DIR COMMAND...`` takes the place of the batch shell, so that
+Slurm's signals reach it. COMMAND executes the run's notebook (energynn/cluster/job.sh).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -27,7 +26,7 @@ SUBMISSION_VARIABLE = "ENERGYNN_SUBMISSION"  # tells a job which call of `energy
 
 
 def main(run_dir: Path, command: list[str]) -> int:
-    """Start the run's notebook once; returns the exit status, CAN_GO_ON if the job is queued again."""
+    """Start the run's notebook once; returns the exit status, CAN_GO_ON to be queued again."""
     submitted_at = status.read_submission(run_dir).submitted_at
     if os.environ.get(SUBMISSION_VARIABLE, submitted_at) != submitted_at:
         print(f"energynn: {run_dir.name}: was submitted again; this job ends", flush=True)
@@ -78,7 +77,7 @@ def _newest_checkpoint(run_dir: Path) -> str:
 
 
 def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
-    """Count the last starts of this submission that began at the checkpoint that is still the newest."""
+    """Count the last starts of this submission that began at the newest checkpoint."""
     checkpoint, failures = _newest_checkpoint(run_dir), 0
     for start in reversed(status.read_starts(run_dir)):
         was_cancelled = start.exit_status == CANCELLED
@@ -101,8 +100,6 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     ended = threading.Event()
     threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
     _, last_line = local.execute(command, run_dir)
-    while records.is_running(run_dir):  # papermill may have been killed before the run has ended
-        time.sleep(0.1)
     ended.set()
     for number in signals:
         print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)
@@ -110,7 +107,7 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
 
 
 def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
-    """Ask the ranks to stop, by the file that they look for; their segment may only be beginning."""
+    """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():
             (segments(run_dir)[-1] / "stop").touch()

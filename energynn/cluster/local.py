@@ -25,10 +25,6 @@ from energynn.progress import tell
 
 # What papermill and the kernel say at every start.
 NOISE = ("[IPKernelApp]", "Passed unknown parameter")
-WARM, WARM_S = (
-    ".warm",
-    600.0,
-)  # a file in runs_dir; new as long as this machine is warm, and never packed
 NOTEBOOK = shipped("notebooks") / "run_training.ipynb"
 
 
@@ -40,26 +36,26 @@ def run_study(
     warm_up: bool = False,
     run_minutes: float = math.inf,
 ) -> list[str]:
-    """Make every run that has no valid record yet; returns one line for each that failed or was left out.
+    """Make every run that has no valid record yet; returns a line for each that was not.
 
-    minutes: a run that would not fit, judged by those like it so far, is left out. run_minutes: a run that lasts longer
-    is ended. archive: everything is packed into it after every run. warm_up: the first run is made once before, and
-    forgotten. Raises ValueError with the remedy if this machine cannot make the runs.
+    minutes: a run that would not fit, judged by those like it so far, is left out.
+    run_minutes: a run that lasts longer is ended.
+    archive: everything is packed into it after every run.
+    warm_up: where none is made yet, the first run is made once before, and forgotten.
+    Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
-    # What fails each time must not take the time of others: what was begun comes last, and what starts from it.
-    missing.sort(key=lambda run: _has_begun(run, runs_dir))
     _tell_valid(runs, runs_dir)
-    begun, failed, made = time.monotonic(), [], []
+    begun = time.monotonic()
+    failed, made = [], []
     try:
         if missing:
             start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
-        if missing and warm_up and not _is_warm(runs_dir):
+        if warm_up and len(missing) == len(runs):
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:
-                execute(
-                    command(runs[0], Path(name)), _folder(runs[0], Path(name)), 60 * run_minutes
-                )
+                elsewhere = Path(name)
+                execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere), 60 * run_minutes)
         for number, run in enumerate(missing, 1):
             elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
             if elapsed_s + _expected_s(run, made) > 60 * minutes:
@@ -73,8 +69,6 @@ def run_study(
                 tell(f"energynn: {run_dir.name}: {reason}")
             if status:
                 failed.append(f"{run_dir.name}: {reason}")
-            elif warm_up:
-                (runs_dir / WARM).touch()
             if archive:
                 pack(runs_dir, archive)
     finally:
@@ -90,20 +84,8 @@ def _tell_valid(runs: list[RunConfig], runs_dir: Path) -> None:
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
 
 
-def _has_begun(run: RunConfig, runs_dir: Path) -> bool:
-    """Test if a run, or the one whose weights it starts from, was begun before."""
-    initial = runs_dir / run.system / getattr(run, "initial_run", "")
-    return any((folder / "run.json").exists() for folder in (_folder(run, runs_dir), initial))
-
-
-def _is_warm(runs_dir: Path) -> bool:
-    """Test if this machine has just made a run; an archive of another one does not bring this file."""
-    mark = runs_dir / WARM
-    return mark.exists() and time.time() - mark.stat().st_mtime < WARM_S
-
-
 def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
-    """Expect the duration of the longest run so far, of the same recipe and epochs if there are any; or 0."""
+    """Return the duration of the longest run so far, of the same recipe if there is any; or 0."""
     known = made[1:] or made  # the first of all may be cold
 
     def recipe(of: RunConfig) -> tuple:
@@ -114,7 +96,7 @@ def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
 
 
 def command(run: RunConfig, runs_dir: Path) -> list[str]:
-    """Write the command that executes the launch notebook for a run, beside whose record it is kept."""
+    """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     if importlib.util.find_spec("papermill"):
         options = ["--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY)]
@@ -127,21 +109,21 @@ def command(run: RunConfig, runs_dir: Path) -> list[str]:
 
 
 def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tuple[int, str]:
-    """Execute a command that makes a run, and end it after ``most_s``; returns its exit status and last line."""
+    """Execute a command that makes a run, in ``most_s``; returns exit status and last line."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ends_with_us = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=ends_with_us
     )
-    last_line, in_traceback, begun = "", False, time.monotonic()
+    last_line, in_traceback = "", False
+    begun = time.monotonic()
     timer = threading.Timer(min(most_s, threading.TIMEOUT_MAX), child.terminate)
     timer.start()
     try:
         for line in child.stderr:
             in_traceback = in_traceback or line.startswith("Traceback")
-            if not in_traceback and not line.startswith(
-                NOISE
-            ):  # of an error, the last line says what it is
+            # Of an error, the last line says what it is.
+            if not in_traceback and not line.startswith(NOISE):
                 tell(line.removesuffix("\n"))
             last_line = line.strip() or last_line
     except BaseException:
@@ -154,9 +136,7 @@ def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tupl
         while records.is_running(run_dir):  # until its record is written
             time.sleep(0.1)
     if child.returncode and time.monotonic() - begun >= most_s:
-        last_line = (
-            f"ended after {most_s:.0f} s, as one that hangs; its log.txt says how far it came"
-        )
+        last_line = f"ended after {most_s:.0f} s, as one that hangs; see its log.txt"
     return child.returncode, last_line
 
 
@@ -167,12 +147,12 @@ def pack(runs_dir: Path, path: Path) -> None:
     with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
         for run_dir in runs_dir.glob("*/*"):
             name = f"{run_dir.parent.name}/{run_dir.name}"
-            file.add(
-                run_dir,
-                name,
-                filter=lambda member: None if member.name.endswith("/checkpoint") else member,
-            )
+            file.add(run_dir, name, filter=_without_checkpoints)
     unfinished.replace(path)
+
+
+def _without_checkpoints(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if member.name.endswith("/checkpoint") else member
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:

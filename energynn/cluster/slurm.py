@@ -1,4 +1,4 @@
-"""Ask Slurm by its own commands, each with a time limit: a controller that is down must not hang us."""
+"""Ask Slurm by its own commands, each with a time limit: its controller may be down."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
 
 
 def ends(jobs: list[str]) -> dict[str, str]:
-    """Ask accounting how jobs have ended, by job; raises ValueError where a site has no accounting."""
+    """Ask how jobs have ended, by job; raises ValueError where a site has no accounting."""
     if not jobs:
         return {}
     lines = call("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()

@@ -6,7 +6,6 @@ A run's record decides, then the queue, then the last start of its job.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ from energynn import config, records, studies
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import JOULE_PER_KWH
-from energynn.progress import energy_words, entry, tell
+from energynn.progress import energy_words, entry
 from energynn.reading import one_fault
 
 NOISE = ("slurmstepd:", "srun:")
@@ -29,7 +28,10 @@ UNFINISHED = ("queued", "running", "suspended")
 
 
 class Submission(msgspec.Struct):
-    """What `energynn submit` writes beside a run; ``job_id``: ARRAY_TASK, ``after``: the run that it waits for."""
+    """What `energynn submit` writes beside a run.
+
+    job_id: ARRAY_TASK. after: the run that it waits for.
+    """
 
     submitted_at: str = ""
     job_id: Annotated[str, Meta(pattern=r"^([1-9]\d{0,9}_\d{1,9})?\Z")] = ""
@@ -72,13 +74,11 @@ def read_starts(folder: Path) -> list[Start]:
 
 
 def _read(path: Path, kind: type):
-    """Decode a JSON file; an empty ``kind`` if there is none. Raises ValueError for ill-typed values."""
+    """Decode a JSON file, or return an empty ``kind``; raises ValueError for ill-typed values."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return kind()
-    except msgspec.MsgspecError as error:
-        raise ValueError(f"{path.name}: {error}") from error
 
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
@@ -97,18 +97,22 @@ def folders(runs_dir: Path, names: list[str]) -> list[Path]:
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     """Return one entry for each run, and notes for the reader."""
-    notes, submissions, rows, queue, ends = [], {}, [], None, {}
+    notes: list[str] = []
+    submissions = {}
     for folder in folders:
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             submissions[folder] = read_submission(folder)
     try:
         queue = slurm.queue(each.job_id for each in submissions.values())
     except ValueError as error:
+        queue = None
         notes.append(f"the queue is unknown, the rest is from the runs' files: {error}")
+    rows = []
     for folder, submission in submissions.items():
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             rows.append(_row(folder, submission, queue))
     lost = [row for row in rows if row["state"] == "lost"]
+    ends = {}
     with contextlib.suppress(ValueError):  # a site without accounting
         ends = slurm.ends([row["job"] for row in lost])
     for row in lost:
@@ -187,16 +191,6 @@ def _last_line_of_log(folder: Path) -> str:
     return next(filter(None, reversed(lines)), "")
 
 
-def show(runs_dir: Path, names: list[str], as_json: bool = False) -> int:
-    """Print what has become of the runs of studies, of single runs, or of all."""
-    runs, notes = rows(folders(runs_dir.absolute(), names))
-    if as_json:
-        print(json.dumps({"runs": runs, "notes": notes}, indent=1))
-    else:
-        tell(text(runs, notes))
-    return 0
-
-
 def text(rows: list[dict], notes: list[str]) -> str:
     """Write the table that people read, the newest run first."""
     lines = []
@@ -222,8 +216,5 @@ def _words(row: dict) -> str:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:
         parts.append(f"job {row['job']}" + (f" of {row['user']}" if row["user"] else ""))
-    parts += [
-        row["reason"],
-        row["log"].removesuffix(row["reason"]),
-    ]  # a log often ends with the reason
+    parts += [row["reason"], row["log"].removesuffix(row["reason"])]
     return "; ".join(filter(None, parts))

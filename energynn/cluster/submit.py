@@ -26,7 +26,8 @@ from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.progress import tell
 
-MARGIN, SPARE_H = 1.3, 0.5  # of the time limit over what is expected
+MARGIN = 1.3  # of the time limit over what is expected
+SPARE_H = 0.5
 WARNING_S = 300  # before the time limit: for a step, a checkpoint and the record
 GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written into the script
 
@@ -59,10 +60,10 @@ def submit_studies(
     minutes: int | None = None,
     options: list[str] = (),
 ) -> int:
-    """Submit the runs of studies that have no valid record and are not queued; returns the exit status.
+    """Submit the runs of studies that are neither made nor queued; returns the exit status.
 
-    minutes: time limit of each job. options: of sbatch. Raises ValueError with the remedy, also where
-    the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
+    minutes: time limit of each job. options: of sbatch. Raises ValueError with the remedy, also
+    where the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
     """
     site = _cluster(system)
     site = systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
@@ -71,9 +72,8 @@ def submit_studies(
     runs = list(dict.fromkeys(itertools.chain(*by_study.values())))
     jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run), minutes)
     missing = [run for job in jobs for run in job.runs.values()]
-    tell(
-        f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued; {len(missing)} to make"
-    )
+    done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
+    tell(f"{done}; {len(missing)} to make")
     hours = 0.0
     for job in jobs:
         gpus = job.nodes * site.devices_per_node
@@ -179,10 +179,7 @@ def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
 
 
 def _setup(site: Site, submitted_at: str) -> Iterator[str]:
-    """Write the lines that prepare a job: modules, set-up, environment, data."""
-    if site.modules:
-        yield "source /etc/profile"
-        yield f"module load {' '.join(map(quote, site.modules))} || exit"
+    """Write the lines that prepare a job: environment, then set-up, which may end the job."""
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     environment = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
@@ -191,17 +188,10 @@ def _setup(site: Site, submitted_at: str) -> Iterator[str]:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
     if site.python:
         environment[PYTHON_VARIABLE] = site.python
-    for line in site.setup:
-        yield _or_fail(line)
     for name, value in (environment | site.environment).items():
         yield f"export {name}={quote(value)}"
-    if site.stage_in:
-        yield _or_fail(site.stage_in)
-
-
-def _or_fail(line: str) -> str:
-    """End the job where a line of shell fails, and say which."""
-    return f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}"
+    for line in site.setup:  # last, so that it can say where it has brought the data
+        yield f"{line} || {{ echo {quote('energynn: failed: ' + line)}; exit 1; }}"
 
 
 def quote(value: str | Path) -> str:
@@ -217,9 +207,8 @@ def submit(job: Job, site: Site, title: str) -> str:
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
-    if not re.fullmatch(
-        r"[\w./ +=,@:-]+", str(folders[0])
-    ):  # Slurm itself reads % and quotes in it
+    # Slurm itself reads % and quotes in a path.
+    if not re.fullmatch(r"[\w./ +=,@:-]+", str(folders[0])):
         raise ValueError(f"runs_dir: {str(folders[0])!r} has characters that Slurm cannot hold")
     submission = Submission(files.utc_now(), after=job.after.name if job.after else "")
     name = f"energynn-{title}-{time.time_ns()}"
@@ -243,7 +232,7 @@ def submit(job: Job, site: Site, title: str) -> str:
 
 
 def _hand_in(path: Path, name: str, options: list[str]) -> str:
-    """Call sbatch; returns the job's number. Where it does not answer, look once for the job's name."""
+    """Call sbatch, and look once for the job's name if it does not answer; returns its number."""
     try:
         return slurm.submit(path, *options)
     except slurm.NoAnswer:
@@ -265,7 +254,7 @@ def check(system: str) -> int:
     """Prove a system's file by a short measured run on two nodes; returns 1 where it is wrong."""
     site = _cluster(system)
     devices = 2 * site.devices_per_node
-    pace = dict(epochs=40, step_period_s=0.015 * devices)  # twelve seconds
+    pace = dict(epochs=40, step_period_s=0.01 * devices)  # eight seconds
     run = configuration.make(
         "fourcastnet", system=site.name, devices=devices, embed_dim=32, depth=1, **pace
     )

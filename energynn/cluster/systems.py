@@ -1,4 +1,4 @@
-"""Read the systems that runs are made on: one file systems/NAME.toml each, whose comments explain the fields."""
+"""Read the systems that runs are made on: a file systems/NAME.toml each, with comments."""
 
 from __future__ import annotations
 
@@ -38,10 +38,8 @@ class Site:
     srun: list[Option] | None = None
     python: str = ""  # how srun calls it, where it is in a container
     runs_at_once: Annotated[int, Meta(ge=0)] = 0  # of one job array; 0: as many as Slurm starts
-    modules: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
     environment: dict[Variable, str] = field(default_factory=dict)
-    stage_in: str = ""
     # What a forecast needs (energynn/forecast/); 0: not known.
     nodes: Annotated[int, Meta(ge=0)] = 0
     link_GB_per_s: Amount = 0.0  # of one node to the others
@@ -72,8 +70,5 @@ def site(name: str) -> Site:
 
 
 def from_dict(values: dict) -> Site:
-    """Make a site from what ``dataclasses.asdict`` returned; raises ValueError for ill-typed values."""
-    try:
-        return msgspec.convert(values, Site)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error
+    """Make a site from a dictionary of its fields; raises ValueError for ill-typed values."""
+    return msgspec.convert(values, Site)

@@ -82,34 +82,25 @@ def _sources() -> list[dict]:
 
 
 def _imagenet(folder: Path, progress: Callable[[str], None]) -> tuple[dict[str, str], dict]:
-    """SHA-256 of every image, and counts and subsets of both splits."""
+    """SHA-256 of every image, and the counts of both splits."""
     listings = imagenet.list_images(folder, progress)
     manifests.check_archives(folder, progress)
-    splits = dict(zip(imagenet.SPLITS, listings, strict=True))
-    summaries = {split: imagenet.summary(listing) for split, listing in splits.items()}
+    summaries = dict(zip(imagenet.SPLITS, map(imagenet.summary, listings), strict=True))
+    counts = {split: found.count for split, found in summaries.items()}
     details = {
-        "energynn:complete": all(
-            summaries[split].count == count for split, count in IMAGENET_IMAGES.items()
-        ),
+        "energynn:complete": counts == IMAGENET_IMAGES,
         "energynn:splits": msgspec.to_builtins(summaries),
-        "energynn:subsets": {split: imagenet.subsets(listing) for split, listing in splits.items()},
     }
     return dict(digests(imagenet.pieces(listings), progress)), details
 
 
 def _official_archives() -> list[dict]:
-    """ImageNet's archives with their published MD5, and the images of each split in one of them."""
+    """ImageNet's archives with their published MD5."""
     entries = []
     for name, md5 in imagenet.ARCHIVES.items():
+        url = f"https://image-net.org/data/ILSVRC2012/{name}"
         entry = {"@type": "cr:FileObject", "@id": name, "name": name, "md5": md5}
-        entry["encodingFormat"] = "application/x-tar"
-        entry["contentUrl"] = f"https://image-net.org/data/ILSVRC2012/{name}"
-        entries.append(entry)
-    archives = (imagenet.TRAINING_ARCHIVE, imagenet.VALIDATION_ARCHIVE)
-    for split, archive in zip(imagenet.SPLITS, archives, strict=True):
-        entry = {"@type": "cr:FileSet", "@id": f"{split}-images", "name": f"{split} images"}
-        entry |= {"includes": "*.JPEG", "containedIn": {"@id": archive}}
-        entries.append(entry | {"encodingFormat": "image/jpeg"})
+        entries.append(entry | {"contentUrl": url, "encodingFormat": "application/x-tar"})
     return entries
 
 

@@ -10,7 +10,12 @@ import numpy as np
 from energynn.config import SYNTHETIC_STATES
 
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
-CHANNELS = ("t850", "z850", "z500", "t500")  # those of FourCastNet's twenty that the embedded file has, in its order
+CHANNELS = (
+    "t850",
+    "z850",
+    "z500",
+    "t500",
+)  # those of FourCastNet's twenty that the embedded file has, in its order
 Z500 = CHANNELS.index("z500")
 LEAD_H = 12  # hours between two states of the embedded file
 
@@ -51,7 +56,9 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     mean = training.mean(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
     std = training.std(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
     normalized = (states - mean[:, None, None]) / std[:, None, None]
-    train = np.concatenate([normalized[:, start : start + steps + 1] for start in range(last - steps)])
+    train = np.concatenate(
+        [normalized[:, start : start + steps + 1] for start in range(last - steps)]
+    )
     test = normalized[:, last - steps :]
     climatology = normalized[:, :last].mean(axis=(0, 1), dtype=np.float64).astype(np.float32)
     facts = (mean, std, latitude_weights(latitude), climatology, LEAD_H, Z500, (steps,))
@@ -63,9 +70,15 @@ def synthetic(steps: int) -> tuple[Split, Split]:
     shape = (steps + 1, 20, 720, 1440)
     sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
-    mean, std, climatology = np.zeros(20, np.float32), np.ones(20, np.float32), np.zeros(shape[1:], np.float32)
+    mean, std, climatology = (
+        np.zeros(20, np.float32),
+        np.ones(20, np.float32),
+        np.zeros(shape[1:], np.float32),
+    )
     facts = (mean, std, weights, climatology, 6, 14, (steps,))
-    return Split(np.broadcast_to(sequence, (SYNTHETIC_STATES, *shape)), *facts), Split(sequence[None], *facts)
+    return Split(np.broadcast_to(sequence, (SYNTHETIC_STATES, *shape)), *facts), Split(
+        sequence[None], *facts
+    )
 
 
 def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +94,9 @@ def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
         latitude = np.array(file.variables["latitude"][:], dtype=np.float64)
     if np.isnan(states).any():
         member, time, channel = np.argwhere(np.isnan(states))[0][:3]
-        raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at time {time}, member {member}; restore it from git")
+        raise ValueError(
+            f"{path}: NaN in {CHANNELS[channel]} at time {time}, member {member}; restore it from git"
+        )
     return states, latitude
 
 

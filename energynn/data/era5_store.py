@@ -8,7 +8,6 @@ whichever they are.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import math
@@ -16,27 +15,45 @@ import os
 import re
 import shutil
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, reduce
 from pathlib import Path
-from typing import BinaryIO
 
+import msgspec
 import numpy as np
 
 from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
-from energynn.files import lock, sha256, whole, write_json
+from energynn.files import sha256, whole, write_json
 from energynn.progress import meter
-from energynn.reading import json_table, one_fault
+from energynn.reading import ILL_TYPED, require_file
 
-BLOCK = 8  # states between two notes of what is done, and read ahead: 0.7 GB of memory at full size
+AHEAD = 8  # states that are read ahead: 0.7 GB of memory at full size
 CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
 HEADER_B = 128  # of NumPy's format, for every shape that occurs
 MOMENTS = ("count", "mean", "squared_deviations")
 INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
-TEST_STEPS = 2  # forecasts of 6 h and 12 h, whatever the training's number of steps (paper, section 3.3.1)
+TEST_STEPS = 2  # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
+
+
+class Note(msgspec.Struct):
+    """What <year>.json tells of <year>.npy; the last three have a value for each channel."""
+
+    source: str
+    channels: list[str]
+    latitude_deg: list[float]
+    longitude_deg: list[float]
+    hours_since_1970: list[int]
+    sha256: str
+    count: list[float]
+    mean: list[float]
+    squared_deviations: list[float]
+
+    def moments(self) -> np.ndarray:
+        """(3, channels) float64, as ``moments`` gives them of one state."""
+        return np.array([self.count, self.mean, self.squared_deviations])
 
 
 def parse_years(text: str) -> list[int]:
@@ -45,116 +62,101 @@ def parse_years(text: str) -> list[int]:
     has_form = re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text)
     if not has_form or any(last and last < first for first, _, last in parts):
         raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
-    return sorted({year for first, _, last in parts for year in range(int(first), int(last or first) + 1)})
+    return sorted(
+        {year for first, _, last in parts for year in range(int(first), int(last or first) + 1)}
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
 def prepare(
-    source: str, out: Path, years: list[int], workers: int = 4, progress: Callable[[str], None] = print
+    source: str,
+    out: Path,
+    years: list[int],
+    workers: int = 4,
+    progress: Callable[[str], None] = print,
 ) -> None:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
 
-    A call that was interrupted, even killed, goes on where it stopped; several may make different years of one store
-    at the same time. Raises ValueError naming what is wrong with the source, if possible before anything is written,
-    or if there is no room.
+    Years that are there stay; one that was interrupted is made anew. Several calls at the same time must have different
+    years. Raises ValueError naming what is wrong with the source, if possible before anything is written, or if there
+    is no room.
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
     sources = {year: era5_sources.open_year(source, year) for year in missing}
-    parts = [part for year in missing if (part := out / f"{year}.part").is_file()]
     all_B = sum(len(opened.hours) * 4 * math.prod(opened.shape) for opened in sources.values())
-    left_B = all_B - sum(part.stat().st_size for part in parts)
     free_B = shutil.disk_usage(out).free
-    if left_B > free_B:
-        raise ValueError(f"{out}: {left_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free; give another --out")
-    advance = meter("era5 prepare", left_B / 1e9, "GB", progress)
+    if all_B > free_B:
+        sizes = f"{all_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free"
+        raise ValueError(f"{out}: {sizes}; give another --out")
+    advance = meter("era5", all_B / 1e9, "GB", progress)
     with ThreadPoolExecutor(workers) as pool:
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
-            progress(f"{year}: {len(opened.hours)} of {len(hours_of_year(year))} six-hourly times in {out}")
+            all_times = len(hours_of_year(year))
+            progress(f"{year}: {len(opened.hours)} of {all_times} six-hourly times in {out}")
 
 
-def _write_year(source: Source, path: Path, origin: str, pool: ThreadPoolExecutor, advance) -> None:
-    part, note = path.with_suffix(".part"), path.with_suffix(".json")
-    state_B = 4 * math.prod(source.shape)
-    content = {
-        "source": origin,
-        "channels": list(CHANNELS),
-        "latitude_deg": source.latitude_deg.tolist(),
-        "longitude_deg": source.longitude_deg.tolist(),
-        "hours_since_1970": source.hours.tolist(),
-    }
+def _write_year(
+    source: Source,
+    path: Path,
+    origin: str,
+    pool: ThreadPoolExecutor,
+    advance: Callable[[float], None],
+) -> None:
+    """Write the states of a year, and then what is in them; the file gets its name once all of that is there."""
+    collected = np.zeros((len(MOMENTS), len(CHANNELS)))
+    total = np.zeros(source.shape)
+    digest, part = hashlib.sha256(), path.with_suffix(".part")
     header = _npy_header((len(source.hours), *source.shape))
+    with open(part, "wb") as file:
+        file.write(header)
+        digest.update(header)
+        for state in _states(source, origin, pool):
+            file.write(state)
+            digest.update(state)
+            collected = merge(collected, moments(state))
+            total += state
+            advance(state.nbytes / 1e9)
+        file.flush()
+        os.fsync(file.fileno())
+    with whole(path.with_name(f"mean-{path.name}")) as mean:
+        np.save(mean, (total / len(source.hours)).astype(np.float32))
+    note = Note(
+        origin,
+        list(CHANNELS),
+        source.latitude_deg.tolist(),
+        source.longitude_deg.tolist(),
+        source.hours.tolist(),
+        digest.hexdigest(),
+        *collected.tolist(),
+    )
+    write_json(path.with_suffix(".json"), msgspec.to_builtins(note))
+    os.replace(part, path)
 
-    def read(index: int) -> tuple[np.ndarray, np.ndarray]:
+
+def _states(source: Source, origin: str, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
+    """The states of a year in order; the next ones are read while one is written."""
+    reading: deque[Future] = deque()
+    for index in range(len(source.hours)):
+        while len(reading) < AHEAD and index + len(reading) < len(source.hours):
+            reading.append(pool.submit(source.read, index + len(reading)))
         try:
-            state = np.ascontiguousarray(source.read(index), dtype="<f4")
+            yield np.ascontiguousarray(reading.popleft().result(), dtype="<f4")
         except (RuntimeError, LookupError, TypeError, OSError) as error:
             what = f"{utc(source.hours[index])} cannot be read ({type(error).__name__}: {error})"
             raise ValueError(f"{origin}: {what}; get it again") from error
-        return state, moments(state)
-
-    held = lock(part)
-    if held is None:
-        raise ValueError(f"{part}: another process writes this year; wait for it")
-    with contextlib.closing(held), open(part, "a+b") as file:
-        with one_fault(note):
-            done, digest, collected, total = _what_is_there(file, note, content, source.shape)
-        if done == 0:
-            file.truncate(0)
-            file.write(header)
-            digest.update(header)
-        reading: deque[Future] = deque()  # goes on while what was read is written
-        for index in range(done, len(source.hours)):
-            while len(reading) < BLOCK and index + len(reading) < len(source.hours):
-                reading.append(pool.submit(read, index + len(reading)))
-            state, found = reading.popleft().result()
-            file.write(state)
-            digest.update(state)
-            collected = merge(collected, found)
-            total += state
-            advance(state_B / 1e9)
-            if (index + 1) % BLOCK == 0 or index + 1 == len(source.hours):
-                file.flush()
-                os.fsync(file.fileno())  # the note never promises what the disk has not got
-                noted = {"done": index + 1, "sha256": digest.hexdigest()}
-                write_json(note, content | noted | dict(zip(MOMENTS, collected.tolist(), strict=True)))
-        with whole(path.with_name(f"mean-{path.name}")) as mean:
-            np.save(mean, (total / len(source.hours)).astype(np.float32))
-        os.replace(part, path)
 
 
 def _npy_header(shape: tuple[int, ...]) -> bytes:
     """What NumPy's format has before the values of a float32 array."""
     header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, facts)
     assert len(header.getvalue()) == HEADER_B
     return header.getvalue()
-
-
-def _what_is_there(file: BinaryIO, note: Path, content: dict, shape: tuple):
-    """States that an earlier call has written, their SHA-256, moments and sum; 0 states if they are not what it noted.
-
-    The sum over time is added up in the order of the states, so that an interruption changes no bit of it.
-    """
-    if note.is_file():
-        kept = json_table(note)
-        if {name: kept.get(name) for name in content} != content:
-            raise ValueError(f"was begun from other data ({kept.get('source')}); give another --out, or delete it")
-        file.seek(0)
-        digest, total = hashlib.sha256(file.read(HEADER_B)), np.zeros(shape)
-        for _ in range(kept["done"]):
-            data = file.read(4 * math.prod(shape))
-            digest.update(data)
-            if len(data) < 4 * math.prod(shape):
-                break  # the digest tells
-            total += np.frombuffer(data, "<f4").reshape(shape)
-        if digest.hexdigest() == kept["sha256"]:
-            file.truncate(file.tell())
-            return kept["done"], digest, np.array([kept[name] for name in MOMENTS]), total
-    return 0, hashlib.sha256(), np.zeros((len(MOMENTS), len(CHANNELS))), np.zeros(shape)
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -181,19 +183,16 @@ def merge(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and (population) standard deviation of each channel over these years, (channels,) float64."""
-    moments = []
-    for year in years:
-        note = _note(root, year)
-        moments.append(np.array([note[name] for name in MOMENTS]))
-    collected = reduce(merge, moments)
-    return collected[1], np.sqrt(collected[2] / collected[0])
+    count, mean, squared_deviations = reduce(merge, [_note(root, year).moments() for year in years])
+    return mean, np.sqrt(squared_deviations / count)
 
 
 def climatology(root: Path, years: list[int]) -> np.ndarray:
     """Mean state over these years, (channels, latitude, longitude) float64."""
-    counts = [len(_note(root, year)["hours_since_1970"]) for year in years]
+    counts = [len(_note(root, year).hours_since_1970) for year in years]
     means = (np.load(root / f"mean-{year}.npy") for year in years)
-    return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in zip(counts, means, strict=True))
+    parts = zip(counts, means, strict=True)
+    return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in parts)
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -209,21 +208,25 @@ class Sequences:
 
     def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
         notes = [_note(root, year) for year in years]
-        grid = ("channels", "latitude_deg", "longitude_deg")
-        if any(note[name] != notes[0][name] for note in notes for name in grid):
+        grids = [(note.channels, note.latitude_deg, note.longitude_deg) for note in notes]
+        if any(grid != grids[0] for grid in grids):
             raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
-        self.hours = np.concatenate([note["hours_since_1970"] for note in notes])
+        self.hours = np.concatenate([note.hours_since_1970 for note in notes])
         self.places = []
         for year, note in zip(years, notes, strict=True):
             path = root / f"{year}.npy"
-            self.places += [(path, index) for index in range(len(note["hours_since_1970"]))]
+            self.places += [(path, index) for index in range(len(note.hours_since_1970))]
         wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
         rows = np.searchsorted(self.hours, wanted).clip(max=len(self.hours) - 1)
-        self.rows = rows[(self.hours[rows] == wanted).all(axis=1)]  # indices of the states of each sequence
-        self.state_shape = (len(CHANNELS), len(notes[0]["latitude_deg"]), len(notes[0]["longitude_deg"]))
+        self.rows = rows[
+            (self.hours[rows] == wanted).all(axis=1)
+        ]  # indices of the states of each sequence
+        self.state_shape = tuple(map(len, grids[0]))
         self.mean, self.scale = mean.astype(np.float32), (1 / std).astype(np.float32)
         if len(self.rows) == 0:
-            raise ValueError(f"{root}: no {steps + 1} times in sequence, {STEP_H} h apart, in {years}")
+            raise ValueError(
+                f"{root}: no {steps + 1} times in sequence, {STEP_H} h apart, in {years}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -247,15 +250,21 @@ class Sequences:
         path, index = self.places[row]
         stored, descriptor = _map(path)
         # The disk begins with all of it at once.
-        os.posix_fadvise(descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED)
-        planes = zip(stored[index].reshape(len(state), -1), state.reshape(len(state), -1), strict=True)
+        os.posix_fadvise(
+            descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED
+        )
+        planes = zip(
+            stored[index].reshape(len(state), -1), state.reshape(len(state), -1), strict=True
+        )
         for channel, (source, plane) in enumerate(planes):
             for first in range(0, plane.size, CHUNK):
                 values = plane[first : first + CHUNK]
                 np.subtract(source[first : first + CHUNK], self.mean[channel], out=values)
                 values *= self.scale[channel]
                 if np.isnan(values.min()):
-                    raise ValueError(f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again")
+                    raise ValueError(
+                        f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again"
+                    )
 
 
 def splits_read(config: FourCastNetConfig) -> tuple[str, str, str]:
@@ -283,24 +292,33 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     """
     parsed = [parse_years(text) for text in years]
     if len(set().union(*parsed)) < sum(map(len, parsed)):
-        raise ValueError(f"years: {', '.join(years)} overlap; what is tested must not have been trained on")
+        raise ValueError(
+            f"years: {', '.join(years)} overlap; what is tested must not have been trained on"
+        )
     mean, std = statistics(root, parsed[0])
     training, validation = (Sequences(root, each, steps, mean, std) for each in parsed[:2])
-    test, first_hour = Sequences(root, parsed[2], TEST_STEPS, mean, std), hours_of_year(parsed[2][0])[0]
+    test, first_hour = (
+        Sequences(root, parsed[2], TEST_STEPS, mean, std),
+        hours_of_year(parsed[2][0])[0],
+    )
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
     test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
-    weights = era5.latitude_weights(np.array(_note(root, parsed[0][0])["latitude_deg"]))
+    weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
     usual = (climatology(root, parsed[0]) - mean[:, None, None]) / std[:, None, None]
     facts = [values.astype(np.float32) for values in (mean, std, weights, usual)]
     scored = (STEP_H, CHANNELS.index("z500"), tuple(range(1, TEST_STEPS + 1)))
     return [era5.Split(each, *facts, *scored) for each in (training, validation, test)]
 
 
-def _note(root: Path, year: int) -> dict:
+def _note(root: Path, year: int) -> Note:
     if missing := [name for name in files_of(year) if not (root / name).is_file()]:
         raise ValueError(f"{root}: no {', '.join(missing)}; `energynn data era5` makes them")
-    with one_fault(root):
-        return json_table(root / f"{year}.json")
+    path = root / f"{year}.json"
+    try:
+        require_file(path)
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except ILL_TYPED as error:
+        raise ValueError(f"{path}: {error}; prepare this year again") from error
 
 
 @cache
@@ -320,18 +338,13 @@ def describe(root: Path) -> tuple[dict[str, str], dict]:
     years = sorted(int(path.stem) for path in root.glob("[0-9]*.npy"))
     unfinished = sorted(path.name for path in root.glob("*.part"))
     if unfinished or not years:
-        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it")
-    notes = {year: _note(root, year) for year in years}
-    sums = {}
-    for year, note in notes.items():
+        raise ValueError(
+            f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it"
+        )
+    sums, times = {}, {}
+    for year in years:
+        note = _note(root, year)
         sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
-        sums[f"{year}.npy"] = note["sha256"]
-    times = sum(len(note["hours_since_1970"]) for note in notes.values())
-    return sums, {"energynn:times": times, "energynn:years": [_describe_year(*item) for item in notes.items()]}
-
-
-def _describe_year(year: int, note: dict) -> dict:
-    hours = note["hours_since_1970"]
-    missing = len(hours_of_year(year)) - len(hours)
-    entry = {"year": year, "times": len(hours), "first": utc(hours[0]), "last": utc(hours[-1])}
-    return entry | {"missing": missing, "source": note["source"]}
+        sums[f"{year}.npy"] = note.sha256
+        times[str(year)] = len(note.hours_since_1970)
+    return sums, {"energynn:times": times, "energynn:source": note.source}

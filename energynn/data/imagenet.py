@@ -36,8 +36,6 @@ ARCHIVES = {
     "ILSVRC2012_devkit_t12.tar.gz": "fa75699e90414af021442c21a62c3abf",
 }
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
-# (n, n_max) of the study's scaled data sets (design.md, section 5).
-SCALES = [(2**power, n_max) for n_max in (256, 16) for power in range(n_max.bit_length())]
 FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
 MOST_PIXELS = 89_000_000  # ImageNet's largest has 61 million; above this Pillow itself warns
 LARGEST_IMAGE_B = 2**30
@@ -266,16 +264,6 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
     return chosen
 
 
-def subsets(listing: Listing) -> list[dict]:
-    """The scaled subsets floor(samples n / n_max): n, n_max, count, and the SHA-256 of the chosen names in order."""
-    names = listing.names[stratified_prefix(listing.names, listing.labels, len(listing))]
-    found = []
-    for n, n_max in SCALES:
-        count = len(listing) * n // n_max
-        found.append({"n": n, "n_max": n_max, "count": count, "digest": _of_names(names[:count])})
-    return found
-
-
 class Summary(msgspec.Struct):
     """Number of images, SHA-256 of their names in sorted order, and images per class."""
 
@@ -286,13 +274,9 @@ class Summary(msgspec.Struct):
 
 def summary(listing: Listing) -> Summary:
     """Sum up what is compared at every start of a run."""
+    digest = hashlib.sha256(b"".join(name + b"\n" for name in listing.names)).hexdigest()
     counts = np.bincount(listing.labels).tolist()
-    classes = dict(zip(listing.classes, counts, strict=True))
-    return Summary(len(listing), _of_names(listing.names), classes)
-
-
-def _of_names(names: Iterable[bytes]) -> str:
-    return hashlib.sha256(b"".join(name + b"\n" for name in names)).hexdigest()
+    return Summary(len(listing), digest, dict(zip(listing.classes, counts, strict=True)))
 
 
 # ------------------------------------------------------------------------------------ prepared store

@@ -22,9 +22,18 @@ CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
 class Images:
     """Some images of a listing, in the order of ``indices``, as pairs of ``load(bytes)`` and label."""
 
-    def __init__(self, listing: Listing, indices: np.ndarray, load: Callable, on_bad_image: str = "fail"):
-        self.listing, self.indices, self.load, self.on_bad_image = listing, indices, load, on_bad_image
-        self.bad = torch.zeros(len(indices), dtype=torch.bool).share_memory_()  # the loader's workers write here
+    def __init__(
+        self, listing: Listing, indices: np.ndarray, load: Callable, on_bad_image: str = "fail"
+    ):
+        self.listing, self.indices, self.load, self.on_bad_image = (
+            listing,
+            indices,
+            load,
+            on_bad_image,
+        )
+        self.bad = torch.zeros(
+            len(indices), dtype=torch.bool
+        ).share_memory_()  # the loader's workers write here
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -34,7 +43,10 @@ class Images:
 
         A file that cannot be read is an error in any case (OSError): the disk may be gone, not the image.
         """
-        for candidate in [*range(position, min(position + 100, len(self))), *range(min(position, 100))]:
+        for candidate in [
+            *range(position, min(position + 100, len(self))),
+            *range(min(position, 100)),
+        ]:
             index = self.indices[candidate]
             data = self.listing.read(index)
             try:
@@ -42,15 +54,22 @@ class Images:
             except BAD_IMAGE as error:
                 line = f"image {self.listing.where(index)} is broken ({' '.join(str(error).split()) or 'no data'})"
                 if self.on_bad_image == "fail":
-                    raise ValueError(f"{line}; copy it again, or set on_bad_image to skip") from error
+                    raise ValueError(
+                        f"{line}; copy it again, or set on_bad_image to skip"
+                    ) from error
                 if not self.bad[candidate]:
                     print(f"skipped: {line}", file=sys.stderr, flush=True)
                 self.bad[candidate] = True
-        raise ValueError(f"images: about a hundred in a row are broken, the last is {self.listing.where(index)}")
+        raise ValueError(
+            f"images: about a hundred in a row are broken, the last is {self.listing.where(index)}"
+        )
 
     def skipped(self) -> list[str]:
         """Where the broken images lie that others stood in for, in this process and its loader's workers."""
-        return [self.listing.where(self.indices[position]) for position in self.bad.nonzero().flatten().tolist()]
+        return [
+            self.listing.where(self.indices[position])
+            for position in self.bad.nonzero().flatten().tolist()
+        ]
 
 
 def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -64,7 +83,9 @@ def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
         return torch.from_numpy(pixels).permute(2, 0, 1), original
     open_image(data)  # too large, or neither JPEG nor PNG
     try:  # torchvision 0.29 announces that it will drop this decoder one day; requirements.lock keeps it
-        pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+        pixels = decode_jpeg(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB
+        )
     except (RuntimeError, ValueError):
         pixels = torch.from_numpy(np.array(load_pillow(data))).permute(2, 0, 1)
     return pixels, tuple(pixels.shape[-2:])
@@ -83,7 +104,9 @@ def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
     average. Of a prepared store the same part of the picture is taken. Normalization is left to the device.
     """
     pixels, original = decode(data)
-    box = RandomResizedCrop.get_params(torch.empty(1).expand(3, *original), [scale_min, 1.0], list(ASPECT_RATIOS))
+    box = RandomResizedCrop.get_params(
+        torch.empty(1).expand(3, *original), [scale_min, 1.0], list(ASPECT_RATIOS)
+    )
     scale = pixels.shape[1] / original[0]
     top, left, height, width = (round(edge * scale) for edge in box)
     crop = _resized(pixels[:, top : top + height, left : left + width], (size, size))
@@ -95,7 +118,9 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
     pixels, _ = decode(data)
     height, width = pixels.shape[1:]
     shorter_side = round(size / CENTRE_SHARE)
-    resized = _resized(pixels, tuple(shorter_side * edge // min(height, width) for edge in (height, width)))
+    resized = _resized(
+        pixels, tuple(shorter_side * edge // min(height, width) for edge in (height, width))
+    )
     top, left = (round((edge - size) / 2) for edge in resized.shape[:2])
     return resized[top : top + size, left : left + size].contiguous()
 
@@ -106,7 +131,9 @@ def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     return F.interpolate(packed, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
 
 
-def normalized(batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> torch.Tensor:
+def normalized(
+    batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+) -> torch.Tensor:
     """A batch (samples, size, size, 3) uint8, on its device, as (samples, 3, size, size) float32, channels last."""
     return (batch.permute(0, 3, 1, 2) - _of_255(mean, batch.device)) / _of_255(std, batch.device)
 

@@ -11,7 +11,8 @@ import msgspec
 from energynn.config import FourCastNetConfig, checksum_file
 from energynn.data import era5_store, imagenet, photographs
 from energynn.data.digests import verify_tree
-from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY, sha256
+from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
+from energynn.reading import ILL_TYPED, require_file
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
@@ -29,33 +30,23 @@ class File(msgspec.Struct):
     contentSize: str = ""  # the name is Croissant's
 
 
-class Source(msgspec.Struct):
-    """A file of another package that the data were made from."""
-
-    package: str
-    version: str
-    file: str
-    sha256: str
-
-
 class Manifest(msgspec.Struct):
-    """What is read of a manifest.json; ``splits`` and ``subsets`` are ImageNet's."""
+    """What is read of a manifest.json; ``splits`` are ImageNet's."""
 
     distribution: list[File]
     made_with: str = msgspec.field(name="energynn:made_with", default="")
-    sources: list[Source] = msgspec.field(name="energynn:sources", default_factory=list)
     splits: dict[str, imagenet.Summary] = msgspec.field(
         name="energynn:splits", default_factory=dict
     )
-    subsets: dict[str, list[dict]] = msgspec.field(name="energynn:subsets", default_factory=dict)
 
 
 def read(dataset: str) -> Manifest:
     """The data set's manifest.json. Raises ValueError if there is none or it is damaged."""
     path = checksum_file(dataset, DATA_MANIFESTS).with_name("manifest.json")
     try:
+        require_file(path)
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except (OSError, ValueError) as error:
+    except ILL_TYPED as error:
         raise ValueError(f"{dataset}: {path} is damaged ({error}); {RESTORE}") from error
 
 
@@ -120,17 +111,9 @@ def verify(
 
 
 def _make_photographs(dataset: str) -> None:
-    """Make the crops, if the installed photographs are the manifest's and the crops come out as there."""
-    manifest = read(dataset)
-    for source in manifest.sources:
-        path = photographs.source_path(source.package, source.file)
-        if sha256(path) != source.sha256:
-            raise ValueError(
-                f"{dataset}: {path} is not the photograph of {source.package} {source.version}; "
-                "install that version (requirements.lock)"
-            )
+    """Make the crops; raises ValueError if they come out otherwise than in the manifest."""
     remedy = (
-        f"the manifest's crops were made with {manifest.made_with}, here is "
+        f"the manifest's crops were made with {read(dataset).made_with}, here is "
         f"{photographs.made_with()}: install the versions of requirements.lock, or "
         f"`energynn data describe {dataset}` describes your own"
     )
@@ -167,18 +150,15 @@ def _check_sizes(dataset: str, folder: Path, remedy: str, names: Collection[str]
 def _verify_imagenet(
     folder: Path, sums: dict[str, str], progress: Callable[[str], None], every_byte: bool
 ) -> None:
-    """Names of all images; with ``every_byte`` subsets, the archives' MD5, and every image's SHA-256, too.
+    """Names of all images; with ``every_byte`` the archives' MD5 and every image's SHA-256, too.
 
-    The pixels of a prepared store have no published digest: only its names and subsets are checked.
+    The pixels of a prepared store have no published digest: only its names are checked.
     """
     manifest, listings = read("imagenet"), imagenet.list_images(folder, progress)
     for split, listing in zip(imagenet.SPLITS, listings, strict=True):
         _check_names(listing, split, manifest.splits[split])
     if every_byte:
         check_archives(folder, progress)
-        for split, listing in zip(imagenet.SPLITS, listings, strict=True):
-            if imagenet.subsets(listing) != manifest.subsets[split]:
-                raise ValueError(f"imagenet: subsets of {split} differ from the manifest's")
         if not imagenet.is_store(folder):
             verify_tree(folder, sums, progress, imagenet.pieces(listings))
 

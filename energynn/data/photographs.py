@@ -30,7 +30,11 @@ PHOTOGRAPHS = {
     "coffee": ("skimage", "data/coffee.png", "CC0, Rachel Michetti"),
     "flower": ("sklearn", "datasets/images/flower.jpg", "CC BY 2.0, flickr user vultilion"),
     "galaxies": ("skimage", "data/hubble_deep_field.jpg", "public domain (NASA)"),
-    "motorcycle": ("skimage", "data/motorcycle_left.png", "not stated by scikit-image; Middlebury 2014 stereo data"),
+    "motorcycle": (
+        "skimage",
+        "data/motorcycle_left.png",
+        "not stated by scikit-image; Middlebury 2014 stereo data",
+    ),
     "retina": ("skimage", "data/retina.jpg", "CC0, Häggström, wikimedia"),
     "rocket": ("skimage", "data/rocket.jpg", "public domain (SpaceX)"),
     "temple": ("sklearn", "datasets/images/china.jpg", "CC BY 2.0, flickr user danielbuechele"),
@@ -46,7 +50,9 @@ def source_path(package: str, file: str) -> Path:
     spec = importlib.util.find_spec(package)
     path = Path(spec.origin).parent / file if spec and spec.origin else None
     if path is None or not path.is_file():
-        raise ValueError(f"photographs: {package} with {file} is not installed; {INSTALL} installs it")
+        raise ValueError(
+            f"photographs: {package} with {file} is not installed; {INSTALL} installs it"
+        )
     return path
 
 
@@ -75,7 +81,10 @@ def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None
             photograph = Image.open(source_path(package, file)).convert("RGB")
             generator = np.random.default_rng([SEED, index])
             border = int(TRAIN_SHARE * photograph.width)
-            for split, (left, right) in {"train": (0, border), "val": (border, photograph.width)}.items():
+            for split, (left, right) in {
+                "train": (0, border),
+                "val": (border, photograph.width),
+            }.items():
                 folder = temporary / split / name
                 folder.mkdir(parents=True)
                 for number in range((LARGE_CROPS if is_large else CROPS)[split]):
@@ -98,7 +107,9 @@ def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None
 def _large_crop(photograph, generator):
     """A box of ImageNet's usual shape from anywhere in the photograph, resized to LARGE_PIXELS."""
     width, height = LARGE_PIXELS
-    scale = min(photograph.width / width, photograph.height / height) * generator.uniform(LEAST_SHARE, 1)
+    scale = min(photograph.width / width, photograph.height / height) * generator.uniform(
+        LEAST_SHARE, 1
+    )
     x = generator.uniform(0, photograph.width - scale * width)
     y = generator.uniform(0, photograph.height - scale * height)
     return photograph.resize(LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height))

@@ -1,121 +1,113 @@
-"""How many devices and which batch: the configurations that nothing beats in time, energy and GPU hours together."""
+"""How many devices and which batch: what nothing beats in time, energy and GPU hours together."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from decimal import ROUND_CEILING, Context
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from energynn import config
 from energynn.config import RunConfig
-from energynn.forecast import calibration, fitting, predict, runs
-from energynn.forecast.calibration import Calibration
+from energynn.forecast import predict, runs
+from energynn.forecast.fit import Fit
 from energynn.forecast.model import Work
+from energynn.forecast.predict import UNITS
 
-JUDGED = ("time_h", "energy_kWh", "gpu_hours")
-UNITS = {"time_h": "h", "energy_kWh": "kWh", "gpu_hours": "GPU hours", "global_batch_size": "samples a batch"}
-BEST = {"time_h": "the fastest", "energy_kWh": "the most frugal", "gpu_hours": "the one with the fewest GPU hours"}
-BEST |= {"global_batch_size": "the smallest"}
+JUDGED = tuple(UNITS)
+OPTIONS = {"time_h": "--deadline-h", "energy_kWh": "--energy-kwh", "gpu_hours": "--gpu-hours"}
+OPTIONS |= {"global_batch_size": "--max-global-batch-size"}
+MOST_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Configurations, (configurations,) each, what they take, (configurations, 3), and which of them matter.
+    """Configurations, (configurations,) each, what they take, and which of them matter.
 
-    pareto: that meet the limits and that no other beats in all of JUDGED; choices: name -> index and reason.
+    values: quantity -> (configurations, 3). pareto: indices of those that meet the limits and that
+    no other beats in all of JUDGED. choices: name -> index and reason.
     """
 
-    made: Calibration
+    fit: Fit
     base: RunConfig
     work: Work
     values: dict[str, np.ndarray]
+    limits: dict[str, float]
     pareto: np.ndarray
     choices: dict[str, tuple[int, str]]
-    limits: dict[str, float]
 
     @property
     def global_batch_size(self) -> np.ndarray:
-        return _global_batch_size(self.base, self.work)
+        return self.work.devices * self.work.local_batch_size * self.base.accumulation_steps
 
 
-def published_fit(workload: str, site) -> Calibration:
-    """The fit of all that is published of a workload on a system, made on the spot."""
-    return calibration.make(*calibration.published(workload, site))
-
-
-def base_run(made: Calibration, parameters: dict) -> RunConfig:
-    """The calibrated run with the most samples, on one device, with other parameters where they are given.
+def base_run(fit: Fit, parameters: dict) -> RunConfig:
+    """The fitted run with the most samples, on one device, with parameters of one's own.
 
     Raises ValueError for a parameter that a plan chooses.
     """
     for name in ("devices", "local_batch_size", "global_batch_size"):
         if name in parameters:
-            raise ValueError(f"{name}: a plan chooses it; limit it by --devices or --max-global-batch-size")
-    plain = config.to_dict(made.config) | {"devices": 1, "accumulation_steps": 1, "seed": 0, "repeat": 0}
-    return config.make(**plain | {"global_batch_size": None} | parameters)
+            limit = "limit it by --devices or --max-global-batch-size"
+            raise ValueError(f"{name}: a plan chooses it; {limit}")
+    one = {"devices": 1, "accumulation_steps": 1, "global_batch_size": None}
+    return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
 
-def grid(made: Calibration, run: RunConfig, devices: tuple[int, int] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Devices and local batch sizes to choose from: parts of a node and whole nodes, powers of two as calibrated.
+def grid(fit: Fit, run: RunConfig, devices: tuple[int, int] | None) -> np.ndarray:
+    """Devices and local batch sizes to choose from: parts of a node, whole nodes; powers of two.
 
-    ``devices``: least and most; without it all that the system has, as far as forecasts were validated.
-
+    devices: least and most; without it all that the system has, as far as forecasts are validated.
     Raises ValueError where a number of devices is not what the system has.
     """
-    per_node, of_system = made.site.devices_per_node, made.site.nodes * made.site.devices_per_node
-    least, most = devices or (1, min(predict.MOST_DEVICES, of_system or predict.MOST_DEVICES))
-    if not 1 <= least <= most:
-        raise ValueError(f"devices: {least}-{most} is no range; write it as 1-256")
-    predict.check_devices(made.site, most)
-    numbers = [n for n in range(least, most + 1) if n < per_node or n % per_node == 0]
-    if not numbers:
-        raise ValueError(f"devices: {least}-{most} holds no whole nodes; choose a multiple of {per_node}")
-    low, high = made.ranges["local_batch_size"]
-    sizes = [size for size in 2 ** np.arange(20) if low <= size <= high] or [int(high)]
-    pairs = np.array(np.meshgrid(numbers, sizes)).reshape(2, -1)
-    samples = runs.epoch_of(run, made.samples).training_samples
-    enough = samples // pairs[0] >= pairs[1] * run.accumulation_steps
+    site, sizes = fit.runs.site, fit.runs.work.local_batch_size
+    per_node, most = site.devices_per_node, predict.MOST_DEVICES
+    least, most = devices or (1, min(most, site.nodes * per_node or most))
+    predict.check_devices(site, most)
+    numbers = [n for n in range(max(least, 1), most + 1) if n < per_node or n % per_node == 0]
+    powers = 2 ** np.arange(20)
+    powers = powers[(powers >= sizes.min()) & (powers <= sizes.max())]
+    pairs = np.array(np.meshgrid(numbers, powers if len(powers) else sizes[:1])).reshape(2, -1)
+    samples = runs.epoch_of(run, fit.runs.samples).training_samples
+    enough = pairs[0] * pairs[1] * run.accumulation_steps <= samples
     if not enough.any():
-        raise ValueError(f"devices: {samples} samples are too few for {least} devices; choose fewer")
-    return pairs[0][enough], pairs[1][enough]
+        raise ValueError(f"devices: {least}-{most} are no whole nodes, or more than the samples")
+    return pairs[:, enough]
 
 
-def make(made: Calibration, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
-    """Judge configurations, arrays of devices and local batch sizes; ``limits``: upper ones of JUDGED and of the batch.
+def make(fit: Fit, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
+    """Judge configurations, arrays of devices and local batch sizes.
 
-    Raises ValueError with the limit that binds and the nearest possible where none meets the limits.
+    limits: upper ones of JUDGED and of the batch; None: none. Raises ValueError with the limits
+    that bind and what is possible where no configuration meets them.
     """
-    work = runs.work(made.site, run, made.samples, made.workers, devices=devices, local_batch_size=local_batch_size)
-    values = predict.quantities(made, work, runs.loading_workers(run))
-    judged = [name for name in JUDGED if made.fit.has_power or name != "energy_kWh"]
-    table = {name: values[name][:, 0] for name in judged} | {"global_batch_size": _global_batch_size(run, work)}
-    meets = _meeting(limits, table)
-    if not meets.any():
-        raise ValueError(_impossible(limits, table, work))
-    inside = np.flatnonzero(meets)
-    best = inside[_pareto(np.stack([table[name][inside] for name in judged], axis=1))]
-    best = best[np.argsort(table["time_h"][best])]
-    return Plan(made, run, work, values, best, _choices(best, table), limits)
-
-
-def _global_batch_size(run: RunConfig, work: Work) -> np.ndarray:
-    return work.devices * work.local_batch_size * run.accumulation_steps
-
-
-def _meeting(limits: dict[str, float], table: dict[str, np.ndarray]) -> np.ndarray:
-    meets = np.ones(len(table["time_h"]), bool)
+    work = runs.work(fit.runs, run, devices, local_batch_size)
+    values = predict.quantities(fit, work)
+    limits = {name: most for name, most in limits.items() if most is not None}
+    plan = Plan(fit, run, work, values, limits, np.array([]), {})
+    judged = [name for name in JUDGED if fit.has_power or name != "energy_kWh"]
+    costs = {name: values[name][:, 0] for name in judged}
+    costs["global_batch_size"] = plan.global_batch_size
     for name, most in limits.items():
-        if name not in table:
-            raise ValueError(f"{name}: a fit of the time alone forecasts none; leave this limit out")
-        meets &= table[name] <= most
-    return meets
+        if name not in costs or not most > 0:
+            raise ValueError(f"{OPTIONS[name]}: give more than 0, or leave it out: {most}")
+    inside = np.flatnonzero(_meeting(limits, costs))
+    if not len(inside):
+        raise ValueError(_impossible(limits, costs, work))
+    best = inside[_pareto(np.stack([costs[name][inside] for name in judged], axis=1))]
+    best = best[np.argsort(costs["time_h"][best])]
+    return replace(plan, pareto=best, choices=_choices(best, costs))
+
+
+def _meeting(limits: dict[str, float], costs: dict[str, np.ndarray]) -> np.ndarray:
+    meets = [costs[name] <= most for name, most in limits.items()]
+    return np.all([np.isfinite(costs["time_h"]), *meets], axis=0)
 
 
 def _pareto(costs: np.ndarray) -> np.ndarray:
     """Indices of the rows of (rows, costs) that no other row beats in every cost.
 
-    The first in the order of the costs is beaten by none; then those are left that are better than it in one.
+    The first in the order of the costs is beaten by none; then those are left that are better
+    than it in one.
     """
     kept, left = [], np.lexsort(costs.T[::-1])
     while len(left):
@@ -124,86 +116,77 @@ def _pareto(costs: np.ndarray) -> np.ndarray:
     return np.array(kept)
 
 
-def _impossible(limits: dict[str, float], table: dict[str, np.ndarray], work: Work) -> str:
-    """Which limit nothing meets, or which contradict each other, and what comes nearest within the others.
-
-    The batch is held first: up to it accuracy is free, so that the nearest is, too.
-    """
-    held: dict[str, float] = {}
-    limits = dict(sorted(limits.items(), key=lambda item: item[0] != "global_batch_size"))
-    for name, most in limits.items():
-        if not _meeting(held | {name: most}, table).any():
-            break
-        held[name] = most
-    others = {of: value for of, value in limits.items() if of != name}
-    what = f"at most {most:g} {UNITS[name]}"
-    what = f"{what} contradicts {_words(held, 'at most ')}" if (table[name] <= most).any() else f"nothing needs {what}"
-    # Where the others contradict each other, too, those before.
-    within = others if _meeting(others, table).any() else held
-    place = f"within {_words(within)} " if within else ""
-    return f"{name}: {what}; {place}{_nearest(name, _meeting(within, table), table, work)}"
+def _impossible(limits: dict[str, float], costs: dict[str, np.ndarray], work: Work) -> str:
+    """That the limits cannot be kept together, and what each could be if the others are kept."""
+    ways = []
+    for name in limits:
+        within = _meeting({of: most for of, most in limits.items() if of != name}, costs)
+        if within.any():
+            at = np.flatnonzero(within)[np.argmin(costs[name][within])]
+            least = f"{costs[name][at] * 1.0005:.4g}"  # rounded up, so that it can be met
+            ways.append(f"{OPTIONS[name]} {least} ({work.devices[at]:g} devices)")
+    remedy = " or ".join(ways) or "leave one of them out"
+    return f"plan: no configuration keeps {_words(limits)}; possible: {remedy}"
 
 
-def _words(limits: dict[str, float], before: str = "") -> str:
-    return " and ".join(f"{before}{most:g} {UNITS[name]}" for name, most in limits.items())
+def _words(limits: dict[str, float]) -> str:
+    return " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items()) or "no limit"
 
 
-def _nearest(name: str, meets: np.ndarray, table: dict[str, np.ndarray], work: Work) -> str:
-    """The configuration of a mask that needs least; hours and kWh are rounded up, so that limits can be met."""
-    index = np.flatnonzero(meets)[np.argmin(table[name][meets])]
-    digits = 12 if name == "global_batch_size" else 3
-    least = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(table[name][index])
-    where = f"{work.devices[index]:.0f} devices with a local batch of {work.local_batch_size[index]:.0f}"
-    return f"{BEST[name]} needs {least:f} {UNITS[name]}, {where}"
-
-
-def _choices(best: np.ndarray, table: dict[str, np.ndarray]) -> dict[str, tuple[int, str]]:
+def _choices(best: np.ndarray, costs: dict[str, np.ndarray]) -> dict[str, tuple[int, str]]:
     """The fastest, the most frugal and the balanced of the Pareto set, each with its reason."""
-    cost = "energy_kWh" if "energy_kWh" in table else "gpu_hours"
-    time_h, spent = table["time_h"][best], table[cost][best]
-    fastest, frugal = np.argmin(time_h), np.argmin(spent)
-    # How far each is from the least time and the least cost: 0 there, 1 at the other end, by logarithms.
-    far = [
-        np.log(of / of.min()) / max(np.log(of[end] / of.min()), 1e-9)
-        for of, end in ((time_h, frugal), (spent, fastest))
-    ]
-    balanced = np.argmin(np.hypot(*far))
-    dear, slow = spent[fastest] / spent[frugal] - 1, time_h[frugal] / time_h[fastest]
-    reasons = {
-        "fastest": (fastest, f"the least time; it needs {dear:.0%} more {UNITS[cost]} than the most frugal"),
-        "most frugal": (frugal, f"the least {UNITS[cost]}; it takes {slow:.1f} times as long as the fastest"),
-    }
-    more, faster = spent[balanced] / spent[frugal] - 1, time_h[frugal] / time_h[balanced]
-    words = f"nearest to both: {faster:.1f} times as fast as the most frugal for {more:.0%} more {UNITS[cost]}"
-    reasons["balanced"] = (balanced, words)
-    return {name: (int(best[index]), reason) for name, (index, reason) in reasons.items()}
+    name = "energy_kWh" if "energy_kWh" in costs else "gpu_hours"
+    time, spent = costs["time_h"][best], costs[name][best]
+    # How far each is from the least time and the least cost, on the way to the other end.
+    logs = np.log(np.stack([time / time.min(), spent / spent.min()]))
+    balanced = np.argmin(np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9)))
+    found = {"fastest": np.argmin(time), "most frugal": np.argmin(spent), "balanced": balanced}
+    choices = {}
+    for choice, at in found.items():
+        slower, more = time[at] / time.min(), 100 * (spent[at] / spent.min() - 1)
+        reason = f"{slower:.1f} times the least time, {more:.0f} % above the least {UNITS[name]}"
+        choices[choice] = int(best[at]), reason
+    return choices
+
+
+def row(plan: Plan, index: int) -> dict:
+    """One configuration of a plan with its intervals, what lies outside, and its name."""
+    sizes = {name: int(getattr(plan.work, name)[index]) for name in ("devices", "local_batch_size")}
+    sizes["global_batch_size"] = int(plan.global_batch_size[index])
+    (row,) = predict.rows(plan.fit, [config.replace(plan.base, **sizes)])
+    for name in UNITS:
+        if (row[name]["high"] or 0) > (most := plan.limits.get(name, np.inf)):
+            odds = "about even odds, the interval ends beyond"
+            row["outside"].append(f"{OPTIONS[name]} {most:g}: {odds}")
+    return row
 
 
 def as_json(plan: Plan) -> dict:
     """The plan for a program: choices, Pareto set, limits and how it was found."""
-    chosen = {name: row(plan, index) | {"reason": reason} for name, (index, reason) in plan.choices.items()}
+    choices = {}
+    for name, (index, reason) in plan.choices.items():
+        choices[name] = row(plan, index) | {"reason": reason}
     return {
-        "workload": plan.made.workload,
-        "system": plan.made.site.name,
-        "choices": chosen,
+        "workload": plan.base.workload,
+        "system": plan.fit.runs.site.name,
+        "choices": choices,
         "pareto": [row(plan, index) for index in plan.pareto],
         "limits": plan.limits,
         "configurations": len(plan.work),
-        "reading": plan.made.fit.reading,
-        "flags": fitting.flags(plan.made.fit),
-        "provenance": f"estimated by a model fitted to {plan.made.number_of_runs} {plan.made.provenance} runs",
+        "provenance": choices["fastest"]["provenance"],
     }
 
 
-def row(plan: Plan, index: int) -> dict:
-    """One configuration of a plan with its intervals, what lies outside, and the parameters that make it."""
-    work = plan.work[index : index + 1]
-    devices, local_size = int(work.devices[0]), int(work.local_batch_size[0])
-    size = int(plan.global_batch_size[index])
-    outside = predict.outside(plan.made, plan.base, work)
-    changed = dict(devices=devices, local_batch_size=local_size, global_batch_size=size)
-    run = config.replace(plan.base, **changed)
-    samples = runs.epoch_of(run, plan.made.samples).training_samples
-    training = {"epochs": run.epochs, "dataset_samples": samples}
-    values = {name: predict.interval(plan.values[name][index]) for name in predict.QUANTITIES}
-    return {**changed, **training, **values, "outside": outside, "run_id": config.run_id(run)}
+def text(plan: Plan) -> str:
+    """The plan for people: the choices with their reasons, then the Pareto set."""
+    answer = as_json(plan)
+    chosen, pareto = answer["choices"], answer["pareto"]
+    shown = pareto[:: -(-len(pareto) // MOST_SHOWN)]
+    once = {of["run_id"]: of for of in chosen.values()}
+    lines = [predict.table(list(once.values())), ""]
+    lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
+    lines.append("\nnothing beats these in time, kWh and GPU hours")
+    lines += [predict.table(shown), ""]
+    lines.append(predict.notes(list((once | {of["run_id"]: of for of in shown}).values())))
+    lines.append(f"limits: {_words(plan.limits)}; {answer['configurations']} configurations")
+    return "\n".join(lines)

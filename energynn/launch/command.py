@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ def measure(
             _say(f"energynn: {warning}")
         _held = _open_segment(run_dir, _intent(run_dir, command, period_s, size, gpus))
         _say(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}")
-        _say(f"  in another shell:\n    energynn status --watch {_short(run_dir)}")
+        _say(f"  in another shell:\n    energynn status --watch {run_dir}")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
@@ -58,17 +57,14 @@ def measure(
     take_host = partial(supervise.take_host, stopped)
     stop_sampler = start_sampler(folder, size, stopped, take_host)
     try:
-        _run(command, folder, rank, children, stopped, sys.stderr if quiet else None)
+        exit_status = _run(command, folder, rank, children, stopped, sys.stderr if quiet else None)
         stop_sampler()
-        status, reason, exit_status = _outcome(children, stopped)
         if rank > 0:
-            return None, exit_status
-        if size > 1:
-            status, reason = _outcome_of_all(folder, size, stopped, (status, reason))
-        return records.build(run_dir, status, reason), exit_status
+            return None, records.shell_status(exit_status)
+        status, reason = _verdict(folder, size, stopped)
+        return records.build(run_dir, status, reason), records.shell_status(exit_status)
     except OSError as error:
-        remedy = f"mend that, then `energynn check --recover {_short(run_dir.parent)}`"
-        _say(f"energynn: no record written ({error.strerror}); {remedy}")
+        _say(supervise.no_record(run_dir, error))
         return None, records.shell_status(children[0].wait()) if children else 1
 
 
@@ -76,15 +72,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _short(path: Path) -> str:
-    """Write a path as a person in this folder would type it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
-
-
 def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
-    if not command:
-        raise ValueError("measure: no command; write it after --: energynn measure -- python x.py")
     if shutil.which(command[0]) is None:
         raise ValueError(f"measure: {command[0]!r} is no command here; check its name and path")
     if not 0.01 <= period_s <= 60:
@@ -94,27 +83,18 @@ def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     name = f"{moment}-{os.getpid()}-{Path(command[0]).name}"
     run_dir = (out or default_runs_dir() / "measured" / name).absolute()
-    if run_dir.name.startswith("."):
-        raise ValueError(f"out: {run_dir.name} begins with a dot; hidden runs are never found")
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        fault = f"cannot write to {run_dir} ({error.strerror})"
-        raise ValueError(f"out: {fault}; choose a folder you own") from error
+    supervise.make_folder(run_dir, "out")
     return run_dir
 
 
 def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     """Write run.json, or begin a further segment of the same command; return its locks."""
     others = [path.name for path in run_dir.iterdir() if not path.name.startswith(".")]
-    if "run.json" not in others:
-        if others:
-            fault = f"{run_dir} holds other files ({others[0]})"
-            raise ValueError(f"out: {fault}; choose a new or an empty folder")
+    if not others:
         write_json(run_dir / "run.json", intent)
-    before = json_table(run_dir / "run.json")
+    before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
     if [before.get(name) for name in ("workload", "config")] != ["command", intent["config"]]:
-        raise ValueError(f"out: {run_dir} holds another run, command or period; choose another")
+        raise ValueError(f"out: {run_dir} holds something else; choose a new or an empty folder")
     held = records.hold(run_dir)
     folder = run_dir
     if any(name.startswith(("events-rank", "samples-")) for name in others):
@@ -126,9 +106,9 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    model = machine.CPU_MODEL
+    system: dict = {"cpu_model": machine.CPU_MODEL}
     if (default_runs_dir() / "local" / "system.toml").exists():
-        model = machine.load(default_runs_dir(), "local", described)["cpu_model"]
+        system = machine.load(default_runs_dir(), "local", described)
     return {
         "run_id": run_dir.name,
         "workload": "command",
@@ -136,7 +116,8 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
         "started_at": utc_now(),
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
         "devices": size if size > 1 else max(1, len(known)),
-        "cpu_model": model,
+        "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         "uses_gpus": gpus,
         **machine.facts_of_run(described, on_gpu=bool(known)),
     }
@@ -145,17 +126,14 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
 # ------------------------------------------------------------------------------------ the command
 
 
-def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout) -> None:
-    """Idle, command, idle, with their marks."""
+def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout) -> int:
+    """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
-    events.mark("idle_start", when="before")
-    until_s = time.monotonic() + IDLE_S
-    while time.monotonic() < until_s and not stopped:
-        time.sleep(0.02)
-    events.mark("idle_end", when="before")
+    events.be_idle("before", IDLE_S)
     if stopped:
-        return events.mark("rank_end", status="failed", exit_status=-stopped[0])
+        events.mark("rank_end", status="failed", exit_status=-stopped[0])
+        return -stopped[0]
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's numbers are NVML's
     events.mark("training_start")
     # close_fds: MPI's launchers hand open files to their ranks.
@@ -168,99 +146,72 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     events.mark("training_end", exit_status=status)
     if status < 0 or stopped:
         end_marked(folder)
-    if rank == 0:
-        _say(f"  it has ended; {IDLE_S:.0f} s of idle power, then the record")
     events.be_idle("after", IDLE_S)
     events.mark("rank_end", status="failed" if status else "finished", exit_status=status)
+    return status
 
 
-def _outcome(children: list[subprocess.Popen], stopped: list[int]) -> tuple[str, str, int]:
-    """Return status, reason and exit status of one rank's command."""
-    if not children:
-        reason = f"stopped by {supervise.signal_name(stopped[0])} before the command was started"
-        return "interrupted", reason, 128 + stopped[0]
-    status = children[0].returncode
-    kind, reason = "failed", _against(status)
-    if status < 0:
-        kind, reason = "killed", f"the command was ended by {supervise.signal_name(-status)}"
-    if status == 0:
-        kind = "finished"
-    elif stopped:
-        kind = "interrupted"
-    return kind, reason, records.shell_status(status)
-
-
-def _against(status: int) -> str:
-    return f"the command ended with status {status}" if status else ""
-
-
-def _outcome_of_all(
-    folder: Path, size: int, stopped: list[int], own: tuple[str, str]
-) -> tuple[str, str]:
+def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the first that was not good."""
-    until_s = time.monotonic() + (0.0 if stopped else limit_s("ready_limit_s"))
-    while True:
-        while any(map(is_locked, folder.glob(".ranks-*"))):
-            time.sleep(0.5)
-        ends = {end["rank"]: end for end in events_of_kind(read_events(folder), "rank_end")}
-        if len(ends) == size or time.monotonic() > until_s:
+    quiet_s, patience_s = 0.0, 0.0 if stopped else limit_s("ready_limit_s")
+    while len(ends := events_of_kind(read_events(folder), "rank_end")) < size:
+        if quiet_s > patience_s:
             break
         time.sleep(0.5)
-    bad = [end for end in ends.values() if end["exit_status"]]
-    if own[0] == "interrupted" or not bad and len(ends) == size:
-        return own
+        quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
+    bad = [end for end in ends if end["exit_status"]]
     if len(ends) < size:
-        missing = ", ".join(str(rank) for rank in range(size) if rank not in ends)
-        status, reason = "killed", f"rank {missing} ended without a word"
+        silent = sorted(set(range(size)) - {end["rank"] for end in ends})
+        status, reason = "killed", f"rank {', '.join(map(str, silent))} ended without a word"
+    elif not bad:
+        return "finished", ""
     else:
         first = min(bad, key=lambda end: end["t_wall_ns"])
-        status, reason = "failed", f"rank {first['rank']}: {_against(first['exit_status'])}"
+        status, reason = _words(first["exit_status"])
+        reason = f"rank {first['rank']}: {reason}" if size > 1 else reason
     if stopped:
         return "interrupted", f"stopped by {supervise.signal_name(stopped[0])}; {reason}"
     return status, reason
+
+
+def _words(exit_status: int) -> tuple[str, str]:
+    if exit_status < 0:
+        return "killed", f"the command was ended by {supervise.signal_name(-exit_status)}"
+    return "failed", f"the command ended with status {exit_status}"
 
 
 # ------------------------------------------------------------------------------------- for people
 
 
 def report(record: dict) -> str:
-    """Tell the energies of a record, a line for each component, with provenance and bound."""
+    """Tell the energies of a record, a line for each component, with provenance and bounds."""
     name = record["config"].get("command", record["run_id"])
     status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
-    lines = [textwrap.fill(f"energynn: {name}: {status}", 79, subsequent_indent="  ")]
     samples = record.get("samples_in_training", 0)
-    lines.append(f"  {record.get('training_time_s', 0.0):.2f} s, {samples} samples")
-    absent = []
+    lines = [
+        f"energynn: {name}: {status}",
+        f"  {record.get('training_time_s', 0.0):.2f} s, {samples} samples",
+    ]
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
-            lines += _energy_lines(record, component)
-        elif component != "total":
-            absent.append(component.upper())
-    lines += [f"  {', '.join(absent)} absent: no sensor"] if absent else []
+            lines.append(_energy_line(record, component))
     if "energy_perun_total_J" in record:
         total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
         lines.append(f"  perun's method: {total}")
-    for number, segment in enumerate(record["segments"], start=1):
-        if len(record["segments"]) > 1:
-            used = f"{segment['energy_total_J'] or 0:.2f} J"
-            lines.append(f"  segment {number}: {segment['training_time_s']:.2f} s, {used}")
-    words = [f"flag: {flag}" for flag in record["flags"]]
+    lines += [f"  flag: {flag}" for flag in record["flags"]]
     if not record["valid"]:
-        words.append(f"NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
-    indents = {"initial_indent": "  ", "subsequent_indent": "    "}
-    return "\n".join([*lines, *(textwrap.fill(text, 79, **indents) for text in words)])
+        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    return "\n".join(lines)
 
 
-def _energy_lines(record: dict, component: str) -> list[str]:
-    values = {}
-    for part in ("", "_bound", "_statistical", "_systematic", "_provenance"):
-        unit = "" if part == "_provenance" else "_J"
-        values[part] = record.get(f"energy_{component}{part}{unit}")
-    bound_J = values["_bound"] if values["_bound"] is not None else values["_statistical"]
-    watts = record[f"mean_power_{component}_W"]
-    line = f"  {component.upper():6}{values['']:12.2f} J  {values['_provenance']:9} "
-    line += f"+- {bound_J:.2f} J +- {values['_systematic']:.2f} J (sensor), {watts:.1f} W"
-    net_J = record.get(f"energy_net_{component}_J")
-    if net_J is None or abs(net_J) < bound_J:  # a short command hides in the idle power
-        return [line]
-    return [line, f"  {'':6}{net_J:12.2f} J  without idle power"]
+def _energy_line(record: dict, component: str) -> str:
+    name = f"energy_{component}"
+    # Records of before have a statistical interval in place of the bound.
+    bound_J = record.get(f"{name}_bound_J", record.get(f"{name}_statistical_J"))
+    provenance = record[f"{name}_provenance"]
+    line = (
+        f"  {component.upper():6}{record[f'{name}_J']:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
+    )
+    line += f" +- {record[f'{name}_systematic_J']:.2f} J (sensor)"
+    line += f", {record[f'mean_power_{component}_W']:.1f} W"
+    return line

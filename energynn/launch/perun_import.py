@@ -63,19 +63,13 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
-    return [
-        sensor
-        for sensor in run.sensors
-        if sensor.component in energy.COMPONENTS
-        and (sensor.counter or (sensor.values and sensor.values.unit == "W"))
-    ]
+    counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
+    return [sensor for sensor in counted if sensor.counter or sensor.is_power]
 
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
     series = theirs.counter or theirs.values
-    if not 0 < series.to_SI < np.inf:
-        raise ValueError(f"{theirs.name}: its magnitude is {series.to_SI}, no number above 0")
     number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
     wraps = theirs.counter and series.valid_max < 2**63  # 64 bits never wrap
     sensor = Sensor(
@@ -100,9 +94,8 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     """
     series = theirs.counter or theirs.values
     most = series.valid_max if theirs.counter else np.inf
-    is_good = (series.readings > 0) & (series.readings <= most)  # False for NaN
-    pairs = zip(series.readings.tolist(), is_good, strict=True)  # whole counters, not floats
-    return [reading if good else None for reading, good in pairs]
+    readings = series.readings.tolist()  # whole counters, not floats
+    return [reading if 0 < reading <= most else None for reading in readings]
 
 
 def _raw_files(path: Path, run: PerunRun):
@@ -111,61 +104,58 @@ def _raw_files(path: Path, run: PerunRun):
     A round is a segment of the run. t is the time since its first sample, as perun keeps no clock
     that goes on from round to round; only of the first round does it say when it began.
     """
-    sensors = _energy_sensors(run)
-    hosts = sorted({sensor.host for sensor in sensors})
-    rounds = sorted({sensor.round for sensor in sensors})
-    for host, round_ in sorted({(sensor.host, sensor.round) for sensor in sensors}):
-        own = [sensor for sensor in sensors if (sensor.host, sensor.round) == (host, round_)]
+    places: dict[tuple[str, str], list[PerunSensor]] = {}
+    for sensor in _energy_sensors(run):
+        places.setdefault((sensor.round, sensor.host), []).append(sensor)
+    rounds = sorted({round_ for round_, _ in places})
+    hosts = sorted({host for _, host in places})
+    for (round_, host), own in sorted(places.items()):
         seconds = own[0].seconds.astype(float)
         if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()):
             raise ValueError(f"{path}: the times of {host} are not those of a run")
-        if not all(np.array_equal(sensor.seconds, own[0].seconds) for sensor in own):
-            raise ValueError(f"{path}: the sensors of {host} were not read at the same times")
-        is_first = round_ == rounds[0]
-        folder = "" if is_first else f"segment-{rounds.index(round_) + 1}/"
-        start_ns = _start_ns(run) if is_first else 0
-        times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
+        number = rounds.index(round_)
+        folder = f"segment-{number + 1}/" if number else ""
+        start_ns = 0 if number else _start_ns(run)
         header = {
             "header": "energynn-samples/1",
             "host": host,
             "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
             "sensors": [_describe(sensor) for sensor in own],
         }
+        times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         rows = zip(times_ns, *[_readings(sensor) for sensor in own], strict=True)
         samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
-        marks = {"rank_start": 0, "training_start": 0, "training_end": -1}
-        events = []
-        for event, index in marks.items():
-            t = times_ns[index]
-            times = {"t_mono_ns": t, "t_wall_ns": start_ns + t}
-            events.append({**times, "event": event, "rank": rank, "host": host})
-        yield f"{folder}events-rank{rank}.jsonl", events
+        first_ns, last_ns = times_ns[0], times_ns[-1]
+        marks = {"rank_start": first_ns, "training_start": first_ns, "training_end": last_ns}
+        facts = {"rank": rank, "host": host}
+        yield (
+            f"{folder}events-rank{rank}.jsonl",
+            [
+                {"t_mono_ns": t, "t_wall_ns": start_ns + t, "event": event, **facts}
+                for event, t in marks.items()
+            ],
+        )
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
-    # Every round of a run has the same sensors; perun 0.8 wrote 0.3.2 as its version.
+    # Every round of a run has the same sensors.
     places = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
     components = [component for _, _, component in places]
-    intent = {
+    hosts = {host for host, _, _ in places}
+    config = {"source": path.name, "source_sha256": digest}
+    return {
         "workload": "perun import",
         "system": "imported",
-        "started_at": str(run.attributes.get("execution_dt", "")),
-        "config": {
-            "source": path.name,
-            "source_sha256": digest,
-            "application": run.application,
-            "run": run.name,
-        },
+        "started_at": run.attributes.get("execution_dt", ""),
+        "perun_version": run.attributes.get("perun_version", ""),  # perun 0.8 wrote 0.3.2
         "perun_run": run.name,
-        "machine": {"sockets": components.count("cpu") // max(1, len(run.hosts))},
+        "config": config | {"application": run.application, "run": run.name},
+        "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
         "devices": components.count("gpu") or 1,
         "method": METHOD,
     }
-    if "perun_version" in run.attributes:
-        intent["perun_version"] = str(run.attributes["perun_version"])
-    return intent
 
 
 def _start_ns(run: PerunRun) -> int:

@@ -10,15 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import TextIO
 
@@ -27,24 +24,17 @@ from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, lock, shipped, utc_now, write_json
-from energynn.launch import supervise, watch
-from energynn.launchers import AFTER_A_LOSS, SRUN_VARIABLE, WITHOUT_PERUN
-from energynn.measure import energy, machine, perun_adapter
+from energynn.files import REPOSITORY, lock, utc_now, write_json
+from energynn.launch import command, supervise, watch
+from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
+from energynn.measure import machine, perun_adapter
 from energynn.measure.samples import events_of_kind, limit_s, read_events, segments
 from energynn.progress import tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
-LEAST_FREE_B = 16 * 2**20
-CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 on a core of an AMD EPYC
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
 EVALUATION_S = 600.0  # of perun, after the trainer has ended; with a dead sampler it never ends
 LOOK_S = 5.0  # between two looks at the ranks' files
-# What torch prints for a rank that NCCL fails for want of another, before it ends it by SIGABRT:
-# "[Rank 1]" or, of a process group, "[PG ID 0 PG GUID 0(default_pg) Rank 1]".
-NCCL_LOST = re.compile(
-    r"\bRank (\d+)\].*?(Watchdog caught collective operation timeout|NCCL error: [^,]+)"
-)
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
 APART = {
@@ -65,8 +55,6 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     run cannot work, InterruptedError if it was stopped and can go on, RuntimeError with the reason
     if it failed or was killed.
     """
-    if not isinstance(runs_dir, str | Path) or not str(runs_dir):
-        raise ValueError(f"runs_dir: must be the name of a folder, got {runs_dir!r}")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
     if records.is_made(run_dir):
@@ -80,9 +68,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
     with held:
-        if not records.is_made(run_dir):  # it may have ended since we looked
-            begin(intent, run_dir)
-            _let_supervise(run_dir, held)
+        begin(intent, run_dir)
+        _let_supervise(run_dir, held)
     record = records.read(run_dir)
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
@@ -98,23 +85,18 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
 def _let_supervise(run_dir: Path, held: TextIO) -> None:
     """Start a supervisor and print its lines; it holds the lock, too, and may outlive us."""
     words = [sys.executable, "-m", "energynn.launch.start", str(run_dir), str(os.getpid())]
-    view_ended = watch.in_notebook(run_dir)
     supervisor = subprocess.Popen(words, pass_fds=[held.fileno()], **APART)
+    view_ended = watch.in_notebook(run_dir)
     try:
-        _print_lines(supervisor)
+        for line in supervisor.stdout:
+            tell(line.removesuffix("\n"))
     except BaseException:  # the cell was interrupted: let the supervisor write the record
         supervisor.terminate()
-        _print_lines(supervisor)
+        tell(supervisor.stdout.read())
         raise
     finally:
         supervisor.wait()
-        if view_ended:
-            view_ended.set()
-
-
-def _print_lines(supervisor: subprocess.Popen) -> None:
-    for line in supervisor.stdout:
-        tell(line.removesuffix("\n"))
+        view_ended.set()
 
 
 # ------------------------------------------------------------------------------ before it starts
@@ -126,9 +108,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
-    _refuse_a_slip(run_dir.parent)
     manifests.verify(config.dataset, config=config)  # before anything is written
-    _require_space(runs_dir)
+    supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
     if on_gpu:
@@ -142,6 +123,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
+    system = machine.load(runs_dir, config.system, described)
     return {
         "run_id": run_dir.name,
         "workload": config.workload,
@@ -153,7 +135,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "data_root": str(data_root),
         "launcher": launchers.find_launcher(config.devices),
         "devices": config.devices,
-        "cpu_model": machine.load(runs_dir, config.system, described)["cpu_model"],
+        "cpu_model": system["cpu_model"],
+        **machine.thresholds_of(system),
         "git_commit": commit,
         "git_dirty": dirty,
         "uses_gpus": on_gpu,
@@ -167,17 +150,11 @@ def warnings_of(intent: dict) -> list[str]:
     warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
         warnings.append("perun or MPI is missing: perun's number will be absent")
-    if config.device != "cpu" and not described["gpus"]:
-        if list(Path("/dev").glob("nvidia[0-9]*")):
-            warnings.append("there are NVIDIA GPUs that NVML cannot read; ask `energynn doctor`")
     if intent["device_kind"] != "gpu":
         cores = _nodes() * described["cores"]
         if config.devices * config.threads_per_device > cores:
             share = "they share cores, so time and energy mean little"
             warnings.append(f"{config.devices} devices on {cores} cores: {share}")
-        if (hours := _hours_on_cores(config)) >= 1:
-            less = "the preset smoke takes minutes; Ctrl-C stops with a checkpoint"
-            warnings.append(f"this will take about {hours:,.0f} hours on CPU cores; {less}")
     return [*warnings, *filter(None, [supervise.require_host()])]
 
 
@@ -193,42 +170,6 @@ def _require_gpus(devices: int, gpus: list[dict]) -> None:
     for gpu in gpus[:devices]:
         if fault := machine.fault_of_split(gpu):
             raise ValueError(f"device: {fault}")
-
-
-def _hours_on_cores(config: RunConfig) -> float:
-    """Estimate the computing alone, a step back as long as two forward; 0 for an unknown size."""
-    epoch = config.epoch()
-    a_pass = 4 if epoch.evaluates_training_set else 3
-    samples = a_pass * epoch.training_samples + epoch.validation_samples
-    operations = config.epochs * samples * epoch.forward_steps * epoch.operations
-    cores = config.devices * config.threads_per_device
-    return operations / (CORE_OPERATIONS_PER_S * cores * energy.SECOND_PER_HOUR)
-
-
-def _refuse_a_slip(system_dir: Path) -> None:
-    """Raise ValueError for a system that is new here and nearly has the name of a known one."""
-    name = system_dir.name
-    known = {"local", *(path.stem for path in shipped("systems").glob("*.toml"))}
-    near = configuration.suggestion(name, known)
-    if near and name not in known and not system_dir.exists():
-        raise ValueError(
-            f"system: {name} is not known{near} For a new one make the folder {system_dir}"
-        )
-
-
-def _require_space(runs_dir: Path) -> None:
-    try:
-        runs_dir.mkdir(parents=True, exist_ok=True)
-        probe = runs_dir / f".write-probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-        free_B = shutil.disk_usage(runs_dir).free
-    except OSError as error:
-        fault = f"cannot write to {runs_dir} ({error.strerror})"
-        raise ValueError(f"runs_dir: {fault}; choose a folder you own") from error
-    if free_B < LEAST_FREE_B:
-        free = f"{free_B / 2**20:.1f} MiB free in {runs_dir}"
-        raise ValueError(f"runs_dir: {free}; make room for {LEAST_FREE_B >> 20} MiB")
 
 
 def begin(intent: dict, run_dir: Path) -> None:
@@ -268,18 +209,6 @@ def _move_aside(run_dir: Path) -> None:
             path.rename(aside / path.name)
 
 
-def show_errors_in_one_line() -> None:
-    """In a notebook: show errors of a run as one line, which papermill then prints last."""
-    from IPython import get_ipython
-
-    def handler(shell, kind, error, _traceback, tb_offset=None):
-        lines = [f"{kind.__name__}: {error}"]
-        shell._showtraceback(kind, error, lines)
-        return lines
-
-    get_ipython().set_custom_exc((ValueError, RuntimeError, InterruptedError), handler)
-
-
 # --------------------------------------------------------------------------------- the supervisor
 
 
@@ -290,7 +219,6 @@ def make(run_dir: Path, parent: int) -> int:
     _alone = supervise.take_host(stopped, parent)
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    last_words: list[str] = []
     stop_reason = _asked_to_stop(stopped, parent)
     exit_status = -1
     if not stop_reason:
@@ -301,20 +229,19 @@ def make(run_dir: Path, parent: int) -> int:
             signal.SIGKILL,
             **APART,
         )
-        lines = (ranks.stdout, folder / "log.txt", last_words)
+        lines = (ranks.stdout, folder / "log.txt")
         relay = threading.Thread(target=_relay, args=lines, daemon=True)
         relay.start()
         stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
         exit_status = ranks.wait()
         relay.join(timeout=1.0)
-    status, reason = verdict(folder, intent, exit_status, stop_reason, last_words)
+    status, reason = verdict(folder, intent, exit_status, stop_reason)
     try:
         record = records.build(run_dir, status, reason)
     except OSError as error:
-        remedy = f"mend that, then `energynn check --recover {run_dir.parent.parent}`"
-        _say(f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}")
+        _say(supervise.no_record(run_dir, error))
         return 1
-    _say(summary(record))
+    _say(command.report(record))
     return {"finished": 0, "interrupted": launchers.CAN_GO_ON}.get(status, 1)
 
 
@@ -391,8 +318,6 @@ def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
         used = (visible.split(",") if visible else numbers)[: intent["devices"]]
     return perun_adapter.environment(folder, launchers.mpi_environment()) | {
         "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(used),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's numbers are then NVML's
         "PYTHONUNBUFFERED": "1",
@@ -401,50 +326,27 @@ def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
     }
 
 
-def verdict(
-    folder: Path, intent: dict, exit_status: int, stop_reason: str, last_words: list[str]
-) -> tuple[str, str]:
+def verdict(folder: Path, intent: dict, exit_status: int, stop_reason: str) -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each rank.
 
-    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM. ``last_words`` are what
-    ranks printed as their end; they count where no rank could write why it failed.
+    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM.
     """
     events = read_events(folder)
     ends = events_of_kind(events, "rank_end")
-    failures = [event for event in ends if event["status"] != "finished"]
-    silent = sorted(set(range(intent["devices"])) - {event["rank"] for event in ends})
-    if not failures and not silent:
+    bad = [end for end in ends if end["status"] != "finished"]
+    silent = sorted(set(range(intent["devices"])) - {end["rank"] for end in ends})
+    if not bad and not silent:
         return "finished", ""
-    if not silent and all(event["status"] == "interrupted" for event in failures):
-        asked = [event["reason"] for event in events_of_kind(events, "stop_asked")]
-        reason = (stop_reason and [stop_reason] or asked or ["asked to stop"])[0]
-        return "interrupted", f"{reason}; {failures[0]['reason']}; it can go on"
+    if not silent and all(end["status"] == "interrupted" for end in bad):
+        return "interrupted", f"{stop_reason or 'asked to stop'}; {bad[0]['reason']}; it can go on"
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.how_far(events)}"
-    ranks = ", ".join(map(str, silent))
+    if bad:
+        first = min(bad, key=lambda end: end["t_wall_ns"])
+        return "failed", f"rank {first['rank']}: {first['reason']}"
+    ranks = f"rank {', '.join(map(str, silent))} ended without a word"
     by = f"{intent['launcher']} with status {exit_status}"
-    without_a_word = f"rank {ranks} ended without a word, {by}"
-    if failures:
-        first = min(failures, key=lambda event: event["t_wall_ns"])
-        reason = f"rank {first['rank']}: {first['reason']}"
-        return "failed", f"{reason}; {without_a_word}" if silent else reason
-    if last_words:
-        return "failed", last_words[-1]
-    return "killed", f"{without_a_word}; {records.how_far(events)}"
-
-
-def summary(record: dict) -> str:
-    """Tell of a run in two short lines; its metrics were told by the ranks."""
-    if record["status"] != "finished":
-        return f"energynn: {record['run_id']}: {record['status']}: {record['status_reason']}"
-    parts = [f"{record['training_time_s']:.1f} s"]
-    for part in energy.COMPONENTS:
-        if f"energy_{part}_J" in record:
-            provenance = record[f"energy_{part}_provenance"]
-            parts.append(f"{part} {record[f'energy_{part}_J']:.0f} J ({provenance})")
-    parts.append(f"{record.get('samples_in_training', 0)} power samples")
-    doubts = "" if record["valid"] else f"\n  NOT VALID: {'; '.join(record['invalid_reasons'])}"
-    return f"energynn: {record['run_id']}\n  {', '.join(parts)}{doubts}"
+    return "killed", f"{ranks}, {by}; {records.how_far(events)}"
 
 
 def _say(text: str) -> None:
@@ -452,34 +354,14 @@ def _say(text: str) -> None:
         print(text, flush=True)
 
 
-def _relay(lines, log_path: Path, last_words: list[str]) -> None:
+def _relay(lines, log_path: Path) -> None:
     """Pass the ranks' lines on and keep them; a full disk costs the log, not the run."""
     with open(log_path, "w", buffering=1) as log:
         for line in lines:
             _say(line.removesuffix("\n"))
-            if words := _last_words(line):
-                last_words.append(words)
             with contextlib.suppress(OSError):
                 log.write(line)
 
 
-def _last_words(line: str) -> str:
-    """Return why a rank ends, where this line of the log says so; NCCL ends it by a signal."""
-    _, begin, words = line.partition(launchers.LAST_WORDS)
-    if begin:
-        return f"rank {words.strip()}"
-    of_nccl = NCCL_LOST.search(line)
-    if not of_nccl:
-        return ""
-    return f"rank {of_nccl[1]}: another rank is lost ({of_nccl[2].strip()}); {AFTER_A_LOSS}"
-
-
 if __name__ == "__main__":
-    directory = Path(sys.argv[1])
-    try:
-        sys.exit(make(directory, int(sys.argv[2])))
-    except Exception:  # who started us may be dead, and nobody hear what went wrong
-        if not (directory / "record.json").exists():  # which holds the log's SHA-256
-            with open(directory / "log.txt", "a") as log:
-                traceback.print_exc(file=log)
-        raise
+    sys.exit(make(Path(sys.argv[1]), int(sys.argv[2])))

@@ -6,7 +6,9 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from energynn import processes
@@ -50,6 +52,16 @@ def take_host(stopped: list[int], parent: int | None = None) -> socket.socket | 
     return held
 
 
+def make_folder(path: Path, name: str) -> None:
+    """Make a folder and try to write to it; raises ValueError with the remedy."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        fault = f"cannot write to {path} ({error.strerror})"
+        raise ValueError(f"{name}: {fault}; choose a folder you own") from error
+
+
 def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
     """Note the numbers of signals in the list that is returned, and pass them on to children.
 
@@ -71,16 +83,15 @@ def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
 
 def start(words: list[str], folder: Path, environment: dict, ends_by: int, **pipes):
     """Start a process that ends with this one, by a signal, and bears the mark of a folder."""
-    parent = os.getpid()
-
-    def as_child() -> None:
-        for number in SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, signal.SIG_DFL)
-        processes.end_with_parent(parent, ends_by)
-
+    as_child = partial(processes.end_with_parent, os.getpid(), ends_by)
     marked = environment | {processes.MARK_VARIABLE: str(folder)}
     return subprocess.Popen(words, env=marked, preexec_fn=as_child, **pipes)
+
+
+def no_record(run_dir: Path, error: OSError) -> str:
+    """Say that the record of a run could not be written, and what to do."""
+    remedy = f"mend that, then `energynn check --recover {run_dir.parent}`"
+    return f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}"
 
 
 def signal_name(number: int) -> str:

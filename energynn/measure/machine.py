@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import math
 import os
 import platform
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
 from energynn import processes
 from energynn.files import IS_CHECKOUT, REPOSITORY
-from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE, python_of_ranks
+from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
+from energynn.measure.energy import THRESHOLDS
 from energynn.reading import ILL_TYPED, toml_table
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
@@ -29,23 +28,12 @@ CPU_MODEL = {
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = (
-    "torch",
-    "torchvision",
-    "perun",
-    "mpi4py",
-    "mpich",
-    "openmpi",
-    "numpy",
-    "xarray",
-    "papermill",
-    "pillow",
-)
-
-
+PACKAGES = "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
 # As Slurm's variables are called.
-JOB_FACTS = """job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks job_cpus_per_node
-job_gpus job_partition job_account job_qos""".split()
+JOB_FACTS = (
+    "job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks "
+    "job_cpus_per_node job_gpus job_partition job_account job_qos"
+).split()
 
 
 def describe_machine() -> dict:
@@ -102,8 +90,7 @@ def job_of_process() -> dict:
 def batch_job() -> dict:
     """Return what Slurm tells of the job that this process belongs to; empty outside of one.
 
-    ``is_exclusive``: whether no other job may use its nodes; ``allocated``: what the job has of all
-    nodes together. Both are absent where Slurm does not say so.
+    ``is_exclusive``: whether no other job may use its nodes; absent where Slurm does not say so.
     """
     facts = job_of_process()
     if not facts:
@@ -113,8 +100,6 @@ def batch_job() -> dict:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
-        if resources := re.search(r" (?:Alloc)?TRES=(\S+)", done.stdout):
-            facts["allocated"] = resources[1]
     return facts
 
 
@@ -124,14 +109,14 @@ def gpus() -> list[dict]:
     ``is_split`` stands with one that is split into parts (MIG). Empty without NVML.
     """
     try:
-        pynvml = sensors.start_nvml()
-        notes = sensors.notes_of_gpus(pynvml)
+        pynvml, notes = sensors.list_gpus()
     except (
         Exception
     ):  # no library, no driver, no permission: this host has no GPU that we could use
         return []
     described = []
-    for index in sensors.visible_gpus(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
+    uuids = [gpu.get("uuid", "") for gpu in notes]
+    for index in sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
         gpu = {
             "index": index,
             "name": notes[index].get("name", "unknown GPU"),
@@ -171,23 +156,12 @@ def pin_to_gpu(uuid: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that matter to a run, without importing any of them.
+    """Return versions of Python and of the packages that matter, without importing any of them.
 
-    They are those of the ranks' container, where they have one: srun asks there, as it will start the ranks. Raises
-    ValueError where its Python does not start.
+    Of ranks in a container it tells the words that start their Python: its image holds the rest.
     """
     if PYTHON_VARIABLE in os.environ:
-        program = "import json; from energynn.measure import machine; print(json.dumps(machine.versions()))"
-        options = os.environ.get(SRUN_VARIABLE)
-        srun = (
-            [] if options is None else ["srun", "--export=ALL", "--ntasks=1", *shlex.split(options)]
-        )
-        words = [*srun, "env", f"--unset={PYTHON_VARIABLE}", *python_of_ranks(), "-c", program]
-        done = subprocess.run(words, capture_output=True, text=True)
-        if done.returncode:
-            line = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-            raise ValueError(f"python: {os.environ[PYTHON_VARIABLE]} does not start here: {line}")
-        return json.loads(done.stdout.splitlines()[-1])
+        return {"container": " ".join(python_of_ranks())}
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -230,25 +204,28 @@ def write_commit() -> None:
 def load(runs_dir: Path, system: str, described: dict) -> dict:
     """The description of a system; if there is none yet, this machine's own, as ``describe_machine`` gives it.
 
-    Raises ValueError where the file cannot be read or the folder cannot be written.
+    Raises ValueError where the file cannot be read.
     """
     path = runs_dir / system / "system.toml"
     if not path.exists():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_toml(system, described))
-        except OSError as error:
-            raise ValueError(
-                f"runs_dir: cannot write {path} ({error.strerror}); choose a folder you own"
-            ) from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(_toml(system, described))
     try:
         values = toml_table(path)
         for name in ("idle_W_per_core", "full_W_per_core"):
             if not 0 <= float(values["cpu_model"][name]) < 10_000:
                 raise ValueError(f"{name} must be 0 to 10,000 W, got {values['cpu_model'][name]!r}")
+        for name, value in thresholds_of(values).get("thresholds", {}).items():
+            if not 0 <= value <= max(1e4, THRESHOLDS[name]):
+                raise ValueError(f"{name} must be 0 to 10,000, got {value!r}")
         return values
     except ILL_TYPED as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
+
+
+def thresholds_of(system: dict) -> dict:
+    """Return what run.json says of the tests of sensors: nothing, or a system's own thresholds."""
+    return {"thresholds": system["thresholds"]} if "thresholds" in system else {}
 
 
 def _toml(system: str, machine: dict) -> str:

@@ -7,20 +7,20 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 from __future__ import annotations
 
 import configparser
-import functools
 import logging
 import multiprocessing
 import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host, write_whole_lines
+from energynn.measure.energy import COMPONENTS
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import announce_gpus, begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
@@ -29,14 +29,11 @@ from energynn.reading import require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
-# perun as a program; a Ctrl-C counts when `attach` can end all ranks, MPI would wait for ever.
+# perun as a program; a Ctrl-C waits for the trainer: perun would join its sampler for ever.
 PERUN = (
-    "import runpy, signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
+    "import runpy, signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
 )
-
-# perun sets these in its own process, and a command that it runs would inherit them.
-SET_BY_PERUN = ("OMPI_MCA_mpi_warn_on_fork", "IBV_FORK_SAFE", "RDMAV_FORK_SAFE")
 
 # ------------------------------------------------------------------------------------------ before the run
 
@@ -104,13 +101,12 @@ def attach() -> None:
     write_whole_lines()
     for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
         handler.setStream(sys.stdout)
-    cpuinfo.get_cpu_info = processor(cpuinfo.get_cpu_info)
+    cpuinfo.get_cpu_info = processor
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
     sys.excepthook = _end_all_ranks
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get(POWERCAP_VARIABLE):
         import perun.backend.powercap_rapl as powercap_rapl
 
@@ -119,15 +115,13 @@ def attach() -> None:
     perun.register_live_callback(_start_sampler, "energynn")
 
 
-def processor(look: Callable[[], dict]) -> Callable[[], dict]:
-    """Give perun the processor's kind and name, for which py-cpuinfo keeps a core busy for 1 s.
+def processor() -> dict[str, str]:
+    """Tell perun the processor's kind and name, for which py-cpuinfo keeps a core busy for 1 s.
 
     perun asks five times in each rank, and fails where a look, which is a process, is killed.
     """
-    name = {"brand_raw": cpu_name()}
-    if platform.machine() == "x86_64":
-        return lambda: name | {"arch": "X86_64"}
-    return functools.cache(lambda: name | look())
+    arch = {"x86_64": "X86_64", "aarch64": "ARM_8"}.get(platform.machine(), "")
+    return {"arch": arch, "brand_raw": cpu_name()}
 
 
 def _start_sampler():
@@ -159,8 +153,7 @@ READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 MOST_VALUES = 50_000_000  # of one file: about a week of twelve sensors on six hosts at perun's 1 s
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     """Readings of perun, (samples,), in ``unit`` x ``to_SI``; counters wrap at ``valid_max``."""
 
     readings: np.ndarray
@@ -173,9 +166,9 @@ class Series:
 class PerunSensor:
     """One sensor of one host in one round of a run.
 
-    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates, None where
-    that is no energy; counter: the raw counter, where the sensor is one: in perun 0.8 the values
-    themselves, from 0.9.1 on kept beside them as alternative values.
+    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates; counter: the
+    raw counter, where the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept
+    beside them as alternative values.
     """
 
     round: str
@@ -183,18 +176,20 @@ class PerunSensor:
     component: str
     name: str
     seconds: np.ndarray
-    values: Series | None
+    values: Series
     counter: Series | None
 
-    def energy_as_perun_J(self) -> float | None:
-        """Return the energy in J as its perun computed it; None: not an energy sensor.
+    @property
+    def is_power(self) -> bool:
+        return self.values.unit == "W"
+
+    def energy_as_perun_J(self) -> float:
+        """Return the energy in J as its perun computed it.
 
         perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps.
         """
-        if self.values is None:
-            return None
         readings, scale = self.values.readings, self.values.to_SI
-        if self.values.unit == "W":
+        if self.is_power:
             watts = readings.astype("float32") * np.float32(scale)
             return float(np.trapezoid(watts, self.seconds))
         steps = np.diff(readings.astype("float64"))
@@ -211,9 +206,8 @@ class PerunRun:
 
     application: str
     name: str
-    attributes: dict
+    attributes: dict[str, str]
     reported_J: float | None
-    hosts: list[str]
     sensors: list[PerunSensor]
 
 
@@ -234,43 +228,39 @@ def read_runs(path: Path) -> list[PerunRun]:
             raise ValueError("it holds no run")
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
-    return sorted(runs, key=lambda run: str(run.attributes.get("execution_dt", run.name)))
+    return sorted(runs, key=lambda run: run.attributes.get("execution_dt", run.name))
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
-    hosts, sensors = set(), []
+    sensors = []
     for round_name, round_ in run["nodes"].items():
         for host, node in round_["nodes"].items():
-            hosts.add(host)
             for component, group in node["nodes"].items():
                 # A component that perun knows but did not read has no nodes.
-                for sensor_name, sensor in group.get("nodes", {}).items():
-                    raw = sensor["raw_data"]
-                    sensors.append(
-                        PerunSensor(round_name, host, component, sensor_name, *_read_raw(raw))
-                    )
+                for sensor, members in group.get("nodes", {}).items():
+                    place = (round_name, host, component, sensor)
+                    sensors.append(PerunSensor(*place, *_read_raw(members["raw_data"])))
     total = run.get("metrics/ENERGY")
     reported_J = None if total is None else float(total.attrs["sum"])
-    attributes = {name: run.attrs[name] for name in ORIGIN if name in run.attrs}
-    return PerunRun(application, name, attributes, reported_J, sorted(hosts), sensors)
+    attributes = {name: str(run.attrs[name]) for name in ORIGIN if name in run.attrs}
+    return PerunRun(application, name, attributes, reported_J, sensors)
 
 
-def _read_raw(raw) -> tuple[np.ndarray, Series | None, Series | None]:
+def _read_raw(raw) -> tuple[np.ndarray, Series, Series | None]:
     """Return seconds, values and counter of a sensor's raw data."""
     times = raw["timesteps"]
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
-    values = _read_series(raw["values"], seconds)
-    kept = _read_series(raw["alt_values"], seconds) if "alt_values" in raw else values
-    return seconds, values, kept if kept and kept.unit == "J" else None
+    values, kept = [_read_series(raw.get(name)) for name in ("values", "alt_values")]
+    if not len(seconds) or len(values.readings) != len(seconds):
+        raise ValueError(f"{raw.name}: its times and values do not match")
+    counters = [series for series in (kept, values) if series and series.unit == "J"]
+    return seconds, values, counters[0] if counters else None
 
 
-def _read_series(dataset, seconds: np.ndarray) -> Series | None:
-    """Read a series of readings; None where they are no energy."""
-    facts = dataset.attrs
-    if not len(seconds) or dataset.shape != seconds.shape:
-        raise ValueError(f"{dataset.name}: its times and values do not match")
-    if facts["unit"] not in ("J", "W"):
+def _read_series(dataset) -> Series | None:
+    if dataset is None:
         return None
+    facts = dataset.attrs
     valid_max = float(facts.get("valid_max", np.inf))
     return Series(dataset[:], facts["unit"], float(facts["mag"]), valid_max)
 
@@ -301,19 +291,19 @@ def energies_as_perun(run: PerunRun) -> dict:
     their ``energy_perun_total_J``, ``perun_samples``, and ``energy_perun_reported_J``, the total
     that perun wrote itself.
     """
-    energy_J: dict[str, float] = {}
+    joules: dict[str, float] = {}
     for sensor in run.sensors:
-        joules = sensor.energy_as_perun_J()
-        if joules is not None and sensor.component in ("cpu", "gpu", "ram"):
-            energy_J[sensor.component] = energy_J.get(sensor.component, 0.0) + joules
-    result = {
-        "perun_time_s": max((float(sensor.seconds[-1]) for sensor in run.sensors), default=0.0),
-        "perun_samples": max((len(sensor.seconds) for sensor in run.sensors), default=0),
-    }
-    for component, joules in sorted(energy_J.items()):
-        result[f"energy_perun_{component}_J"] = joules
-    if energy_J:
-        result["energy_perun_total_J"] = sum(energy_J.values())
+        if sensor.component in COMPONENTS and sensor.values.unit in ("J", "W"):
+            name = f"energy_perun_{sensor.component}_J"
+            joules[name] = joules.get(name, 0.0) + sensor.energy_as_perun_J()
+    totals = {"energy_perun_total_J": sum(joules.values())} if joules else {}
     if run.reported_J is not None:
-        result["energy_perun_reported_J"] = run.reported_J
-    return result
+        totals["energy_perun_reported_J"] = run.reported_J
+    return (
+        joules
+        | totals
+        | {
+            "perun_time_s": max((float(one.seconds[-1]) for one in run.sensors), default=0.0),
+            "perun_samples": max((len(one.seconds) for one in run.sensors), default=0),
+        }
+    )

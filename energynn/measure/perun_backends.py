@@ -19,14 +19,13 @@ AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set
 
 
-def backend_sensors(gpus: bool = True) -> Inventory:
-    """List AMD GPUs and Grace CPUs.
+def add_backends(inventory: Inventory, gpus: bool = True) -> None:
+    """Add AMD GPUs and Grace CPUs.
 
     Absent hardware or libraries are no problem, and are found absent without importing perun,
     whose back ends take 0.25 s to import and, for Grace, 1 s to start.
     """
-    inventory = Inventory()
-    has_amd = gpus and AMD_DRIVER.exists() and bool("amdsmi" in sys.modules or find_spec("amdsmi"))
+    has_amd = gpus and AMD_DRIVER.exists() and bool(find_spec("amdsmi"))
     for is_there, add_sensors in ((has_amd, _add_amd), (bool(_grace_labels()), _add_grace)):
         try:
             if is_there and find_spec("perun"):
@@ -34,7 +33,6 @@ def backend_sensors(gpus: bool = True) -> Inventory:
         except Exception as error:  # whatever a vendor's library throws
             fault = f"perun's back end does not start: {type(error).__name__}: {error}"
             inventory.unaccounted.append(fault)
-    return inventory
 
 
 def _add_amd(inventory: Inventory) -> None:
@@ -73,7 +71,7 @@ def _visible_amd_gpus(uuids: list[str], inventory: Inventory) -> list[int]:
     visible = list(range(len(uuids)))
     hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
     for variable in ("ROCR_VISIBLE_DEVICES", hip):
-        left = [uuids[number] for number in visible]
+        left = [f"GPU-{uuids[number]}" for number in visible]
         chosen, unknown = visible_devices(left, os.environ.get(variable))
         visible = [visible[number] for number in chosen]
         for entry in unknown:

@@ -16,9 +16,10 @@ from pathlib import Path
 from energynn.files import is_locked, lock, write_json
 from energynn.launchers import rank, ranks_of_this_host, write_whole_lines
 from energynn.measure import machine, sensors
-from energynn.measure.perun_backends import backend_sensors
+from energynn.measure.perun_backends import add_backends
 from energynn.measure.samples import has_begun, limit_s
 from energynn.processes import end_marked, end_with_parent
+from energynn.reading import json_table
 
 STOPPING_S = 150  # the sampler may have to wait for the disk
 
@@ -69,41 +70,43 @@ def sample(folder: str, ranks: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
+    visible_gpus(Path(folder), ranks)  # until then SIGUSR1, the end of the parent, ends this one
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sampler = begin(Path(folder), ranks)
-    signal.signal(signal.SIGUSR1, _raise_orphaned)
-    word = ""
-    with contextlib.suppress(EOFError):
-        word = sys.stdin.readline()
-    if not word:
+    if not sys.stdin.readline():  # the parent has died
         end_marked(Path(folder))
     sampler.stop()
 
 
-def _raise_orphaned(_number, _frame) -> None:
-    raise EOFError("the process that started this sampler has ended")
-
-
 def begin(folder: Path, ranks: int) -> sensors.Sampler:
     """Sample this host from now on, for the run or segment whose raw files lie in a folder."""
-    intent = intent_of(folder)
-    powercap = Path(os.environ.get(sensors.POWERCAP_VARIABLE) or sensors.POWERCAP)
-    gpus = intent.get("uses_gpus", True)
-    others = backend_sensors(gpus)
+    path = folder / "run.json"
+    intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = visible_gpus(folder, ranks)
-    inventory = sensors.find(intent["cpu_model"], powercap, visible, gpus, others)
+    inventory = find(intent["cpu_model"], visible, intent.get("uses_gpus", True))
     facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
     path = folder / f"samples-{os.uname().nodename}.jsonl"
     sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
     sampler.start()
-    for line in sampler.inventory.problems + sampler.inventory.unaccounted:
-        sensors.say(line)
+    for line in inventory.problems + inventory.unaccounted:
+        print(f"energynn: {line}", file=sys.stderr, flush=True)
     return sampler
 
 
-def intent_of(folder: Path) -> dict:
-    """Read run.json of the run whose raw files, or those of a segment, lie in a folder."""
-    path = folder / "run.json"
-    return json.loads((path if path.exists() else folder.parent / "run.json").read_text())
+def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inventory:
+    """List the sensors that this host may have; the sampler finds out which of them work.
+
+    ``visible`` is a value of CUDA_VISIBLE_DEVICES, None for all GPUs. Without ``gpus`` GPUs are
+    left out. The CPU's estimate comes last: it counts where nothing else does.
+    """
+    inventory = sensors.Inventory(sensors.rapl_sensors())
+    if gpus:
+        sensors.add_nvidia(inventory, visible)
+    elif sensors.nvidia_gpus():
+        inventory.problems.append("the GPUs of this host are left out, as asked for")
+    add_backends(inventory, gpus)
+    inventory.sensors.append(sensors.cpu_estimate(cpu_model))
+    return inventory
 
 
 def announce_gpus(folder: Path) -> None:
@@ -117,16 +120,16 @@ def visible_gpus(folder: Path, ranks: int) -> str | None:
     pattern = f".gpus-{os.uname().nodename}-*"
     until(lambda: len(list(folder.glob(pattern))) >= ranks, f"{ranks} ranks in {folder}")
     values = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
-    return None if None in values else ",".join(values)
+    if None in values:
+        return None
+    return ",".join(value for value in values if value not in sensors.NOTHING_VISIBLE)
 
 
-def until(condition, what: str) -> None:
-    """Wait for what a shared folder tells; each of hundreds of ranks asks it ever more rarely."""
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what a shared folder tells. Raises ValueError after ``ready_limit_s``."""
     most_s = limit_s("ready_limit_s")
-    deadline = time.monotonic() + most_s
-    pause_s = 0.1
+    deadline_s = time.monotonic() + most_s
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise ValueError(f"waited {most_s:.0f} s for {what}")
-        time.sleep(pause_s)
-        pause_s = min(1.3 * pause_s, 2.0)
+        time.sleep(0.2)  # hundreds of ranks ask one disk

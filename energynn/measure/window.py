@@ -1,10 +1,12 @@
-"""The energy of a block of code: `with energynn.window("epoch") as measured:`, by the sampler of all our runs."""
+"""The energy of a block of code: `with energynn.window("epoch") as measured:`."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -13,27 +15,30 @@ from pathlib import Path
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import start_sampler
+from energynn.measure.sampler_process import announce_gpus
 from energynn.measure.samples import Reader, Samples, limit_s
 
 PERIOD_S = 0.04
+MARGIN_NS = 3_000_000_000
+_meters: dict[int, _Meter] = {}  # by process: a fork begins its own
+_starting = threading.Lock()
 
 
 class Window:
-    """What one block of code took: ``time_s`` when it has ended, and ``energies`` of this whole host meanwhile.
+    """What one block of code took: ``time_s``, and ``energies`` of this whole host meanwhile.
 
-    GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on one host each
-    sees the same energy: take one of them. Windows may lie within each other, and in several threads.
+    GPUs, CPU sockets and RAM count for all that ran on this host in that time. Of several ranks on
+    one host each sees the same energy: take one of them. Windows may lie within each other, and in
+    several threads.
     """
 
-    def __init__(self, name: str, folder: Path | None = None):
-        self.name, self.folder = name, folder
+    def __init__(self, name: str):
+        self.name = name
         self.start_ns = self.end_ns = 0
 
     def __enter__(self) -> Window:
-        self._meter = _running_meter(self.folder)
-        self.end_ns, self.start_ns = 0, time.monotonic_ns()
-        self.__dict__.pop("energies", None)
+        self._meter = _running_meter()
+        self.start_ns = time.monotonic_ns()
         return self
 
     def __exit__(self, *_error) -> None:
@@ -45,18 +50,22 @@ class Window:
         return ((self.end_ns or time.monotonic_ns()) - self.start_ns) / 1e9
 
     @cached_property
-    def energies(self) -> dict[str, float | str]:
-        """Energies in J, their provenances, half the 95 % intervals, mean powers in W; named as in a record.
+    def energies(self) -> dict[str, float | str | list[str]]:
+        """Energies in J, their provenances and bounds, mean powers in W; named as in a record.
 
-        A component without a sensor is absent. Raises ValueError while the block goes on, and where the sampler
-        has died: then nothing is known of its end.
+        ``doubts`` are reasons not to believe them. A component without a sensor is absent. Raises
+        ValueError while the block goes on, and if the sampler has died.
         """
         if not self.end_ns:
             raise ValueError(f"window {self.name}: its energy is known when it has ended")
         samples = self._meter.samples_until(self.end_ns)
-        entries = energy.energy_of_sensors(energy.curves(samples), self.start_ns, self.end_ns)
-        doubtful = energy.doubtful_J(entries, energy.cross_checks(entries))
-        return energy.totals(entries, self.time_s, doubtful)
+        # Some seconds on both sides: what happened long before is no reason against this window.
+        near = (samples.t_ns > self.start_ns - MARGIN_NS) & (samples.t_ns < self.end_ns + MARGIN_NS)
+        t_s, readings, header = samples.t_ns[near] / 1e9, samples.readings[near], samples.header
+        curves = energy.curves(t_s, readings, header["sensors"], samples.period_s)
+        window_s = self.start_ns / 1e9, self.end_ns / 1e9
+        doubts = energy.doubts(curves, *window_s, header["unaccounted"])
+        return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {"doubts": doubts}
 
     @property
     def energy_J(self) -> float:
@@ -64,108 +73,73 @@ class Window:
         return self.energies.get("energy_total_J", float("nan"))
 
     def __str__(self) -> str:
+        text = f"{self.name}: {self.time_s:.2f} s"
         if not self.end_ns:
-            return f"{self.name}: {self.time_s:.2f} s so far"
+            return f"{text} so far"
+        doubts = "".join(f"\n  NOT valid: {reason}" for reason in self.energies["doubts"])
         if "energy_total_J" not in self.energies:
-            return f"{self.name}: {self.time_s:.2f} s, no sensor of energy here; `energynn doctor` says more"
-        statistical_J, sensor_J = (self.energies[f"energy_total_{kind}_J"] for kind in ("statistical", "systematic"))
-        energy_text = f"{self.energy_J:.2f} J {self.energies['energy_total_provenance']}"
-        return (
-            f"{self.name}: {self.time_s:.2f} s, {energy_text} "
-            f"+- {statistical_J:.2f} J (statistical, 95 %) +- {sensor_J:.2f} J (sensor)"
-        )
+            return f"{text}, energy unknown; `energynn doctor` says more{doubts}"
+        total = {name: self.energies[f"energy_total_{name}"] for name in ("bound_J", "provenance")}
+        energy_text = f"{self.energy_J:.2f} +- {total['bound_J']:.2f} J {total['provenance']}"
+        return f"{text}, {energy_text}{doubts}"
 
 
-def window(name: str = "window", folder: str | Path | None = None) -> Window:
-    """Measure a block of code: ``with energynn.window("epoch") as measured: ...; print(measured.energy_J)``.
+def window(name: str = "window") -> Window:
+    """Measure a block: ``with energynn.window("epoch") as measured: ...; print(measured)``.
 
-    The first window of a process starts a sampler, which takes about a second and goes on until the process ends;
-    it costs about 1 % of one core. ``folder`` keeps its raw samples; only the first window of a process can say so.
+    The first window of a process starts a sampler, which takes about two seconds and goes on until
+    the process ends; it costs about 1 % of one core.
     """
-    return Window(name, Path(folder) if folder else None)
+    return Window(name)
 
 
 class _Meter:
-    """The sampler of this process and what it has written so far.
+    """The sampler of this process, a child that ends with it, and what it has written so far."""
 
-    A thread of its own starts it and lives as long as this process: Linux ends a sampler with the thread that did.
-    """
-
-    def __init__(self, folder: Path | None):
-        self.is_temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="energynn-window-")) if folder is None else folder.absolute()
-        self.lock, self.ending, self.begun, self.reader = threading.Lock(), threading.Event(), threading.Event(), None
-        self.problem: BaseException | None = None
-        self.thread = threading.Thread(target=self._keep_sampling, name="energynn-window", daemon=True)
-
-    def start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if list(self.folder.glob("samples-*")):
-            raise ValueError(f"window: {self.folder} holds samples already; give another folder")
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
         intent = {"cpu_model": machine.CPU_MODEL, "config": {"sampling_period_s": PERIOD_S}}
         write_json(self.folder / "run.json", intent)
-        self.thread.start()
-        self.begun.wait()
-        if self.problem:
-            raise self.problem
-        atexit.register(self.stop)
+        announce_gpus(self.folder)
+        program = "from energynn.measure.sampler_process import sample; "
+        command = [sys.executable, "-c", f"{program}sample({str(self.folder)!r}, 1)"]
+        self.sampler = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
+        atexit.register(self._stop, os.getpid())
+        self.reader = Reader(self.folder / f"samples-{os.uname().nodename}.jsonl")
+        self.lock = threading.Lock()
 
-    def _keep_sampling(self) -> None:
-        try:
-            stop_sampler = start_sampler(self.folder, 1, [])
-            self.samples_until(time.monotonic_ns())
-        except (ValueError, OSError) as problem:
-            self.problem = problem
-            return
-        finally:
-            self.begun.set()
-        self.ending.wait()
-        stop_sampler()
-
-    def stop(self) -> None:
-        self.ending.set()
-        self.thread.join()
-        if self.is_temporary:
+    def _stop(self, process: int) -> None:
+        if process == os.getpid():  # no fork that ends
+            self.sampler.communicate(b"stop\n")
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def samples_until(self, end_ns: int) -> Samples:
-        """All samples up to the first one after an instant; raises ValueError if none comes."""
-        path = self.folder / f"samples-{os.uname().nodename}.jsonl"
+        """Return all samples, with one an update of each sensor after an instant.
+
+        Raises ValueError if none comes.
+        """
         patience_s = limit_s("silence_limit_s")
-        deadline = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + patience_s
         with self.lock:
-            self.reader = self.reader or Reader(path)
-            while not self.reader.times or self.reader.times[-1] < end_ns:
-                if time.monotonic() > deadline:
-                    raise ValueError(f"window: no sample for {patience_s:.0f} s in {path}; the sampler is dead")
+            while not self._has(end_ns):
+                if time.monotonic() > deadline_s or self.sampler.poll() is not None:
+                    raise ValueError(f"window: no samples in {self.folder}; the sampler is dead")
                 time.sleep(PERIOD_S / 4)
-                if path.exists():
-                    self.reader.read(to_the_end=False)
+                if self.reader.path.exists():
+                    self.reader.read()
             return self.reader.samples()
 
+    def _has(self, end_ns: int) -> bool:
+        if not self.reader.samples_read:
+            return False
+        updates_s = [sensor["update_s"] or 0.0 for sensor in self.reader.header["sensors"]]
+        return self.reader.samples_read[-1].t >= end_ns + max(updates_s) * 1e9
 
-_meter: _Meter | None = None
-_starting = threading.Lock()
 
-
-def _running_meter(folder: Path | None) -> _Meter:
-    global _meter
+def _running_meter() -> _Meter:
     with _starting:
-        if _meter is None:
-            new = _Meter(folder)
-            new.start()
-            _meter = new
-        elif folder is not None and folder.absolute() != _meter.folder:
-            raise ValueError(f"window: this process samples into {_meter.folder} already; say the folder first")
-        return _meter
-
-
-def _forget_the_parents() -> None:
-    """A process that was forked has no sampler: that of its parent ends with its parent."""
-    global _meter, _starting
-    if _meter is not None:
-        atexit.unregister(_meter.stop)
-    _meter, _starting = None, threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_the_parents)
+        if os.getpid() not in _meters:
+            meter = _Meter()
+            meter.samples_until(time.monotonic_ns())
+            _meters[os.getpid()] = meter
+        return _meters[os.getpid()]

@@ -27,34 +27,40 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     Raises ValueError if there are none, or if they are of another architecture.
     """
     if not path.is_file():
-        raise ValueError(f"initial_run: no weights in {path}; make that run first, with save_weights=True")
+        raise ValueError(
+            f"initial_run: no weights in {path}; make that run first, with save_weights=True"
+        )
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        if "model_state" in saved:  # published code: what DistributedDataParallel calls the parameters, and no sizes
-            state_dict = {name.removeprefix("module."): values for name, values in saved["model_state"].items()}
-            saved_architecture = architecture
+        if "model_state" in saved:  # published: names of DistributedDataParallel, and no sizes
+            parameters = saved["model_state"].items()
+            state_dict = {name.removeprefix("module."): values for name, values in parameters}
+            there = architecture
         else:
-            saved_architecture, state_dict = saved["architecture"], saved["state_dict"]
+            there, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-        raise ValueError(f"initial_run: {path} is damaged ({type(error).__name__}); make that run again") from error
-    differences = []
-    for name in sorted(saved_architecture.keys() | architecture.keys()):
-        there, here = saved_architecture.get(name), architecture.get(name)
-        if there != here:
-            differences.append(f"{name} {there} there, {here} here")
-    if differences:
-        what = ", ".join(differences)
-        raise ValueError(f"initial_run: {path} holds another architecture ({what}); choose the same sizes")
+        kind = type(error).__name__
+        raise ValueError(f"initial_run: {path} is damaged ({kind}); make that run again") from error
+    differences = [
+        f"{name} {there.get(name)} there, {architecture.get(name)} here"
+        for name in sorted(there.keys() | architecture.keys())
+        if there.get(name) != architecture.get(name)
+    ]
     try:
+        if differences:
+            raise RuntimeError(", ".join(differences))
         model.load_state_dict(state_dict)
     except RuntimeError as error:
-        raise ValueError(f"initial_run: {path} holds another architecture ({_in_short(error)}); choose its") from error
+        why = _in_short(error)
+        raise ValueError(
+            f"initial_run: {path} holds another architecture ({why}); choose the same sizes"
+        ) from error
 
 
 def _in_short(error: Exception) -> str:
     """The first thing that torch says is wrong; the whole message has a line for each parameter."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    return lines[min(1, len(lines) - 1)]
+    lines = str(error).splitlines()
+    return lines[min(1, len(lines) - 1)].strip()
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -70,7 +76,12 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
-        self.folder, self.world, self.period_s, self.parts = Path(run_dir) / "checkpoint", world, period_s, parts
+        self.folder, self.world, self.period_s, self.parts = (
+            Path(run_dir) / "checkpoint",
+            world,
+            period_s,
+            parts,
+        )
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
@@ -88,7 +99,9 @@ class Checkpoints:
             if all(values.isfinite().all() for values in weights):
                 self._write_newest(optimizer_steps, everyone)
             else:
-                _warn(f"no checkpoint, weights are not finite after {optimizer_steps} optimizer steps")
+                _warn(
+                    f"no checkpoint, weights are not finite after {optimizer_steps} optimizer steps"
+                )
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
 
@@ -101,7 +114,9 @@ class Checkpoints:
         with whole(path.with_suffix(".sha256")) as file:
             file.write(digest.encode() + b"\n")
         # The run went on from an earlier checkpoint if there is a later one, so the later one is damaged.
-        usable = sorted(mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem)
+        usable = sorted(
+            mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem
+        )
         for old in self.folder.iterdir():
             if old.name.split(".")[0] not in usable[-GENERATIONS:]:
                 old.unlink()
@@ -115,11 +130,15 @@ class Checkpoints:
         path, saved = self._newest()
         everyone = distributed.of_all(path and path.name, self.world)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
-            raise ValueError(f"{self.folder}: ranks see different checkpoints ({everyone}); start again")
+            raise ValueError(
+                f"{self.folder}: ranks see different checkpoints ({everyone}); start again"
+            )
         if saved is None:
             return None
         if len(saved["ranks"]) != self.world.size:
-            raise ValueError(f"{path}: of {len(saved['ranks'])} devices, not {self.world.size}; go on with as many")
+            raise ValueError(
+                f"{path}: of {len(saved['ranks'])} devices, not {self.world.size}; go on with as many"
+            )
         try:
             for name, part in self.parts.items():
                 part.load_state_dict(saved["parts"][name])

@@ -27,7 +27,13 @@ from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
 from energynn.measure import machine
 from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 
-OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")  # in gloo's errors
+OF_CONNECTIONS = (
+    "gloo",
+    "pair closure",
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+)  # in gloo's errors
 
 
 @dataclass(frozen=True)
@@ -39,20 +45,20 @@ class World:
     local_rank: int  # among the ranks of this host
     device: torch.device
     host: str
-    store: dist.Store | None = None  # through which the ranks found each other
 
     def describe(self) -> dict:
         """The fields of the event ``rank_start``."""
-        facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid(), "device": "cpu"}
-        if self.device.type == "cuda":  # the sensors of a GPU are known by its UUID
-            properties = torch.cuda.get_device_properties(self.device)
-            facts |= {"device": properties.name, "gpu_uuid": str(getattr(properties, "uuid", ""))}
-        return facts
+        facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid()}
+        if self.device.type == "cpu":
+            return facts | {"device": "cpu"}
+        gpu = torch.cuda.get_device_properties(self.device)  # its sensors are known by its UUID
+        return facts | {"device": gpu.name, "gpu_uuid": str(getattr(gpu, "uuid", ""))}
 
     def memory(self) -> dict[str, int]:
         """The most memory that tensors have taken on this process's GPU; nothing without one."""
-        on_gpu = self.device.type == "cuda"
-        return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)} if on_gpu else {}
+        if self.device.type == "cpu":
+            return {}
+        return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)}
 
     def tell(self, line: str) -> None:
         """Print a line once for all ranks."""
@@ -73,42 +79,38 @@ def join(config: RunConfig) -> World:
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
             "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
-    if config.device == "gpu" and not torch.cuda.is_available():
-        raise ValueError("device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu")
-    if config.device != "cpu" and torch.cuda.is_available():
-        index = 0 if torch.cuda.device_count() == 1 else local_rank  # each rank may be shown its own GPU only
-        if index >= torch.cuda.device_count():
-            raise ValueError(
-                f"devices: rank {rank} is number {local_rank} on a host with {torch.cuda.device_count()} GPUs; "
-                "start fewer ranks per host"
-            )
-        device = torch.device("cuda", index)
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
+    device = _device(config, rank, local_rank)
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
-    backend, store = "nccl" if device.type == "cuda" else "gloo", make_store(timeout)
-    world = World(rank, size, local_rank, device, socket.gethostname(), store)
+    store = make_store(timeout)
+    world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
-        uuid = world.describe()["gpu_uuid"]
-        require_own_gpu(world, uuid)
-        machine.pin_to_gpu(uuid)  # before any worker is forked
+        machine.pin_to_gpu(world.describe()["gpu_uuid"])  # before any worker is forked
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     if device.type == "cpu":
         _pin(world, config)
     return world
 
 
-def require_own_gpu(world: World, uuid: str) -> None:
-    """Raise ValueError naming two ranks that use one GPU: NCCL would fail without saying which."""
-    first = world.store.compare_set(f"rank-of-{uuid}", "", str(world.rank)).decode()
-    if uuid and first != str(world.rank):
+def _device(config: RunConfig, rank: int, local_rank: int) -> torch.device:
+    """The device of this rank, which CUDA takes from now on."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "gpu" and not gpus:
         raise ValueError(
-            f"devices: ranks {first} and {world.rank} use one GPU ({uuid}); start no more ranks on a host than it has "
-            "GPUs, or let the launcher show each rank one of its own"
+            "device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu"
         )
+    if config.device == "cpu" or not gpus:
+        return torch.device("cpu")
+    index = 0 if gpus == 1 else local_rank  # each rank may be shown its own GPU only
+    if index >= gpus:
+        raise ValueError(
+            f"devices: rank {rank} is number {local_rank} on a host with {gpus} GPUs; start fewer ranks per host"
+        )
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
 
 
 def limit_waiting(seconds: float) -> None:
@@ -125,12 +127,16 @@ def leave() -> None:
 
 def be_deterministic(seed: int, algorithms: bool = True) -> None:
     """Seed every generator; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with it only
+    os.environ.setdefault(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # cuBLAS is deterministic with it only
     random.seed(seed)
     torch.manual_seed(seed)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = algorithms, not algorithms
     torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging that costs time
+    torch.utils.deterministic.fill_uninitialized_memory = (
+        False  # a help for debugging that costs time
+    )
 
 
 def total(values: list[float], world: World) -> list[float]:
@@ -164,15 +170,19 @@ def lost_ranks_named() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "Unable to find" in str(error):  # an interface, or an address of one
-            raise ValueError(
-                f"gloo cannot use the network: {error}; set GLOO_SOCKET_IFNAME to one that is up"
-            ) from error
-        if not isinstance(error, dist.DistError) and not any(words in str(error) for words in OF_CONNECTIONS):
+        words = str(error)
+        if "Unable to find" in words:  # an interface, or an address of one
+            remedy = "set GLOO_SOCKET_IFNAME to one that is up"
+            raise ValueError(f"gloo cannot use the network: {words}; {remedy}") from error
+        if "Duplicate GPU" in words:  # NCCL's last line tells which ranks
+            last_line = words.splitlines()[-1]
+            raise ValueError(f"devices: {last_line}; start no more ranks than GPUs") from error
+        is_of_network = isinstance(error, dist.DistError) or any(map(words.count, OF_CONNECTIONS))
+        is_alone = dist.is_initialized() and dist.get_world_size() == 1
+        if is_alone or not is_of_network:  # of NCCL's words the last line says why
             raise
-        if dist.is_initialized() and dist.get_world_size() == 1:  # there is no other one: NCCL's last line says why
-            raise
-        raise LostRank(f"another rank is lost ({str(error).splitlines()[0]}); {AFTER_A_LOSS}") from error
+        first_line = words.splitlines()[0]
+        raise LostRank(f"another rank is lost ({first_line}); {AFTER_A_LOSS}") from error
 
 
 def end_the_world() -> None:
@@ -195,7 +205,9 @@ def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
     """Raise ValueError on every rank, naming the first that loaded other arrays than rank 0, from its own disk."""
     digest = hashlib.sha256()
     for array in loaded:
-        digest.update(f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        digest.update(
+            f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
+        )
     everyone = of_all((digest.hexdigest(), world.host, str(place)), world)
     first_digest, first_host, first_place = everyone[0]
     for rank, (other_digest, host, folder) in enumerate(everyone):
@@ -251,7 +263,9 @@ class Agreement:
             request = Request.CHECKPOINT
         if is_first:
             done, elapsed_s = self.steps - self.left, time.monotonic() - self.last_s
-            steps = int(min(done * self.PERIOD_S / max(elapsed_s, 1e-6), 2 * self.steps, self.MOST_STEPS))
+            steps = int(
+                min(done * self.PERIOD_S / max(elapsed_s, 1e-6), 2 * self.steps, self.MOST_STEPS)
+            )
         values = torch.tensor([request, max(steps, 1)], device=self.world.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         request, self.steps = values.tolist()
@@ -266,16 +280,22 @@ class Agreement:
                 raise Interrupted("during an evaluation")
 
 
-def data_parallel(model: torch.nn.Module, config: RunConfig, world: World) -> DistributedDataParallel:
+def data_parallel(
+    model: torch.nn.Module, config: RunConfig, world: World
+) -> DistributedDataParallel:
     """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
     device_ids = [world.device] if world.device.type == "cuda" else None
-    parallel = DistributedDataParallel(model, device_ids, gradient_as_bucket_view=config.gradient_buckets)
+    parallel = DistributedDataParallel(
+        model, device_ids, gradient_as_bucket_view=config.gradient_buckets
+    )
     if config.compile:
         parallel.compile()
     return parallel
 
 
-def gradients_shared(model: DistributedDataParallel, shared: bool) -> contextlib.AbstractContextManager:
+def gradients_shared(
+    model: DistributedDataParallel, shared: bool
+) -> contextlib.AbstractContextManager:
     """Around forward and backward: average the added gradients over all ranks; if not ``shared``, only add them up."""
     return contextlib.nullcontext() if shared else model.no_sync()
 
@@ -299,7 +319,11 @@ def random_state() -> dict:
     """The state of every generator that a trainer may draw from."""
     version, internal, gauss = random.getstate()
     cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {"python": [version, list(internal), gauss], "torch": torch.random.get_rng_state(), "cuda": cuda}
+    return {
+        "python": [version, list(internal), gauss],
+        "torch": torch.random.get_rng_state(),
+        "cuda": cuda,
+    }
 
 
 def restore_random_state(state: dict) -> None:
@@ -315,18 +339,16 @@ def restore_random_state(state: dict) -> None:
 
 def _find() -> tuple[int, int, int, Callable]:
     """Rank, size, local rank, and how to make the store through which the ranks find each other."""
-    if {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-        return _found_by_torchrun()
+    names = {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR", "MASTER_PORT"}
+    if names <= os.environ.keys():
+        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[
+            0
+        ]
     if started_by_mpi() or _mpi_world_size() > 1:
         return _found_by_mpi()
     if SRUN.are_set() and SRUN.place()[1] > 1:
         return _found_by_srun()
     return 0, 1, 0, lambda timeout: dist.HashStore()
-
-
-def _found_by_torchrun() -> tuple[int, int, int, Callable]:
-    rank, size, local_rank = TORCHRUN.place()
-    return rank, size, local_rank, lambda timeout: next(dist.rendezvous("env://", rank, size, timeout=timeout))[0]
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:
@@ -341,23 +363,11 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
         if world.rank == 0:
             # The server listens on every interface; the address is only how rank 0 reaches itself.
             store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = "127.0.0.1" if len(set(hosts)) == 1 else os.environ.get("MASTER_ADDR") or own_address()
+        address = os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
         address, port = world.bcast((address, store.port) if store else None)
         return store or dist.TCPStore(address, port, world.size, False, timeout)
 
     return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
-
-
-def own_address() -> str:
-    """An address of this host under which other hosts reach it; the loopback where there is no network."""
-    with contextlib.suppress(OSError):  # the host's own name need not resolve
-        address = socket.gethostbyname(socket.gethostname())
-        if not address.startswith("127."):
-            return address
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; asks by which address a packet would leave
-        return probe.getsockname()[0]
-    return "127.0.0.1"
 
 
 def _mpi_world_size() -> int:
@@ -368,15 +378,25 @@ def _mpi_world_size() -> int:
 
 def _found_by_srun() -> tuple[int, int, int, Callable]:
     rank, size, local_rank = SRUN.place()
-    if os.environ.get(RUN_DIR_VARIABLE) and (mpi := sys.modules.get("mpi4py.MPI")) and mpi.Is_initialized():
+    if os.environ.get(RUN_DIR_VARIABLE) and "mpi4py.MPI" in sys.modules:
         raise ValueError(
-            f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; give srun --mpi=pmi2, "
-            "or --mpi=pmix for Open MPI (srun in systems/*.toml)"
+            f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; "
+            "give srun --mpi=pmi2, or --mpi=pmix for Open MPI (srun in systems/*.toml)"
         )
-    address = os.environ.get("MASTER_ADDR") or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
-    # No one can be told a port that the system chose; jobs on one node get different ones by their number.
-    port = int(os.environ.get("MASTER_PORT") or 20000 + int(os.environ.get("SLURM_JOB_ID", 0)) % 20000)
-    return rank, size, local_rank, lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout)
+    environment = os.environ
+    address = environment.get(
+        "MASTER_ADDR", environment.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    )
+    # No one can be told a port that the system chose; jobs on one node get different ones.
+    port = int(
+        environment.get("MASTER_PORT", 20000 + int(environment.get("SLURM_JOB_ID", 0)) % 20000)
+    )
+    return (
+        rank,
+        size,
+        local_rank,
+        lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout),
+    )
 
 
 def _pin(world: World, config: RunConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,15 @@ import torch
 from energynn.config import RunConfig
 from energynn.measure.samples import Events
 
-PHASES = ("data_loading", "host_to_device", "forward", "backward", "optimizer", "evaluation", "checkpoint")
+PHASES = (
+    "data_loading",
+    "host_to_device",
+    "forward",
+    "backward",
+    "optimizer",
+    "evaluation",
+    "checkpoint",
+)
 PERIOD_S = 2.0  # between two lines for the person who waits
 
 
@@ -95,7 +102,9 @@ class PhaseTimer:
         now_ns = time.monotonic_ns()
 
         def instant(moment) -> int:
-            return moment if isinstance(moment, int) else now_ns - int(moment.elapsed_time(now) * 1e6)
+            return (
+                moment if isinstance(moment, int) else now_ns - int(moment.elapsed_time(now) * 1e6)
+            )
 
         return [(phase, instant(begin), instant(end)) for phase, begin, end in self.pending]
 
@@ -115,8 +124,18 @@ class Progress:
 
     def __init__(self, config: RunConfig, steps: int, first_step: int, events: Events | None):
         self.name = " ".join([config.workload, *filter(None, [getattr(config, "stage", "")])])
-        self.epochs, self.steps, self.batch, self.first = config.epochs, steps, config.global_batch_size, first_step
-        self.events, self.begun, self.last, self.told_s = events, time.monotonic(), time.monotonic(), 0.0
+        self.epochs, self.steps, self.batch, self.first = (
+            config.epochs,
+            steps,
+            config.global_batch_size,
+            first_step,
+        )
+        self.events, self.begun, self.last, self.told_s = (
+            events,
+            time.monotonic(),
+            time.monotonic(),
+            0.0,
+        )
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
         """After a step, both counted from 0; reads the loss, which waits for the GPU, only if a line is due."""
@@ -126,22 +145,25 @@ class Progress:
         self.last, elapsed_s = now, now - self.begun
         done, total = epoch * self.steps + step + 1, self.epochs * self.steps
         rate = (done - self.first) / elapsed_s  # of this segment of the run
-        place = f"epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}"
+        place = (
+            f"epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}"
+        )
         speed = f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
         print(f"{self.name}: {place}, {speed}", flush=True)
         if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
             self.told_s = elapsed_s
-            self.events.mark("progress", samples_trained=done * self.batch, samples_to_train=total * self.batch)
+            self.events.mark(
+                "progress", samples_trained=done * self.batch, samples_to_train=total * self.batch
+            )
 
     def end(self, metrics: dict[str, float]) -> None:
         """The last lines, with the metrics after the last epoch."""
         if self.events:
-            values = ", ".join(f"{name}={value:.4g}" for name, value in metrics.items())
             samples = (self.epochs * self.steps - self.first) * self.batch
             elapsed_s = time.monotonic() - self.begun
             speed = f"{samples} samples in {elapsed_s:.1f} s ({samples / elapsed_s:.1f} samples/s)"
-            print(f"{self.name}: {self.epochs} epochs, {speed}", flush=True)
-            print(textwrap.fill(values, 79, initial_indent="  ", subsequent_indent="  "), flush=True)
+            values = "".join(f"\n  {name}={value:.4g}" for name, value in metrics.items())
+            print(f"{self.name}: {self.epochs} epochs, {speed}{values}", flush=True)
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:
@@ -149,4 +171,6 @@ def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None
     for step, loss in enumerate(losses, start=first_step):
         if not math.isfinite(loss):
             where = f"epoch {epoch + 1}, step {step + 1}"
-            raise ValueError(f"loss is {loss} in {where}; lower learning_rate, or look at the data there")
+            raise ValueError(
+                f"loss is {loss} in {where}; lower learning_rate, or look at the data there"
+            )

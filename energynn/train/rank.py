@@ -25,44 +25,53 @@ def run(folder: str | Path) -> None:
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason, stop_sampler = "finished", "", None
-    rank, config = launchers.rank(), None
+    status, reason, config = "finished", "", None
+    rank = launchers.rank()
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now, see perun_adapter.PERUN
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
-        if intent.get("launcher") in launchers.WITHOUT_PERUN:  # without perun there is no sampler yet
-            stop_sampler = start_sampler(folder, config.devices, [])
-        if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
-            raise ValueError("perun's sampler did not start, so nothing would be measured; `energynn doctor` says more")
-        Events(folder, rank).be_idle("before", config.idle_baseline_s)
-        trainer = importlib.import_module(configuration.trainer(config.workload))
-        trainer.main(config, run_dir, folder)
-        Events(folder, rank).be_idle("after", config.idle_baseline_s)  # so that there are samples beyond the end
-        if stop_sampler:
-            stop_sampler()
+        _train(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
         status, reason = "failed", _words(error, config)
-        if not (run_dir / "run.json").exists():  # deleted; who started the run says so
-            end_the_world()
-        if not isinstance(error, ValueError | LostRank):  # these explain themselves; anything else needs its place
+        if not isinstance(error, ValueError | LostRank):  # these explain themselves
             traceback.print_exc()
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)
     except OSError as error:
-        print(f"{launchers.LAST_WORDS}{rank}: cannot write its end: {error}", file=sys.stderr, flush=True)
-        status = "failed"
+        status, reason = "failed", f"cannot write its end: {error}"
     if status == "failed":
-        print(f"{launchers.LAST_WORDS}{rank}: {reason}", file=sys.stderr, flush=True)
+        print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
         end_the_world()
+
+
+def _train(
+    config: configuration.RunConfig, folder: Path, run_dir: Path, launcher: str, rank: int
+) -> None:
+    """The training, between two times in which nothing is done; without perun its sampler is started here."""
+    without_perun = launcher in launchers.WITHOUT_PERUN
+    stop_sampler = start_sampler(folder, config.devices, []) if without_perun else None
+    if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
+        raise ValueError(
+            "perun's sampler did not start, so nothing would be measured; `energynn doctor` says more"
+        )
+    events = Events(folder, rank)
+    events.be_idle("before", config.idle_baseline_s)
+    trainer = importlib.import_module(configuration.trainer(config.workload))
+    trainer.main(config, run_dir, folder)
+    events.be_idle("after", config.idle_baseline_s)  # so that there are samples beyond the end
+    if stop_sampler:
+        stop_sampler()
 
 
 def _words(error: BaseException, config: configuration.RunConfig | None) -> str:
     """Why a rank failed, in one line: of memory that is too little the local batch size, too, and the remedy."""
     words = " ".join(str(error).split()) or type(error).__name__
     if config and "out of memory" in words:
-        return f"local_batch_size: {config.local_batch_size} is too much here, choose a smaller one: {words}"
+        size = config.local_batch_size
+        return f"local_batch_size: {size} is too much here, choose a smaller one: {words}"
     return words
 
 

@@ -26,7 +26,7 @@ from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow,
 from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
 from energynn.train.batches import OneBatch, Shard
-from energynn.train.distributed import Interrupted, World
+from energynn.train.distributed import World
 from energynn.train.session import Session
 
 # Of ImageNet's training images; the usual constants of torchvision's reference training.
@@ -142,17 +142,12 @@ def require_same_images(images: Images, world: World) -> None:
 def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
     """Around the training: at its end, or where it is stopped, an event tells which images were skipped."""
 
-    def tell() -> None:
+    try:
+        yield
+    finally:
         if session.config.on_bad_image == "skip":
             skipped = [place for images in selected for place in images.skipped()]
             session.events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
-
-    try:
-        yield
-    except Interrupted:
-        tell()
-        raise
-    tell()
 
 
 def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:

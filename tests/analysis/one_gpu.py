@@ -1,31 +1,22 @@
 """Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands here."""
 
-import json
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from energynn import studies
-from energynn.analysis import claims
-from energynn.config import SYNTHETIC_STATES, RunConfig, to_dict
+from energynn.config import SYNTHETIC_STATES, RunConfig
 from tests.analysis.conftest import write_run
 
 PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}  # shares of the time
 SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}  # of a pass, where a choice is not paper's
-STATEMENTS = ["abstract-influence-of-samples", "abstract-influence-of-updates", "samples-dominate-passes"]
-STATEMENTS += ["throughput-raises-power", "h100-stays-above-baseline", "data-loading-hypothesis"]
-STATEMENTS += ["lbs-limit-resnet50", "lbs-limit-fcn"]  # of the ledger: those that one GPU can answer
 LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
 
 
 @dataclass(frozen=True)
 class Gpu:
     """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 + t1 LBS.
-
-    ``wave``: by how much of it the power goes up and down where a loader gives the batches; ``ripple``: else.
     """
 
     idle_W: float = 120.0
@@ -33,8 +24,6 @@ class Gpu:
     update_J: float = 2.0
     drift_W: float = 5.0  # over the whole study
     noise: float = 0.01
-    wave: float = 0.5
-    ripple: float = 0.04
     name: str = "NVIDIA H100 80GB HBM3"
     image_GB: float = 0.085  # of memory, of a state 64 times as much
 
@@ -71,7 +60,7 @@ def memory_GB(run: RunConfig, gpu: Gpu) -> float:
     return 1.0 + gpu.image_GB * (1 if run.workload == "resnet50" else 64) * run.local_batch_size
 
 
-def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None, samples: bool = False):
+def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None):
     """Records of the runs as that GPU would make them, its energy measured and the CPU's estimated."""
     runs, random = studies.gpu_grid() if runs is None else runs, np.random.default_rng(seed)
     for number, run in enumerate(runs):
@@ -86,7 +75,7 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
             phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
         sensor = {"id": "gpu_0_power", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured"}
         sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": None, "notes": {}}
-        folder = write_run(
+        write_run(
             runs_dir,
             run,
             "measured",
@@ -110,43 +99,4 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
             sensors=[sensor],
             idle_power_gpu_before_W=70.0,
         )
-        if samples:
-            _write_power(folder, sensor, time_s, watts, gpu.wave if loader(run) != "device" else gpu.ripple)
     return runs_dir
-
-
-def _write_power(folder: Path, sensor: dict, time_s: float, watts: float, wave: float) -> None:
-    """A power every half second, which goes up and down every 4 s by a part of itself."""
-    host, start_ns, second = "imagined", 10**12, 10**9
-    events = [("rank_start", 0.0), ("training_start", 0.0), ("training_end", time_s)]
-    lines = []
-    for event, at_s in events:
-        at_ns = start_ns + int(at_s * second)
-        lines.append({"t_mono_ns": at_ns, "t_wall_ns": 0, "event": event, "rank": 0, "host": host})
-    (folder / "events-rank0.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    lines = [{"header": "energynn-samples/1", "host": host, "pid": 1, "period_s": 0.5, "sensors": [sensor]}]
-    for step in range(-4, int(2 * time_s) + 5):
-        sign = 1 if step % 8 < 4 else -1
-        lines.append({"t": start_ns + step * second // 2, "w": 0, "v": [watts * (1 + sign * wave)]})
-    (folder / f"samples-{host}.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-
-
-def describe(run: RunConfig) -> dict:
-    """What the ledger knows of a configuration, by its own names."""
-    settings = to_dict(run)
-    per_h = 3600 / step_s(run)
-    rates = {"samples_per_gpu_hour": run.global_batch_size * per_h}
-    rates |= {"passes_per_gpu_hour": run.accumulation_steps * per_h}
-    return {name: settings[name] for name in ("workload", "local_batch_size", "system")} | rates
-
-
-def judged(runs_dir: Path, names: list[str]) -> dict[str, dict]:
-    """Statement -> on what runs -> how the ledger judged it there; a few statements, since all of them take seconds."""
-    head, *entries = claims.CLAIMS.read_text().split("[[claim]]\n")
-    few = [entry for entry in entries if tomllib.loads(entry)["id"] in names]
-    path = runs_dir.parent / "claims.toml"
-    path.write_text("[[claim]]\n".join([head, *few]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(claims, "CLAIMS", path)
-        found = claims.evaluate(runs_dir)["claims"]
-    return {one["id"]: dict(zip([own["on"] for own in one["own"]], one["own"], strict=True)) for one in found}

@@ -4,12 +4,12 @@ import numpy as np
 
 from energynn import studies
 from energynn.analysis import modelled
-from energynn.cluster import systems
-from energynn.forecast import plan, predict
+from energynn.forecast import fit as fits
+from energynn.forecast import predict
 
 
 def test_curves_are_forecasts():
-    fit = plan.published_fit("resnet50", systems.site("horeka-a100"))
+    fit = fits.published("resnet50", "horeka-a100")
     told = predict.rows(fit, studies.PAPER["R1"]("horeka-a100"))
     r1 = modelled.load("resnet50").query("series == 'R1'").set_index("quantity")
     for name, quantity in (("gpu_hours", "gpu_hours"), ("energy_kWh", "energy_total_kWh")):

@@ -13,44 +13,20 @@ def replica(synthetic, tmp_path_factory):
 
 
 def own_runs(runs_dir):
-    return observations.wide(observations.load(runs_dir)).query("origin == 'own'")
-
-
-def test_every_row_is_one_quantity_of_one_run(replica):
-    keys = ["origin", "series", "run", "quantity"]
-    assert not replica.duplicated(keys).any() and replica["value"].notna().all()
-    assert set(observations.MEASURED) <= set(replica)
-    table = observations.means(replica)
-    assert not table.duplicated(keys).any()
-    rows = observations.wide(table, "std", "half", "place")
-    assert len(rows) == len(table[["origin", "series", "run"]].drop_duplicates())
-    for column in ("value", "std", "half", "place"):  # nothing is lost, nothing is made up
-        suffix = "" if column == "value" else f"_{column}"
-        there = sum(rows[f"{quantity}{suffix}"].notna().sum() for quantity in observations.QUANTITIES)
-        assert there == table[column].notna().sum(), column
-
-
-def test_a_derived_value_stands_where_its_sources_stand(tmp_path):
-    table = observations.load(tmp_path)
-    row = table[(table["series"] == "R4") & (table["devices"] == 1)].set_index("quantity")
-    assert row["place"]["energy_per_gpu_hour_kW"] == row["place"]["energy_total_kWh"] == row["place"]["gpu_hours"]
-    power, energy, hours = (row.loc[name] for name in ("energy_per_gpu_hour_kW", "energy_total_kWh", "gpu_hours"))
-    relative = np.hypot(energy["std"] / energy["value"], hours["std"] / hours["value"])
-    assert power["std"] == pytest.approx(power["value"] * relative)
+    return observations.load(runs_dir).query("origin == 'own'")
 
 
 def test_times_of_a_run_with_estimated_energy_are_measured(synthetic, tmp_path):
     table = observations.load(synthetic.write_study(tmp_path, "estimated"))
-    provenance = table[table["origin"] == "own"].set_index("quantity")["provenance"]
-    assert set(provenance["energy_total_kWh"]) == set(provenance["mean_power_cpu_socket_W"]) == {"estimated"}
-    assert set(provenance["training_time_h"]) == set(provenance["top1_error_percent"]) == {"measured"}
-    own = observations.wide(table).query("origin == 'own'")
-    assert set(own["provenance"]) == {"estimated"}
-    assert set(observations.bounds(own, "training_time_h")["provenance"]) == {"measured"}
+    own = table.query("origin == 'own'")
+    expected = {"energy_total_kWh": "estimated", "mean_power_cpu_socket_W": "estimated"}
+    expected |= {"training_time_h": "measured", "top1_error_percent": "measured"}
+    for quantity, provenance in expected.items():
+        assert set(observations.bounds(own, quantity)["provenance"]) == {provenance}
 
 
 def test_published_runs_are_there_without_any_record(tmp_path):
-    table = observations.wide(observations.load(tmp_path), "std")
+    table = observations.load(tmp_path)
     assert set(table["origin"]) == {"published"} and set(table["provenance"]) == {"published"}
     counts = table.groupby("series").size()
     assert counts[["R4", "R5", "R6", "T1", "F1", "F3"]].to_list() == [9, 5, 4, 6, 3, 2]
@@ -66,7 +42,7 @@ def test_published_runs_are_there_without_any_record(tmp_path):
 
 
 def test_own_runs_belong_to_the_studys_series(replica):
-    own = observations.wide(replica).query("origin == 'own'")
+    own = replica.query("origin == 'own'")
     devices = {name: sorted(set(rows["devices"])) for name, rows in own.groupby("series")}
     assert devices["R1"] == devices["R4"] == [2**k for k in range(9)]
     assert devices["R5"] == [1, 2, 4, 8, 16] and devices["R6"] == [32, 64, 128, 256]
@@ -79,8 +55,8 @@ def test_own_runs_belong_to_the_studys_series(replica):
 
 
 def test_means_over_repeats_and_their_spread(replica):
-    means = observations.wide(observations.means(replica), "std")
-    runs = observations.wide(replica).query("origin == 'own' and series == 'R1' and devices == 8")
+    means = observations.means(replica)
+    runs = replica.query("origin == 'own' and series == 'R1' and devices == 8")
     (one,) = means[(means["origin"] == "own") & (means["series"] == "R1") & (means["devices"] == 8)].to_dict("records")
     assert one["repeats"] == len(runs) == 2
     assert one["training_time_h"] == pytest.approx(runs["training_time_h"].mean())
@@ -124,12 +100,6 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(synthetic, tmp_path, w
         )
     own = own_runs(tmp_path)
     assert own["series"].to_list() == 2 * ["R1" if what == "as the study" else "constant LBS = 256"]
-
-
-def test_runs_in_no_series_are_kept(synthetic, tmp_path):
-    synthetic.write_run(tmp_path, config.make("resnet50"))
-    own = own_runs(tmp_path)
-    assert own["name"].to_list() == ["no series"] and own["energy_total_kWh"].notna().all()
 
 
 def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):

@@ -1,13 +1,11 @@
 """The published values are what was published, and say so."""
 
-import csv
 import hashlib
 import math
 
 import pytest
 
-from energynn.analysis import observations, published
-from energynn.files import REPOSITORY
+from energynn.analysis import published
 
 TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from the paper
     ("H100", 4): (115.63, 105.32, 421.26),
@@ -45,16 +43,8 @@ def test_every_value_says_what_it_is_and_where_it_stands():
     assert len(of_repository) > 80 and of_repository["source_version"].str.contains(", commit [0-9a-f]{40}$").all()
 
 
-def test_printed_values_have_their_decimals():
-    printed = published.values()
-    printed = printed[printed["decimals"].notna() & printed["value"].notna()]
-    for row in printed[printed["kind"] != "setup"].itertuples():
-        if row.quantity != "training_time" or row.series != "fluctuation":  # 4 h 23 min
-            assert len(row.value.partition(".")[2]) == row.decimals, row
-
-
 def test_table_1_and_the_text_are_there():
-    runs = observations.wide(published.measurements(), "half")
+    runs = published.runs()
     runs["hardware"] = runs["device_name"].str.extract("(A100|H100)")[0]
     table1 = runs[runs["series"].str.contains("T1")].set_index(["hardware", "devices"])
     found = table1[["energy_total_kWh", "training_time_h", "gpu_hours"]].apply(tuple, axis=1).to_dict()
@@ -70,42 +60,9 @@ def test_table_1_and_the_text_are_there():
     assert one["energy_cpu_kWh_half"] == pytest.approx(0.05)
 
 
-def test_repository_values_are_those_of_the_study():
-    shared = REPOSITORY.parent / "shared" / "data" / "resnet_scaled_dataset_series.csv"
-    if not shared.is_file():
-        pytest.skip("the study's table is not beside the checkout")
-    runs = observations.wide(published.measurements(), "std", "half")
-    with open(shared) as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 18
-    for row in rows:
-        (found,) = [
-            one
-            for one in runs.itertuples()
-            if row["series"] in one.series.split()
-            and one.devices == int(row["gpus"])
-            and one.energy_total_kWh_half == 0
-        ]
-        assert found.energy_total_kWh == float(row["energy_kWh_mean"])
-        assert found.energy_total_kWh_std == float(row["energy_kWh_std"])
-        assert (found.gpu_hours, found.gpu_hours_std) == (float(row["gpu_hours_mean"]), float(row["gpu_hours_std"]))
-        assert (found.local_batch_size, found.dataset_samples) == (int(row["lbs"]), int(row["train_samples"]))
-
-
-def test_perun_reports_agree_with_themselves():
-    table = published.values("measurement")
-    for job, factor in (("job_1507471", 0.001), ("job_1507485", 0.000001)):  # kJ and MJ
-        rows = (
-            table[(table["series"] == job) & ~table["unit"].isin(["kWh"])].set_index("quantity")["value"].astype(float)
-        )
-        power_W = sum(rows[f"mean_power_{part}_of_node"] for part in ("cpus", "gpus", "ram"))
-        assert power_W * rows["duration"] * factor == pytest.approx(rows["energy_total"], rel=1e-4)
-    assert not published.measurements()["series"].str.contains("job").any()  # what was trained is not stated
-
-
 def test_runs_meet_the_conditions_of_their_series():
     series = published.series()
-    for run in observations.wide(published.measurements()).to_dict("records"):
+    for run in published.runs().to_dict("records"):
         for name in run["series"].split():
             if name in series:
                 one = series[name]
@@ -116,14 +73,3 @@ def test_runs_meet_the_conditions_of_their_series():
                 for size in ("local_batch_size", "global_batch_size"):
                     assert run[size] == one.get(size, run[size]), (name, run)
         assert run["devices"] * run["local_batch_size"] == run["global_batch_size"]
-
-
-def test_errata_name_places_and_claims():
-    errata = published.errata()
-    assert len({one["id"] for one in errata}) == len(errata) > 15
-    assert all(one["where"] and one["what"] and one["treated"] for one in errata)
-
-
-def test_an_unknown_quantity_names_the_known_ones():
-    with pytest.raises(ValueError, match="energy_per_gpu_hour"):
-        published.values(quantity="temperature")

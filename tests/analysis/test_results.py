@@ -1,16 +1,12 @@
 """Records become one Dataset; what cannot be used is left out with its reason."""
 
 import json
-import os
-import resource
-import time
 
 import numpy as np
 import pytest
 
-from energynn import config, records
+from energynn import config
 from energynn.analysis import results
-from tests.conftest import write_run_dir
 
 
 def test_loads_all_runs_with_units(synthetic_runs):
@@ -25,14 +21,6 @@ def test_loads_all_runs_with_units(synthetic_runs):
     np.testing.assert_allclose(runs["energy_total_kWh"] * 3.6e6, runs["energy_total_J"])
     assert np.isnan(runs["energy_gpu_J"]).all()  # absent, not zero
     assert runs.attrs["excluded"] == []
-
-
-def test_no_records_give_the_same_variables(tmp_path, synthetic_runs):
-    empty, full = results.load(tmp_path / "nothing"), results.load(synthetic_runs)
-    assert empty.sizes["run"] == 0
-    assert set(full.variables) - set(empty.variables) == {name for name in full.variables if name.startswith("z500")}
-    assert results.scaling_series(empty.to_dataframe()).empty
-    assert results.power_traces(empty)["power_W"].shape == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -90,40 +78,6 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
 
 
-@pytest.mark.parametrize("what", ["a pipe", "a link that leads nowhere", "a period in words"])
-def test_a_run_whose_samples_cannot_be_read_has_no_power_trace(run_dir, what):
-    other = write_run_dir(run_dir.parent.parent, "other")
-    for folder in (run_dir, other):
-        records.build(folder, "finished", "")
-    samples = run_dir / "samples-host.jsonl"
-    text = samples.read_text()
-    samples.unlink()
-    if what == "a pipe":
-        os.mkfifo(samples)
-    elif what == "a link that leads nowhere":
-        samples.symlink_to("nowhere")
-    else:
-        samples.write_text(text.replace('"period_s": 0.1', '"period_s":"ab"', 1))
-    runs = results.load(run_dir.parent.parent)
-    assert runs.sizes["run"] == 2
-    traces = results.power_traces(runs)
-    assert list(traces["run_id"].values) == [other.name] and traces["power_W"].notnull().any()
-    (reason,) = traces.attrs["excluded"]
-    assert reason.startswith(str(run_dir))
-
-
-def test_power_traces_lie_on_one_time_axis(synthetic, synthetic_runs):
-    runs = results.load(synthetic_runs)
-    traces = results.power_traces(runs, period_s=0.5)
-    assert traces["power_W"].dims == ("run_id", "device", "time")
-    assert list(traces["device"].values) == ["cpu_estimate"]
-    for i, devices in enumerate(runs["devices"].values):
-        power = traces["power_W"].sel(run_id=runs["run_id"].values[i]).isel(device=0).dropna("time")
-        assert float(power.max()) == pytest.approx(synthetic.POWER_W[devices], rel=1e-6)
-        assert float(power.min()) == pytest.approx(5.0, abs=0.1)
-        assert float(power["time"].max()) <= float(runs["training_time_s"][i])
-
-
 def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     def recipe(record):
         return results._recipe(record, results.VARIED)
@@ -134,24 +88,10 @@ def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
     assert recipe(base) == recipe(same) != recipe(other)
 
 
-@pytest.mark.slow
-def test_ten_thousand_records_load_in_twenty_seconds(synthetic, tmp_path):
-    record = json.loads(
-        (synthetic.write_run(tmp_path, config.make("resnet50"), samples=False) / "record.json").read_text()
-    )
-    for i in range(9999):
-        folder = tmp_path / "many" / f"run{i}"
-        folder.mkdir(parents=True)
-        (folder / "record.json").write_text(json.dumps(record | {"run_id": f"run{i}"}))
-    start = time.monotonic()
-    runs = results.load(tmp_path)
-    assert runs.sizes["run"] == 10_000 and time.monotonic() - start < 20
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20  # KiB
-
-
 def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
     for devices in (1, 2):
-        made = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=f"from-{devices}")
-        synthetic.write_run(tmp_path, made)
+        first = f"from-{devices}"
+        run = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=first)
+        synthetic.write_run(tmp_path, run)
     table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
     assert set(results.scaling_series(table)["devices"]) == {1, 2}

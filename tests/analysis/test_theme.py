@@ -1,12 +1,10 @@
 """Figures are reproducible, fit a page, and keep provenances apart."""
 
-import itertools
 import json
 
 import altair as alt
 import numpy as np
 import pandas as pd
-import pytest
 
 from energynn.analysis import theme
 
@@ -26,58 +24,6 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     assert theme.FONT in first.decode()
 
 
-def test_too_wide_a_figure_is_warned_of(tmp_path):
-    with pytest.warns(UserWarning, match="narrower"):
-        theme.save(chart(960), "figure", tmp_path)
-
-
-def test_legend_has_the_provenances_that_are_present():
-    shape = theme.provenance(pd.DataFrame({"provenance": ["estimated", "published", "estimated"]})).to_dict()
-    assert shape["scale"]["domain"] == ["published", "estimated"]
-    assert len(set(theme.PROVENANCE.values())) == len(theme.PROVENANCE)
-
-
-# Linear sRGB to CIE XYZ, and to what a deuteranope sees (Machado et al. 2009, severity 1).
-XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
-ANYBODY = np.eye(3)
-DEUTERANOPE = np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]])
-
-
-def lab(colour: str, seen_by: np.ndarray = ANYBODY) -> np.ndarray:
-    """Lightness, and the two axes of colour of CIE L*a*b*; a difference of about 2 can just be seen."""
-    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    xyz = XYZ @ np.clip(seen_by @ linear, 0, 1) / XYZ.sum(axis=1)
-    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-SHARED = {"ResNet50": theme.RESNET50.values(), "FourCastNet": theme.FOURCASTNET.values()}
-SHARED |= {"verdicts": theme.VERDICTS.values(), "own series": theme.colours(5)}
-
-
-@pytest.mark.parametrize("name", SHARED)
-def test_colours_of_one_panel_differ_in_grey_and_for_a_deuteranope(name):
-    for one, other in itertools.combinations(SHARED[name], 2):
-        assert abs(lab(one)[0] - lab(other)[0]) >= 10, (one, other)
-        assert np.linalg.norm(lab(one, DEUTERANOPE) - lab(other, DEUTERANOPE)) >= 15, (one, other)
-
-
-def test_colours_of_rings_and_squares_in_one_figure_are_not_alike():
-    fitted = [theme.SERIES[name] for name in ("R4", "R5", "R6", "F1", "F3", "F4", "F5", "T1")]
-    for one, other in itertools.combinations(fitted, 2):
-        assert np.linalg.norm(lab(one) - lab(other)) >= 20, (one, other)
-
-
-def test_okabes_and_itos_colours_would_fail_in_grey():
-    assert abs(lab(theme.COLOURS[1])[0] - lab(theme.COLOURS[2])[0]) < 10
-
-
-def test_colours_of_own_series_do_not_repeat():
-    table = pd.DataFrame({"name": [f"constant LBS = {size}" for size in range(20)]})
-    assert len(set(theme.series(table).to_dict()["scale"]["range"])) == 20
-
-
 def test_a_notebook_shows_figures_without_network():
     theme.enable()
     table = pd.DataFrame({"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")})
@@ -87,9 +33,3 @@ def test_a_notebook_shows_figures_without_network():
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}
     json.dumps(spec, allow_nan=False)  # JupyterLab refuses a notebook with NaN in it
     assert "url" not in str(spec["datasets"]) and shown["image/svg+xml"].startswith("<svg")
-
-
-def test_the_same_svg_gives_the_same_pdf():
-    shades = "".join(f'<text x="9" y="9" opacity="0.{i}" font-weight="{w}">a</text>' for i, w in ((3, 400), (7, 700)))
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{theme.FONT}">{shades}</svg>'
-    assert len({theme.print_pdf(svg) for _ in range(12)}) == 1

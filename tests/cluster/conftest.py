@@ -24,12 +24,13 @@ class Cluster:
     def __init__(self, folder: Path):
         self.folder = folder
         hidden = ("PYTEST_CURRENT_TEST", "ENERGYNN_IMAGENET")
-        self.environment = {name: value for name, value in os.environ.items() if name not in hidden} | {
+        self.environment = {
+            name: value for name, value in os.environ.items() if name not in hidden
+        } | {
             "SLURM_CONF": str(folder / "etc" / "slurm.conf"),
             "SLURM_BASE_PORT": str(17000 + os.getpid() % 1000 * 10),
             "ENERGYNN_POWERCAP": str(folder / "powercap"),
             "PYTHONPATH": str(REPOSITORY),
-            "A_SECRET_TOKEN": "hush-hush",
         }
 
     def script(self, command, *words):
@@ -43,7 +44,12 @@ class Cluster:
 
     def run(self, *command, check=True):
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=1200, cwd=REPOSITORY
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            cwd=REPOSITORY,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
@@ -51,14 +57,14 @@ class Cluster:
     def energynn(self, *words, check=True):
         return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
 
-    def wait_for(self, condition, what, seconds=1500):
-        """Patient: how long something takes on a machine that does other work, too, is no fault of ours."""
+    def wait_for(self, condition, what, seconds=300):
+        """Wait patiently: the machine may do other work, too."""
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, (
                 f"waited {seconds} s for {what}\n{self.run('squeue', check=False).stdout}"
             )
-            time.sleep(2)  # a look costs CPU time that the runs need
+            time.sleep(1)  # a look costs CPU time that the runs need
         return found
 
 
@@ -66,10 +72,13 @@ class Cluster:
 def cluster():
     missing = [command for command in NEEDED if shutil.which(command) is None]
     if missing:
-        pytest.skip(f"needs Slurm: no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)")
+        pytest.skip(
+            f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
+        )
     if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
         pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
-    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))  # a short path: munge's socket must fit
+    # A short path: munge's socket must fit.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     made, counter = Cluster(folder), powercap.constant_power(folder / "powercap", NODE_W)
     try:
         made.script("start")

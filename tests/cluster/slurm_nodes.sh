@@ -2,14 +2,18 @@
 # slurm_nodes.sh start|stop|controller-up DIR, node-up DIR n1|n2 -- a private Slurm of two nodes on this machine, everything under DIR.
 #
 # No systemd, no cgroups, no accounting. Each slurmd has a UTS namespace of its own, so that its jobs see a host named
-# n1 or n2: without it perun, MPI and our sampler would take both nodes for one.
+# n1 or n2: without it perun, MPI and our sampler would take both nodes for one. And a mount namespace with a
+# /etc/hosts that knows both names.
 set -euo pipefail
 command=$1; D=$(readlink -m "$2"); node=${3:-}
 P=${SLURM_BASE_PORT:-17000}
 export SLURM_CONF=$D/etc/slurm.conf
 H=$(hostname -s)
 
-node_up() { unshare --uts -- sh -c 'hostname "$0" && exec slurmd -N "$0"' "$1"; }
+node_up() {
+  unshare --uts --mount -- sh -c \
+    'hostname "$0" && mount --bind "$1/etc/hosts" /etc/hosts && exec slurmd -N "$0"' "$1" "$D"
+}
 
 case $command in
 start)
@@ -18,6 +22,7 @@ start)
   dd if=/dev/urandom of="$D/munge/key" bs=1 count=1024 status=none; chmod 600 "$D/munge/key"
   munged --key-file="$D/munge/key" --socket="$D/run/munge.sock" --pid-file="$D/munge/munged.pid" \
          --log-file="$D/munge/munged.log" --seed-file="$D/munge/seed" --force
+  { cat /etc/hosts; echo 127.0.0.1 n1 n2; } > "$D/etc/hosts"
   cat > "$SLURM_CONF" <<CONF
 ClusterName=energynn
 SlurmctldHost=$H(127.0.0.1)
@@ -46,7 +51,7 @@ ReturnToService=2
 JobRequeue=1
 KillWait=10
 SlurmctldTimeout=10
-SlurmdTimeout=10
+SlurmdTimeout=5
 SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=1,batch_sched_delay=0
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
@@ -66,8 +71,5 @@ node-up) node_up "$node";;
 stop)
   timeout 5 scancel --user="$(id -un)" 2>/dev/null || true
   for _ in $(seq 100); do [ -z "$(timeout 2 squeue -h 2>/dev/null)" ] && break; sleep 0.2; done
-  for file in "$D"/run/slurmd-*.pid "$D/run/slurmctld.pid" "$D/munge/munged.pid"; do
-    [ -f "$file" ] && pid=$(cat "$file") && kill "$pid" 2>/dev/null || continue
-    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
-  done;;
+  cat "$D"/run/*.pid "$D/munge/munged.pid" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true;;
 esac

@@ -1,4 +1,4 @@
-"""What a batch job does with the run it is given: how often it tries, and when it gives up. Nothing is trained."""
+"""How often a batch job tries its run, and when it gives up. Nothing is trained."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.conftest import minimal_record
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """Start the job of a run as Slurm would, with a notebook that does what it is told; returns its exit status."""
+    """Start the job of a run as Slurm would, with a notebook that does what it is told."""
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     (run_dir / "checkpoint").mkdir()
@@ -36,7 +36,9 @@ def start(tmp_path, monkeypatch):
         return job.main(run_dir, ["papermill"])
 
     begin.run_dir = run_dir
-    begin.last = lambda: json.loads((run_dir / "job" / f"start-{len(status.read_starts(run_dir))}.json").read_text())
+    begin.last = lambda: json.loads(
+        (run_dir / "job" / f"start-{len(status.read_starts(run_dir))}.json").read_text()
+    )
     yield begin
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -69,8 +71,16 @@ def test_who_cancels_or_preempts_a_run_does_not_make_it_fail(start):
 
 
 def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start):
-    bad = {"valid": False, "status": "finished", "status_reason": "", "invalid_reasons": ["only 3 power samples"]}
-    assert start(record=bad) == 1 and start.last()["outcome"] == "failed: not valid: only 3 power samples"
+    bad = {
+        "valid": False,
+        "status": "finished",
+        "status_reason": "",
+        "invalid_reasons": ["only 3 power samples"],
+    }
+    assert (
+        start(record=bad) == 1
+        and start.last()["outcome"] == "failed: not valid: only 3 power samples"
+    )
     assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"
 
 
@@ -80,7 +90,7 @@ def test_a_job_of_an_earlier_submission_makes_nothing(start, monkeypatch):
 
 
 def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch):
-    """The last task of an array has the array's own number as SLURM_JOB_ID, by which Slurm would requeue all."""
+    """The last task of an array has the array's own number as SLURM_JOB_ID."""
     for name, value in (("JOB_ID", "9"), ("ARRAY_JOB_ID", "9"), ("ARRAY_TASK_ID", "3")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     commands = []

@@ -83,13 +83,6 @@ def add(archive, name, data):
     archive.addfile(member, io.BytesIO(data))
 
 
-def test_prefixes_are_balanced_and_nested():
-    prefixes = [stratified_prefix(NAMES, LABELS, count).tolist() for count in range(1, 12)]
-    for smaller, larger in zip(prefixes, prefixes[1:], strict=False):
-        assert larger[: len(smaller)] == smaller and len(larger) == len(smaller) + 1
-    assert sorted(prefixes[-1]) == list(range(11))
-    labels = [LABELS[index] for index in prefixes[-1]]
-    assert labels == [0, 1, 2, 0, 1, 2, 0, 2, 0, 2, 0]  # class 1 is exhausted after two
 
 
 def test_the_rule_as_facts_data_md_states_it():
@@ -104,17 +97,8 @@ def test_the_rule_as_facts_data_md_states_it():
     assert found == expected
 
 
-def test_choice_depends_on_names_and_seed_not_on_the_place():
-    elsewhere = [name.replace("/anywhere", "/else/where") for name in NAMES]
-    chosen = stratified_prefix(NAMES, LABELS, 6).tolist()
-    assert stratified_prefix(elsewhere, LABELS, 6).tolist() == chosen
-    assert any(stratified_prefix(NAMES, LABELS, 6, seed).tolist() != chosen for seed in range(1, 5))
 
 
-def test_zero_is_all_and_too_many_are_refused():
-    assert stratified_prefix(NAMES, LABELS, 0).tolist() == list(range(11))
-    with pytest.raises(ValueError, match="12.*11"):
-        stratified_prefix(NAMES, LABELS, 12)
 
 
 def test_tree_is_image_folder_s(tree):
@@ -130,7 +114,6 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
             assert here.classes == there.classes and (here.labels == there.labels).all()
             assert (here.names == there.names).all()
             assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
-            assert imagenet.subsets(here) == imagenet.subsets(there)
     assert len(list((tree.parent / "index").iterdir())) == 2
     assert "img_train.tar: train/n01/n01_0.JPEG" in list_images(tree.parent / "official")[0].where(0)
 
@@ -147,18 +130,13 @@ def test_damaged_or_incomplete_archives_are_named(tree):
         list_images(official)
 
 
-def test_scaled_subsets_have_the_study_s_sizes_and_are_nested(tree):
+def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
     names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
     listing = imagenet.make_listing(tree, names)
-    subsets = imagenet.subsets(listing)
-    assert [(s["n"], s["n_max"]) for s in subsets[:2]] == [(1, 256), (2, 256)]
-    assert [s["count"] for s in subsets] == [20_000 * s["n"] // s["n_max"] for s in subsets]
-    assert len(subsets) == 9 + 5 and config.IMAGENET_IMAGES["train"] * 2 // 256 == 10_009
-    chosen = stratified_prefix(listing.names, listing.labels, subsets[1]["count"])
-    text = b"".join(listing.names[index] + b"\n" for index in chosen)
-    assert hashlib.sha256(text).hexdigest() == subsets[1]["digest"]
-    # Stable over machines and versions: anybody's tree with these names gives this digest.
-    assert subsets[0]["digest"].startswith("8d802d4052450b06caf2cabe")
+    larger, smaller = (stratified_prefix(listing.names, listing.labels, count) for count in (156, 78))
+    assert smaller.tolist() == larger[:78].tolist()
+    text = b"".join(listing.names[index] + b"\n" for index in smaller)
+    assert hashlib.sha256(text).hexdigest().startswith("8d802d4052450b06caf2cabe")
 
 
 def test_missing_folders_are_named(tree):
@@ -193,12 +171,6 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
         images[1]
 
 
-def test_workers_count_too(tree):
-    (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"")
-    images = Images(list_images(tree)[0], np.arange(11), lambda data: random_crop(data, 32, 0.5), "skip")
-    batches = list(torch.utils.data.DataLoader(images, 4, num_workers=2))
-    assert [len(labels) for _, labels in batches] == [4, 4, 3] and batches[0][0].shape == (4, 32, 32, 3)
-    assert len(images.skipped()) == 1
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
@@ -209,10 +181,6 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
 
 
-def test_a_png_named_jpeg_is_decoded():
-    data = io.BytesIO()
-    Image.new("RGBA", (9, 7), (10, 20, 30, 255)).save(data, "PNG")
-    assert decode(data.getvalue())[0][:, 3, 3].tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize("scale_min", [0.08, 0.5])
@@ -260,7 +228,6 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, 
     assert "n02_3.JPEG" in capsys.readouterr().out
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
-        assert imagenet.subsets(here) == imagenet.subsets(there)
     training = list_images(out)[0]
     pixels, size = decode(training.read(0))
     assert pixels.shape == (3, 20, 26) and size == (38, 50)
@@ -268,13 +235,6 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, 
         Images(training, np.arange(11), decode)[5]
 
 
-def test_prepared_store_gives_the_same_part_of_the_picture():
-    data = photograph("motorcycle", 1)
-    torch.manual_seed(3)
-    expected = random_crop(data, 224, 0.5).float()
-    for side, bound in ((0, 1e-6), (320, 8)):  # other pixels, same place
-        torch.manual_seed(3)
-        assert (random_crop(imagenet.ppm(data, side), 224, 0.5).float() - expected).abs().mean() < bound
 
 
 @pytest.mark.parametrize("on_bad_image", ["fail", "skip"])

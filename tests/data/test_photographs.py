@@ -1,7 +1,6 @@
 import importlib.util
 import threading
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -25,17 +24,6 @@ def test_tree_has_the_promised_crops(crops):
                 assert crop.size == (64, 64) and crop.format == "JPEG" and crop.mode == "RGB"
 
 
-def test_crops_stay_on_their_side_of_the_photograph(tmp_path, monkeypatch):
-    """A photograph that is black on the left and white on the right of the border shows where crops come from."""
-    pixels = np.zeros((100, 400, 3), dtype=np.uint8)
-    pixels[:, 300:] = 255
-    Image.fromarray(pixels).save(tmp_path / "photograph.png")
-    monkeypatch.setattr(photographs, "PHOTOGRAPHS", {"two_sides": ("package", "photograph.png", "")})
-    monkeypatch.setattr(photographs, "source_path", lambda package, file: tmp_path / file)
-    photographs.make_crops(tmp_path / "crops")
-    for split, brightness in {"train": 0, "val": 255}.items():
-        for path in (tmp_path / "crops" / split / "two_sides").iterdir():
-            assert (np.asarray(Image.open(path)) == brightness).all()
 
 
 def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
@@ -51,13 +39,6 @@ def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     assert all((crops / file).read_bytes() == (target / file).read_bytes() for file in files)
 
 
-def test_refused_crops_leave_nothing_behind(tmp_path):
-    def refuse(folder):
-        raise ValueError("not these")
-
-    with pytest.raises(ValueError, match="not these"):
-        photographs.make_crops(tmp_path / "data" / "photographs", refuse)
-    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_missing_package_names_the_remedy(monkeypatch):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from energynn.cluster import systems
-from energynn.forecast import calibration
+from energynn.forecast import fit as fits
+from energynn.forecast import runs
 
 
 @pytest.fixture(scope="session")
@@ -15,23 +16,25 @@ def a100():
 @pytest.fixture(scope="session")
 def published(a100):
     """The 17 distinct runs of R4 to R6."""
-    seen, other = calibration.published("resnet50", a100)
-    assert len(seen.configs) == 17 and other is None
+    seen = runs.published("resnet50", a100)
+    assert len(seen) == 17 and seen.like is None
     return seen
 
 
 @pytest.fixture(scope="session")
 def fitted(published):
-    return calibration.make(published)
+    return fits.make(published)
 
 
-@pytest.fixture(scope="session")
-def one_node(published):
-    """The fit to runs on at most four GPUs, and the other runs."""
-    few = published.observations.work.devices <= 4
-    return calibration.make(published.only(few)), published.only(few), published.observations[~few]
+def inside(fit, asked) -> np.ndarray:
+    """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
+    told = fits.forecast(fit, asked.work)
+    truth = {"time_s": np.log(asked.time_s), "energy_J": np.log(asked.time_s * asked.power_W)}
+    return np.array([np.abs(truth[of] - told[of][0]) < told[of][1] for of in truth])
 
 
-def inside(intervals: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """Whether intervals (runs, 3) hold the truth."""
-    return (intervals[:, 1] < truth) & (truth < intervals[:, 2])
+def off_percent(fit, asked) -> np.ndarray:
+    """Absolute errors of the forecasts, (2, runs): times, energies."""
+    time_s, power_W = np.exp(fits.outcomes(fit.names, fit.point, asked.work))
+    truth = np.array([asked.time_s, asked.time_s * asked.power_W])
+    return 100 * np.abs([time_s, time_s * power_W] / truth - 1)

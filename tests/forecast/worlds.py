@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from energynn import config
 from energynn.cluster.systems import Site
-from energynn.forecast import model, runs
-from energynn.forecast.calibrate import Observations
-from energynn.forecast.model import READINGS, Work
+from energynn.forecast import model
 from energynn.forecast.runs import Runs
 
 IMAGES = 5004  # of a device in an epoch, and sixteen times as many
@@ -20,12 +19,12 @@ class World:
     """What was seen on one node, and what is asked of several; the scatter of a run is part of the truth."""
 
     seen: Runs
-    asked: Observations
+    asked: Runs
     values: dict[str, float]
 
 
 def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
-    """A world by chance. ``pipeline``: its loader is a pipeline of whole batches, which the model does not have.
+    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the model does not have.
 
     ``scatter``: relative, of the times and of the powers of each run, about.
     """
@@ -45,6 +44,8 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
         gpu_idle_W=idle_W,
     )
     values = {
+        "evaluation": 1.0,
+        "kappa_nodes": 0.0,
         "tau": np.exp(chance.uniform(np.log(3e-4), np.log(5e-3))),
         "t_start": 0.5 * np.exp(0.7 * chance.standard_normal()),
         "fill": (workers - 1) * np.exp(0.3 * chance.standard_normal()),
@@ -57,22 +58,31 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
         "idle": idle_W + 5 * chance.standard_normal(),
     }
     values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
-    loading = chance.uniform(0.7, 1.0)
+    loading = chance.uniform(0.0, 0.1)
     error = scatter * np.exp(0.2 * chance.standard_normal(2))
 
-    def runs_of(configs) -> tuple[list, Observations]:
-        work = runs.works(site, configs, (0, 0), workers)
-        time_s, power_W = model.predict(values, work, READINGS["loader-bound"])
+    def runs_of(configs) -> Runs:
+        seen = taken("resnet50", site, configs, values)
+        time_s = seen.time_s
         if pipeline:
-            time_s = _by_pipeline(values, work, workers, loading)
+            times = model.times_s(values, seen.work)
+            time_s = time_s - np.minimum(times["updates"] + times["allreduce"], loading * times["images"])
         by_chance = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
-        return configs, Observations(work, time_s * by_chance[0], power_W * by_chance[1], ("",) * len(configs))
+        changed = {"times_s": (time_s * by_chance[0]).tolist()}
+        changed["powers_W"] = (seen.power_W * by_chance[1]).tolist()
+        return msgspec.structs.replace(seen, **changed)
 
-    nodes = [n for n in (1, 2, 4, 8) if n <= per_node]
-    configs, observations = runs_of(_configs(nodes, workers))
-    seen = Runs("resnet50", site, configs, observations, (0, 0), "simulated", {}, [])
-    many = [n for n in (8, 16, 64, MOST_DEVICES) if n > per_node]
-    return World(seen, runs_of(_configs(many, workers))[1], values)
+    seen = runs_of(_configs([n for n in (1, 2, 4, 8) if n <= per_node], workers))
+    return World(seen, runs_of(_configs([n for n in (8, 16, 64, MOST_DEVICES) if n > per_node], workers)), values)
+
+
+def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Runs:
+    """What the model says that runs take, with parameters that are given; made several times each."""
+    number = len(configs)
+    plain, several, series = [config.to_dict(run) for run in configs], [5] * number, [""] * number
+    seen = Runs(workload, site, plain, [1.0] * number, [None] * number, several, series, **more)
+    time_s, power_W = model.predict(values, seen.work)
+    return msgspec.structs.replace(seen, times_s=time_s.tolist(), powers_W=power_W.tolist())
 
 
 def _configs(devices: list[int], workers: int) -> list:
@@ -83,35 +93,3 @@ def _configs(devices: list[int], workers: int) -> list:
             make = dict(preset="paper", devices=n, loader_workers=workers)
             made.append(config.make("resnet50", **make, **sizes))
     return made
-
-
-def _by_pipeline(values: dict, work: Work, workers: int, loading: float) -> np.ndarray:
-    """Seconds where each worker makes whole batches and fetches two ahead, while the GPU steps through them.
-
-    A trained batch takes the GPU longer than the workers, ``loading`` times as long; an evaluated one takes it a third.
-    """
-    seconds = []
-    for index in range(len(work)):
-        one = work[index]
-        gpu_s = values["tau"] * (1 + values["kappa"] * one.is_full)
-        size = min(one.local_batch_size, one.trained)
-        batch_s = workers * loading * gpu_s * size  # of one worker
-        step_s = gpu_s * size + values["t_update"] + one.allreduce_s / values["efficiency"]
-        training = _pass_s(int(one.updates), batch_s, step_s, workers)
-        again = _pass_s(int(one.updates), batch_s, gpu_s * size / 3, workers)
-        rest = one.evaluated - one.trained  # validation samples: less than a batch
-        validation = workers * loading * gpu_s * rest
-        seconds.append(one.epochs * (training + again + validation + one.passes * values["t_start"]))
-    return np.array(seconds)
-
-
-def _pass_s(batches: int, batch_s: float, step_s: float, workers: int) -> float:
-    """Seconds of a pass: when the last of its batches is done."""
-    ready, done = [0.0] * batches, [0.0] * batches
-    for b in range(batches):
-        begin = ready[b - workers] if b >= workers else 0.0
-        if b >= 2 * workers:
-            begin = max(begin, done[b - 2 * workers])
-        ready[b] = begin + batch_s
-        done[b] = max(ready[b], done[b - 1] if b else 0.0) + step_s
-    return done[-1]

@@ -7,7 +7,7 @@ import pytest
 
 from energynn.files import REPOSITORY
 from energynn.measure import perun_backends
-from energynn.measure.perun_backends import backend_sensors
+from energynn.measure.sensors import Inventory
 
 pytest.importorskip("perun")
 from perun.backend import hwmon_grace  # noqa: E402
@@ -77,11 +77,18 @@ def hwmon(tmp_path, monkeypatch):
     return files
 
 
+def backend_sensors(gpus=True):
+    inventory = Inventory()
+    perun_backends.add_backends(inventory, gpus)
+    return inventory
+
+
 def test_a_host_without_either_starts_nothing():
     """In a process of its own: neither perun's back ends nor its libraries are loaded."""
     program = (
-        "import sys; from energynn.measure.perun_backends import backend_sensors\n"
-        "assert backend_sensors().sensors == []\n"
+        "import sys; from energynn.measure import perun_backends, sensors\n"
+        "inventory = sensors.Inventory(); perun_backends.add_backends(inventory)\n"
+        "assert inventory.sensors == []\n"
         "assert not {'perun', 'cpuinfo', 'amdsmi'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)

@@ -1,12 +1,10 @@
 """Simulated sensors of one host with known energy, in memory: loads in closed form, sensors by their own rules."""
 
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 
 import numpy as np
 
-from energynn.measure.samples import Samples
+from energynn.measure import energy
 
 GOLDEN = 0.6180339887
 AVERAGED_S = 1.0  # NVML's power on Ampere and newer
@@ -31,7 +29,11 @@ class Load:
         """Integral of the power from 0 on, t in s >= 0."""
         begin_s, end_s = max(self.begin_s, 0.0), min(self.end_s, 1e9)
         inside_s = np.clip(t, begin_s, end_s)
-        return self.idle_W * (t - (inside_s - begin_s)) + self._shape_J(inside_s) - self._shape_J(begin_s)
+        return (
+            self.idle_W * (t - (inside_s - begin_s))
+            + self._shape_J(inside_s)
+            - self._shape_J(begin_s)
+        )
 
     def _shape_W(self, t):
         if self.shape == "constant":
@@ -51,14 +53,20 @@ class Load:
         rounds = np.floor(t / self.rhythm_s)
         rest_s = t - rounds * self.rhythm_s
         high_s = np.minimum(rest_s, self.rhythm_s / 2)
-        return (rounds * self.rhythm_s * (self.low_W + half_W)) + self.high_W * high_s + self.low_W * (rest_s - high_s)
+        return (
+            (rounds * self.rhythm_s * (self.low_W + half_W))
+            + self.high_W * high_s
+            + self.low_W * (rest_s - high_s)
+        )
 
 
 def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
     shape = random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3])
     low_W = random.uniform(*low_W)
     idle_W = random.uniform(0.3, 1.0) * low_W
-    return Load(str(shape), low_W, random.uniform(*high_W), random.uniform(0.7, 9.0), idle_W, **times)
+    return Load(
+        str(shape), low_W, random.uniform(*high_W), random.uniform(0.7, 9.0), idle_W, **times
+    )
 
 
 def instants_s(random, begin_s: float, seconds: float, period_s: float) -> np.ndarray:
@@ -81,30 +89,9 @@ def instantaneous_W(random, load: Load, t, noise_W=4.0) -> np.ndarray:
 
 def averaged_W(random, load: Load, t, noise_W=0.5) -> np.ndarray:
     """A mean over the last second."""
-    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S + random.normal(0, noise_W, len(t))
-
-
-MODEL = {"idle_W_per_core": 3.0, "full_W_per_core": 8.75, "cores": 16}
-
-
-def busy_load(random, **times) -> Load:
-    """The power of a CPU by the model: some of its cores busy, others not."""
-    idle_W, more_W = (MODEL["idle_W_per_core"], MODEL["full_W_per_core"] - MODEL["idle_W_per_core"])
-    all_idle_W = idle_W * MODEL["cores"]
-    busy = random.integers(2, MODEL["cores"] + 1)
-    shape = str(random.choice(["constant", "sine", "square"], p=[0.3, 0.4, 0.3]))
-    few = random.uniform(0.1, 0.6) * busy
-    watts = all_idle_W + more_W * few, all_idle_W + more_W * busy
-    return Load(shape, *watts, random.uniform(0.7, 9.0), all_idle_W + more_W * 0.02 * MODEL["cores"], **times)
-
-
-def busy_core_s(random, load: Load, t, tick_s=0.004) -> np.ndarray:
-    """/proc/stat: all cores are charged at each tick of the kernel, and the sum is shown in hundredths of a second."""
-    phase_s = random.uniform(0, tick_s)
-    ticked_s = np.maximum(np.floor((t + phase_s) / tick_s) * tick_s - phase_s, 0.0)
-    more_W = MODEL["full_W_per_core"] - MODEL["idle_W_per_core"]
-    idle_J = MODEL["idle_W_per_core"] * MODEL["cores"] * ticked_s
-    return np.floor((load.energy_J(ticked_s) - idle_J) / more_W * 100) / 100
+    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S + random.normal(
+        0, noise_W, len(t)
+    )
 
 
 def sensor(id, kind, component="gpu", device="0", **more) -> dict:
@@ -124,14 +111,6 @@ def sensor(id, kind, component="gpu", device="0", **more) -> dict:
     } | more
 
 
-def samples_of(t, sensors: list[dict], columns: list[np.ndarray], period_s: float, host="h") -> Samples:
-    """Readings in SI units, as a sampler would have written them."""
-    readings = np.stack([values / s["to_SI"] for s, values in zip(sensors, columns, strict=True)], axis=1)
-    t_ns = (t * 1e9).astype(np.int64)
-    header = {"host": host, "period_s": period_s, "sensors": sensors, "problems": []}
-    return Samples(header, t_ns, t_ns, readings, np.zeros(len(t)))
-
-
 def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
     """A power that the device renews every ``every_s`` and shows until then, noise included; 0: whenever it is read.
 
@@ -144,65 +123,64 @@ def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
     return watts_at(random, load, renewals * every_s - phase_s)[which]
 
 
-KINDS = ("rapl", "counter", "counter and power", "counter and mean power", "power", "mean power", "busy")
-
-EVERY = " renewed every "
-HELD = [
-    f"{kind}{EVERY}{every_s}"
-    for kind, every_s in product(("counter and power", "power", "mean power"), (0.1, 0.5, 1.0))
-]
-# Or counter and power are renewed about as often as they are read, and the sampler has seen how often.
-PERIODS = " periods"
-AS_OFTEN = [
-    f"{kind}{EVERY}{share}{PERIODS}"
-    for kind, share in product(("counter", "counter and power", "power", "mean power"), (0.6, 0.8, 1.0, 1.05))
-]
+MODEL = {"idle_W_per_core": 3.0, "full_W_per_core": 8.75, "cores": 4}
+MACHINES = {  # by sensors of their one device; the first counts
+    "counter": ["counter"],
+    "counter and power": ["counter", "power"],
+    "counter and mean power": ["counter", "mean power"],
+    "power": ["power"],
+    "mean power": ["mean power"],
+    "whole watts": ["whole watts"],
+    "CPU": ["RAPL"],
+    "CPU by busy time": ["busy"],
+}
 
 
-def world(kind: str, period_s: float, window: str, random):
-    """One simulated run: samples, start and end of a window in s, and its true energy in J.
-
-    ``window``: ``aligned`` with a load that begins and ends with it on a machine that is idle before and after;
-    ``tight``, the same, but sampled hardly longer than the load lasts; or ``random`` within a load that goes on.
-    """
-    begin_s = random.uniform(100, 200)
-    start_s = begin_s + random.uniform(0.3, 3.0)
-    end_s = start_s + random.uniform(3.0, 10.0)
-    if window == "tight":
-        start_s = begin_s + period_s * random.uniform(0.3, 1.5)
-    times = {} if window == "random" else {"begin_s": start_s, "end_s": end_s}
-    load = busy_load(random, **times) if kind == "busy" else random_load(random, **times)
-    after_s = period_s * random.uniform(1.3, 2.5) if window == "tight" else random.uniform(0.3, 3.0)
-    t = instants_s(random, begin_s, end_s + after_s - begin_s, period_s)
-    return (*_read(kind, load, t, period_s, random), start_s, end_s, load.energy_J(end_s) - load.energy_J(start_s))
-
-
-def _read(kind, load, t, period_s, random):
-    kind, _, every = kind.partition(EVERY)
-    update_s, every_s, seen = random.uniform(0.02, 0.1), 0.0, {}
-    if every.endswith(PERIODS):
-        update_s = every_s = float(every.removesuffix(PERIODS)) * period_s
-        seen = {"update_s": update_s}
-    elif every:
-        every_s = float(every)
-    mean = {"power": "an average over 1 s"}
-    shown = partial(renewed, random, load, t, every_s)
-    counter = sensor("e", "energy", to_SI=1e-3, update_s=update_s)
-    if kind == "rapl":
-        rapl = sensor("cpu_0", "energy", "cpu", to_SI=1e-6, update_s=0.001)
-        return (samples_of(t, [rapl], [counter_J(random, load, t, 0.001, 61e-6)], period_s),)
+def readings_of(kind, load, t, random, every_s=0.0):
+    """Describe a sensor and make its readings in SI units; every_s: how often it is renewed."""
+    notes, seen = {"limit_W": 700.0, "uuid": "GPU-0"}, {"update_s": every_s or None}
+    if kind == "RAPL":
+        about = {"update_s": 0.001, "to_SI": 1e-6, "notes": {"limit_W": 700.0}}
+        return sensor("r", "energy", "cpu", **about), counter_J(random, load, t, 0.001, 61e-6)
     if kind == "busy":
-        busy = sensor("cpu_estimate", "busy", "cpu", "all", model=MODEL)
-        return (samples_of(t, [busy], [busy_core_s(random, load, t)], period_s),)
-    if kind == "power":
-        return (samples_of(t, [sensor("p", "power", **seen)], [shown(instantaneous_W)], period_s),)
-    if kind == "mean power":
-        return (samples_of(t, [sensor("p", "power", notes=mean, **seen)], [shown(averaged_W)], period_s),)
-    joules = counter_J(random, load, t, update_s, 1e-3)
+        """The kernel charges all cores at each tick, and shows hundredths of a second."""
+        joules = counter_J(random, load, t, 0.004, 1e-9)
+        more_W = MODEL["full_W_per_core"] - MODEL["idle_W_per_core"]
+        core_s = (joules - MODEL["idle_W_per_core"] * MODEL["cores"] * t) / more_W
+        return sensor("b", "busy", "cpu", model=MODEL), np.floor(core_s * 100) / 100
     if kind == "counter":
-        return (samples_of(t, [counter], [joules], period_s),)
-    if kind == "counter and power":
-        power, watts = sensor("p", "power", primary=False, checks="e", **seen), shown(instantaneous_W)
-    else:
-        power, watts = sensor("p", "power", primary=False, checks="e", notes=mean), shown(averaged_W)
-    return (samples_of(t, [counter, power], [joules, watts], period_s),)
+        update_s = every_s or random.uniform(0.02, 0.1)
+        joules = 5e4 + counter_J(random, load, t, update_s, 1e-3)
+        return sensor("e", "energy", update_s=update_s, to_SI=1e-3, notes=notes), joules
+    if kind == "whole watts":
+        return sensor("p", "power", notes=notes), load.power_W(t).round()
+    watts_at = instantaneous_W
+    if kind == "mean power":
+        watts_at, notes = averaged_W, notes | {"power": "an average over 1 s"}
+    watts = renewed(random, load, t, every_s, watts_at)
+    return sensor("p", "power", notes=notes, **seen), watts.round(3)
+
+
+def curves(machine, load, t, random, period_s, every_s=0.0, fault=lambda values, t: values):
+    """Make the curves of a machine of which the sensor that counts has a fault."""
+    made = []
+    for kind in MACHINES[machine]:
+        about, values = readings_of(kind, load, t, random, every_s)
+        if made:
+            about |= {"primary": False, "checks": made[0].sensor["id"]}
+        else:
+            values = fault(values, t)
+        made.append(energy.curve(about, t, values / about["to_SI"], period_s))
+    return made
+
+
+def window(is_aligned, period_s, random):
+    """Make a load, instants at which it is read, and the begin and end of a window in it.
+
+    is_aligned: the load begins and ends with it; else it goes on.
+    """
+    begin_s = 1.0 + random.uniform(0.3, 3.0)
+    end_s = begin_s + random.uniform(3.0, 10.0)
+    load = random_load(random, **({"begin_s": begin_s, "end_s": end_s} if is_aligned else {}))
+    t = instants_s(random, 0.0, end_s + random.uniform(0.3, 3.0), period_s)
+    return load, t, begin_s, end_s

@@ -1,6 +1,5 @@
 """One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's losses as JSON."""
 
-import gc
 import importlib
 import json
 import sys
@@ -12,7 +11,6 @@ from energynn import config as configuration
 from energynn import launchers
 from energynn.train.distributed import Interrupted, LostRank, end_the_world
 
-gc.disable()  # as energynn/train/__main__.py does
 config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
@@ -27,6 +25,5 @@ except ValueError as error:
 except LostRank as error:
     print(f"LostRank: {error}", flush=True)
     end_the_world()
-collector = "on" if gc.isenabled() else "off"
-said = f"collector {collector}\nlosses of rank {launchers.rank()} {json.dumps(losses)}\n"
+said = f"losses of rank {launchers.rank()} {json.dumps(losses)}\n"
 print(said, end="", flush=True)  # at once: ranks share a pipe

@@ -76,12 +76,3 @@ def test_anomaly_correlation_knows_the_perfect_and_the_opposite_forecast(split):
     assert fourcastnet.scores(truth, truth, climatology, weights)[0].tolist() == [0.0] * 4
 
 
-def test_the_embedded_data_score_only_the_time_that_was_not_trained_on():
-    from energynn.files import DATA_MANIFESTS
-
-    for steps in (1, 2):
-        training, test = era5.load_ensemble(DATA_MANIFESTS / "era5_ensemble" / "era5_ensemble.nc", steps)
-        assert test.scored_steps == (steps,) and test.lead_h == 12
-        assert training.climatology.shape == (4, 60, 120)
-    states = training.sequences  # t0, t1, t2 of ten members
-    assert np.allclose(training.climatology, states.astype(np.float64).mean(axis=(0, 1)), atol=1e-6)

@@ -1,11 +1,9 @@
-"""The same trainer under mpirun, torchrun and srun: the same numbers, and an end in clear words if a rank is lost."""
+"""The same trainer under mpirun and torchrun: the same numbers, and an end in clear words if a rank is lost."""
 
 import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,16 +30,6 @@ RESNET50 = dict(
 )
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
 TIMEOUT_S = 4
-NIGHTLY_MPIRUN = pytest.param("mpirun", marks=pytest.mark.nightly)
-
-
-def slurm_is_up() -> bool:
-    if not shutil.which("srun"):
-        return False
-    try:
-        return subprocess.run(["timeout", "5", "sinfo", "-h"], capture_output=True).stdout.strip() != b""
-    except OSError:
-        return False
 
 
 def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parameters) -> subprocess.Popen:
@@ -49,12 +37,9 @@ def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parame
     commands = {
         "mpirun": [MPIRUN, "-n", str(ranks)],
         "torchrun": TORCHRUN,
-        "srun": ["srun", "--kill-on-bad-exit", "-n", str(ranks)],
     }
     if launcher == "mpirun" and not MPIRUN:
         pytest.skip("no mpirun")
-    if launcher == "srun" and not slurm_is_up():
-        pytest.skip("no Slurm: srun is not installed, or no cluster answers")
     run_dir.mkdir(exist_ok=True)
     settings = json.dumps(configuration.to_dict(configuration.make(**base | parameters)))
     command = [*commands[launcher], sys.executable, str(HERE / script), str(run_dir), settings, "float32"]
@@ -86,9 +71,8 @@ def end(started, run_dir) -> None:
 
 @pytest.mark.slow
 def test_launchers_start_the_same_trainer(tmp_path):
-    """torchrun, srun's variables, and srun itself where there is a Slurm, against mpirun."""
     expected = None
-    for launcher in ("mpirun", "torchrun", *(["srun"] if slurm_is_up() else [])):
+    for launcher in ("mpirun", "torchrun"):
         started = start(launcher, tmp_path / launcher, epochs=2)
         output = tmp_path / launcher / "output"
         assert started.wait(timeout=300) == 0, output.read_text()
@@ -98,39 +82,8 @@ def test_launchers_start_the_same_trainer(tmp_path):
         assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]
 
 
-@pytest.mark.slow
-def test_variables_of_srun_are_enough(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    settings = json.dumps(configuration.to_dict(configuration.make(**TINY, epochs=1)))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "rank_main.py"), str(tmp_path), settings, "float32"],
-            cwd=files.REPOSITORY,
-            env=os.environ
-            | ENVIRONMENT
-            | {
-                "SLURM_PROCID": str(rank),
-                "SLURM_NTASKS": "2",
-                "SLURM_LOCALID": str(rank),
-                "SLURM_STEP_ID": "0",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in ranks] == [0, 0]
-    starts = [event for event in read_events(tmp_path) if event["event"] == "rank_start"]
-    assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [NIGHTLY_MPIRUN, "torchrun", "srun"])
-def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
-    started = start(launcher, tmp_path / "run", devices=3)
-    assert started.wait(timeout=300) != 0
-    assert "ValueError: devices: 3 asked for, but the launcher made a world of" in (tmp_path / "run/output").read_text()
 
 
 @pytest.mark.slow
@@ -139,11 +92,6 @@ def test_another_number_of_ranks_than_asked_for_is_refused(tmp_path, launcher):
     [
         ("mpirun", signal.SIGSTOP, TINY),
         ("torchrun", signal.SIGKILL, RESNET50),
-        ("srun", signal.SIGKILL, TINY),
-        ("srun", signal.SIGSTOP, TINY),
-        pytest.param("mpirun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
-        pytest.param("torchrun", signal.SIGKILL, TINY, marks=pytest.mark.nightly),
-        pytest.param("torchrun", signal.SIGSTOP, TINY, marks=pytest.mark.nightly),
     ],
 )
 def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
@@ -156,7 +104,7 @@ def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, bas
         os.kill(lost, number)
         killed = time.monotonic()
         # MPICH ends the other ranks as soon as it misses one, and says so itself; torchrun takes up to 30 s to kill
-        # what does not answer, and srun needs --kill-on-bad-exit for it; but the line is there before.
+        # what does not answer, but the line is there before.
         words = "another rank is lost|BAD TERMINATION"
         wait_until(lambda: re.search(words, (run_dir / "output").read_text()), TIMEOUT_S + 6, "for a clear line")
         said_s = time.monotonic() - killed
@@ -170,7 +118,7 @@ def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, bas
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", "torchrun", "srun"])
+@pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
 def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(tmp_path, launcher):
     run_dir = tmp_path / "run"
     started = start(launcher, run_dir, epochs=100_000)

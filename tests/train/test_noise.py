@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from energynn import config as configuration
-from energynn.train import gradients, resnet50
+from energynn.train import gradients
 from energynn.train.distributed import World
 from tests.ranks import start_ranks
 
@@ -37,8 +37,6 @@ def test_estimates_are_exact_for_the_expected_norms():
     assert found["gradient_noise_scale_samples"] == pytest.approx(VARIANCE / NORM2)
 
 
-def test_a_norm_that_chance_makes_negative_gives_no_noise_scale():
-    assert "gradient_noise_scale_samples" not in gradients.noise_scale(1.0, 0.2, 1, 2)
 
 
 @pytest.mark.parametrize("mode", ["noise", "accumulation"])
@@ -77,21 +75,10 @@ def test_a_training_has_the_same_bits_with_it_and_tells_it_each_epoch(tmp_path, 
     assert not [event for event in plain.events() if "gradient_norm2" in event]
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_optimizers_leave_the_gradients_that_are_looked_at_afterwards(fused):
-    made = configuration.make("resnet50", fused_optimizer=fused)
-    network = torch.nn.Linear(4, 4)
-    for optimizer in (resnet50.make_optimizer(network, made), torch.optim.Adam(network.parameters(), fused=fused)):
-        for _ in range(2):
-            optimizer.zero_grad()
-            network(torch.ones(2, 4)).sum().backward()
-            before = [parameter.grad.clone() for parameter in network.parameters()]
-            optimizer.step()
-            assert all(map(torch.equal, before, [parameter.grad for parameter in network.parameters()]))
 
 
 def test_one_device_and_a_workload_that_keeps_its_gradients_are_refused():
-    with pytest.raises(ValueError, match="gradient_noise_steps: one local batch has none to compare with; give"):
+    with pytest.raises(ValueError, match="gradient_noise_steps: needs several devices"):
         configuration.make("resnet50", gradient_noise_steps=1)
     world = World(0, 1, 0, torch.device("cpu"), "")
     alone = gradients.Gradients(configuration.make("resnet50", gradient_compression="bfloat16"), world)

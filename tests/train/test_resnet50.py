@@ -1,7 +1,5 @@
 """What the presets' fields do to images and loaders, training without a loader, and data that differ between ranks."""
 
-import json
-import re
 
 import pytest
 import torch
@@ -10,13 +8,11 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from energynn import config as configuration
-from energynn import studies
 from energynn.data import manifests
 from energynn.data.images import normalized
 from energynn.train import resnet50
 from energynn.train.distributed import World
 from tests.jpegs import as_jpegs
-from tests.ranks import start_ranks
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 SIZES = dict(local_batch_size=4, image_size=32, training_samples=20, validation_samples=10)
@@ -74,21 +70,6 @@ def test_every_way_of_loading_gives_the_same_crop(crop):
     assert torch.equal(normalized(fast_pixels[None], MEAN, STD)[0], fast)
 
 
-def test_batches_arrive_normalized_and_in_their_memory_format(alone):
-    batches = []
-    for fields in (
-        dict(),
-        dict(channels_last=True),
-        dict(uint8_to_device=True),
-        dict(uint8_to_device=True, channels_last=True),
-    ):
-        config = configuration.make("resnet50", **SIZES, **fields)
-        loader = resnet50.make_loader(resnet50.load_images(config, alone)[0], config, alone)
-        images, labels = resnet50.to_device(next(iter(loader)), config, alone)
-        strided = torch.channels_last if config.channels_last else torch.contiguous_format
-        assert images.is_contiguous(memory_format=strided) and images.dtype == torch.float32 and labels.shape == (4,)
-        batches.append(images)
-    assert all(torch.allclose(images, batches[0], atol=1e-5) for images in batches)
 
 
 def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
@@ -105,21 +86,6 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
     assert sizes == [4, 4, 2], "samples are counted as they would be with a loader"
 
 
-def test_store_is_made_for_the_photographs_and_asked_for_otherwise(alone, tmp_path, monkeypatch):
-    pil, store = (
-        configuration.make("resnet50", **SIZES, image_loading=way, uint8_to_device=True) for way in ("pil", "store")
-    )
-    monkeypatch.setattr(resnet50, "REPOSITORY", tmp_path)
-    ours, theirs = (resnet50.load_images(config, alone)[0] for config in (store, pil))
-    assert ours.listing.place == tmp_path / "build" / "store" / "photographs" / "train.ppm"
-    for images in (ours, theirs):
-        torch.manual_seed(0)
-        images.drawn = images[5][0].float()
-    assert (ours.drawn - theirs.drawn).abs().mean() < 1
-    tree = manifests.root("photographs")
-    monkeypatch.setattr(manifests, "verify", lambda *given, **named: tree)
-    with pytest.raises(ValueError, match="image_loading: .* is no prepared store; `energynn data imagenet`"):
-        resnet50.load_images(configuration.make("resnet50", image_loading="store", dataset="imagenet"), alone)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +127,6 @@ def test_top_5_errors_are_the_same_counted_by_sample_and_by_batch(alone):
     assert slow[0]["validation_loss"] == pytest.approx(mean_loss), "batches of 30 and 7 count by their samples"
 
 
-def test_weight_decay_spares_vectors_where_it_is_told_to(tmp_path, train):
-    for on_all in (True, False):
-        folder = tmp_path / str(on_all)
-        sizes = SIZES | dict(training_samples=4, validation_samples=2, evaluate_training_set=False)
-        fields = sizes | dict(weight_decay=100.0, weight_decay_on_all=on_all)
-        run = train(folder, "resnet50", epochs=1, save_weights=True, warmup_epochs=1, **fields)
-        assert run.status == 0, run.output
-        state = torch.load(folder / "weights.pt", weights_only=True)["state_dict"]
-        vector, matrix = state["layer1.0.bn1.weight"], state["layer1.0.conv1.weight"]
-        assert vector.mean() < -5 if on_all else vector.mean() > 0.5  # 1 - 0.1 x 100 x 1, or 1
-        assert matrix.abs().mean() > 0.1, "nine times what it began with"
 
 
 def test_the_learning_rate_rises_with_each_epoch_or_with_each_step(tmp_path, train):
@@ -204,44 +159,15 @@ def test_the_learning_rate_falls_by_a_plateau_of_the_validation_loss(tmp_path, t
     assert rates("validation_loss") != rates("top1_error"), "the test could not tell them apart"
 
 
-def test_a_rank_with_other_images_is_named(tmp_path):
-    """Both with as many images, one of them of another name: a copy that is out of date."""
-    for rank in range(2):
-        for folder in ("train/a", "train/b", "val/a", "val/b"):
-            (tmp_path / f"{rank}" / folder).mkdir(parents=True)
-            name = f"{rank}.jpg" if folder == "train/b" else "same.jpg"
-            (tmp_path / f"{rank}" / folder / name).write_bytes(as_jpegs(["cat"], 1, (40, 40))[0])
-    config = configuration.make("resnet50", devices=2, **SIZES | dict(training_samples=0, validation_samples=0))
-    program = tmp_path / "other_data.py"
-    program.write_text(
-        "import os, pathlib, runpy; from energynn.data import manifests\n"
-        f"manifests.verify = lambda *given, **named: pathlib.Path({str(tmp_path)!r}) / os.environ['RANK']\n"
-        f"runpy.run_path({str(resnet50.REPOSITORY / 'tests/train/rank_main.py')!r})\n"
-    )
-    done = start_ranks(2, program, tmp_path, json.dumps(configuration.to_dict(config)), "float32")
-    assert done.returncode != 0
-    assert re.search("ValueError: data: rank 1 on .* loaded other data from .*; copy them again", done.stdout)
-    assert "Traceback" not in done.stdout
 
 
-def test_a_loss_that_is_no_number_stops_and_keeps_the_checkpoint(tmp_path, train):
-    sizes = SIZES | dict(training_samples=12, evaluate_training_set=False)
-    run = train(
-        tmp_path / "run", "resnet50", epochs=3, warmup_epochs=1, learning_rate=1e30, checkpoint_period_s=0.01, **sizes
-    )
-    assert run.status != 0
-    (line,) = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
-    assert line.startswith("ValueError: loss is ") and "in epoch 2, step " in line and "learning_rate" in line
-    newest = sorted((tmp_path / "run" / "checkpoint").glob("*.pt"))[-1]
-    assert 1 < int(newest.stem) <= 4, "of the last step whose loss was a number"
-    assert torch.load(newest, weights_only=True)["ranks"][0]["losses"]
 
 
-def test_the_loader_study_changes_one_choice_at_a_time(monkeypatch):
-    for folder in ("", "/data/imagenet"):
-        monkeypatch.setenv("ENERGYNN_IMAGENET", folder)
-        first, *others = map(configuration.to_dict, studies.loader())
-        assert (first["dataset"], first["preset"]) == (("imagenet", "paper") if folder else ("photographs", "smoke"))
-        changed = [{name: run[name] for name in run if run[name] != first[name]} for run in others]
-        assert all(len(change) == 1 for change in changed) and len({str(change) for change in changed}) == 8
-        assert {change.get("image_loading") for change in changed} >= {"fast", "store", "device"}
+
+
+def test_weight_decay_spares_vectors_where_it_is_told_to():
+    network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for on_all, decays in ((True, [1e-4] * 4), (False, [1e-4, 0, 0, 0])):
+        config = configuration.make("resnet50", weight_decay=1e-4, weight_decay_on_all=on_all)
+        groups = resnet50.make_optimizer(network, config).param_groups
+        assert [group["weight_decay"] for group in groups for _ in group["params"]] == decays

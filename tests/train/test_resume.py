@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import struct
 import time
@@ -12,7 +11,7 @@ import torch
 
 from energynn import config as configuration
 from energynn.measure.samples import read_events
-from energynn.train import checkpoint, distributed
+from energynn.train import checkpoint
 from energynn.train.distributed import World
 from tests.ranks import Ranks
 from tests.train.conftest import HERE
@@ -43,7 +42,6 @@ CASES = {
     ),
 }
 EPOCHS = dict(zip(CASES, (4, 3, 3), strict=True))  # as few as the points below need
-KILLS = dict(zip(CASES, (20, 6, 6), strict=True))  # at random instants
 STEP_KILL, STEP_STOP = ("killed after a step", 1), ("asked to stop after a step", 1)
 WRITE_KILLS = [
     ("killed with half a file", 0),
@@ -128,45 +126,6 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     assert_same(outcome(unbroken, outputs[0]), outcome(broken, outputs[1]))
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", CASES)
-def test_kills_at_random_instants_change_no_bit(tmp_path, name):
-    """Every other one is a kill -9 of a rank, the others are a SIGTERM to one; each start goes on where it can."""
-    config = configuration.make(**CASES[name], save_weights=True, checkpoint_period_s=0.3)
-    settings, seeded = json.dumps(configuration.to_dict(config)), random.Random(name)
-    outcomes, kills = [], []
-    for wanted in (0, KILLS[name]):
-        run_dir = tmp_path / str(wanted)
-        run_dir.mkdir()
-        begun, expected = 0, [0]
-        while True:
-            started = start(run_dir, settings, config.devices)
-            if len(kills) < wanted:
-                deadline = time.monotonic() + 60
-                while started.are_alive() and time.monotonic() < deadline:
-                    texts = [path.read_text() for path in run_dir.glob("events-rank*.jsonl")]
-                    if sum(text.count("training_start") for text in texts) >= begun + config.devices:
-                        begun += config.devices
-                        break
-                    time.sleep(0.05)
-                time.sleep(seeded.uniform(0.0, 1.0))
-                number = signal.SIGKILL if len(kills) % 2 else signal.SIGTERM
-                victim = ranks_of(run_dir).get(seeded.randrange(config.devices))
-                if started.are_alive() and victim:
-                    os.kill(victim, number)
-                    kills.append(number)
-            ended = started.wait()
-            if ended.returncode == 0:
-                break
-            assert "Traceback" not in ended.stdout, ended.stdout
-            expected.append(newest(run_dir))
-            assert expected[-1] >= expected[-2], "a checkpoint was lost"
-        starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
-        assert set(starts) == {steps * config.global_batch_size for steps in expected}, "each goes on from the newest"
-        outcomes.append(outcome(run_dir, ended.stdout))
-    assert len(kills) == KILLS[name], "the training was over before"
-    assert_same(*outcomes)
 
 
 @pytest.mark.slow
@@ -258,8 +217,3 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
         checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
 
 
-def test_random_generators_come_back():
-    state = distributed.random_state()
-    first = random.random(), torch.rand(3).tolist()
-    distributed.restore_random_state(state)
-    assert (random.random(), torch.rand(3).tolist()) == first

@@ -1,0 +1,300 @@
+"""The fit: parameters of the model from runs, times first and powers then, and what they forecast.
+
+The most probable parameters under weak normal priors, their covariance by Laplace's approximation,
+and an error of the model that the residuals tell, with Student's t for the few that there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pandas as pd
+from scipy import optimize, stats
+
+from energynn import config
+from energynn.cluster import systems
+from energynn.files import write_json
+from energynn.forecast import model, runs
+from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS, Work
+from energynn.forecast.runs import Runs
+from energynn.reading import json_table
+
+SCHEMA = "energynn-forecast/2"
+ERROR = 0.015  # relative error of the model before data are seen, for times and for powers
+ERROR_ON_CORES = 0.08  # where others use the machine, too
+ERROR_WEIGHT = 4.0  # as many observations that counts
+SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
+LEVEL = 0.9
+FEWEST_NODES, GAIN_OF_STORAGE = 3, 1.0  # numbers of them; of the evidence's logarithm
+UPDATE_S_PER_B = 2e-9  # on a core, of the gradients, which it moves through memory a dozen times
+# What another machine changes: relative spreads that are added where its fit gives the priors. Link
+# and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
+HARDWARE = {"tau": 1.5, "t_start": 0.5, "t_update": 0.5}
+HARDWARE |= {"host": 0.5, "fed": 0.5, "idle": 0.5, "image_J": 0.5}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Parameters as they are fitted (times by their logarithm) with covariances and errors.
+
+    Arrays are (parameters,) in the order of ``names``. errors: relative ones of the model, of
+    times and of powers; freedom: degrees of freedom that these were learnt with. evidence:
+    logarithm of how probable the runs are, to compare fits to the same runs.
+    """
+
+    runs: Runs
+    names: tuple[str, ...]
+    prior_covariance: np.ndarray
+    point: np.ndarray
+    covariance: np.ndarray
+    errors: np.ndarray
+    freedom: np.ndarray
+    evidence: float
+
+    @cached_property
+    def values(self) -> dict[str, float]:
+        """The parameters in their units; neutral for those that the fit has not."""
+        return to_values(self.names, self.point)
+
+    @property
+    def has_power(self) -> bool:
+        return "fed" in self.names
+
+
+def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
+    """Parameters in their units from a point of the space where they are fitted."""
+    values = dict.fromkeys(PARAMETERS, 0.0) | {"efficiency": 1.0, "evaluation": 1.0, "fed": 1.0}
+    for name, at in zip(names, point, strict=True):
+        values[name] = np.exp(at) if PARAMETERS[name].is_log else at
+    return values
+
+
+def outcomes(names: tuple[str, ...], point: np.ndarray, work: Work) -> np.ndarray:
+    """Logarithms of times in s and powers in W, (2, configurations)."""
+    return np.log(np.stack(model.predict(to_values(names, point), work)))
+
+
+def jacobian(names: tuple[str, ...], point: np.ndarray, work: Work) -> np.ndarray:
+    """Derivatives of ``outcomes`` by the parameters, (2, configurations, parameters)."""
+    steps = 1e-20j * np.eye(len(point))
+    return np.stack([outcomes(names, point + step, work).imag / 1e-20 for step in steps], axis=-1)
+
+
+# --------------------------------------------------------------------------------------- priors
+
+
+def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, float]]:
+    """Centre and spread of each parameter, of any loader and of this system.
+
+    Spreads are relative for what is fitted as a logarithm; 1 and more is any order of magnitude.
+    storage: whether nodes that share it slow each other down.
+    """
+    work, run = seen.work, seen.configs[0]
+    workers = work.workers[0]
+    sample_s = np.median(seen.time_s / work.epochs / (work.trained + work.evaluated))
+    found = {
+        "tau": (sample_s, 2.0),
+        "evaluation": (1.0, 0.5),  # a loader that is the limit is so in all passes
+        "t_start": (0.5 if workers else 0.02, 1.5),
+        "t_update": (3e-3, 1.5),
+        "efficiency": (0.85, 0.5),  # no two networks are alike
+        "kappa": (0.05, 1.0),
+        # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
+        # nodes are forecast 1.4 % too low.
+        "kappa_nodes": (0.005, 0.01),
+    }
+    if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
+        update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
+        found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
+        found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
+    if workers > 1:
+        found["fill"] = workers - 1, 0.3  # all first batches come together
+    if storage:
+        found["kappa_storage"] = 0.02, 1.5
+    known = np.isfinite(seen.power_W)
+    if known.any():
+        power_W = np.median(seen.power_W[known])
+        image_J = 0.2 * power_W * np.median((seen.time_s / work.trained / work.epochs)[known])
+        node_W = power_W * np.median(work.devices_of_node[known])
+        host_W = seen.site.cpu_W + seen.site.ram_W
+        found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
+        found["fed"] = 0.7 * power_W, 0.4 * power_W
+        idle_W = seen.site.gpu_idle_W
+        found["idle"] = (idle_W, 5.0) if idle_W else (0.2 * power_W, 0.1 * power_W)
+        found["image_J"] = image_J, image_J
+    return found
+
+
+def unfitted(seen: Runs, storage: bool = False) -> Fit:
+    """What is known before the runs are: the priors alone, from another system's runs if given."""
+    if seen.like:
+        fit = _fit(seen.like, storage)
+        wider = [HARDWARE.get(name, 0.0) for name in fit.names]
+        scales = [1.0 if PARAMETERS[name].is_log else fit.values[name] for name in fit.names]
+        names, point, evidence = fit.names, fit.point, fit.evidence
+        covariance = fit.covariance + np.diag(np.multiply(wider, scales) ** 2)
+    else:
+        priors, evidence = usual_priors(seen, storage), 0.0
+        names, point = tuple(priors), np.array([centre for centre, _ in priors.values()])
+        is_log = [PARAMETERS[name].is_log for name in names]
+        point[is_log] = np.log(point[is_log])
+        covariance = np.diag([spread**2 for _, spread in priors.values()])
+    errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
+    freedom = np.full(2, ERROR_WEIGHT)
+    return Fit(seen, names, covariance, point, covariance, errors, freedom, evidence)
+
+
+# ------------------------------------------------------------------------------------------ fit
+
+
+def make(seen: Runs) -> Fit:
+    """Fit the model to runs; with a limit of shared storage only where the runs ask for it.
+
+    That takes three numbers of nodes: on two, a slow link looks the same.
+    """
+    plain = _fit(seen)
+    nodes = {*seen.work.nodes, *(seen.like.work.nodes if seen.like else ())}
+    if len(nodes) < FEWEST_NODES:
+        return plain
+    limited = _fit(seen, storage=True)
+    return limited if limited.evidence > plain.evidence + GAIN_OF_STORAGE else plain
+
+
+def _fit(seen: Runs, storage: bool = False) -> Fit:
+    """Fit times first and powers then: these do not move the parameters of time."""
+    fit = unfitted(seen, storage)
+    for row, (names, taken) in enumerate(((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))):
+        moves, known = np.array([name in names for name in fit.names]), np.isfinite(taken)
+        if moves.any() and known.any():
+            fit = _with_row(fit, row, moves, seen.work[known], np.log(taken[known]))
+    return fit
+
+
+def _with_row(before: Fit, row: int, moves: np.ndarray, work: Work, measured: np.ndarray) -> Fit:
+    """Fit the parameters that move to one row of the outcomes, and learn the model's error."""
+    whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
+    at, error, number = before.point, before.errors[row], len(measured)
+
+    def residuals(at: np.ndarray) -> np.ndarray:
+        off = outcomes(before.names, at, work)[row] - measured
+        return np.append(off / error, whiten @ (at - before.point))
+
+    def slopes(at: np.ndarray) -> np.ndarray:
+        of_data = jacobian(before.names, at, work)[row] * moves
+        return np.vstack([of_data / error, whiten])
+
+    for _ in range(6):  # parameters for an error, and the error for these parameters
+        answer = optimize.least_squares(residuals, at, slopes, x_scale="jac")
+        at, before_error, of_data = answer.x, error, answer.jac[:number]
+        covariance = np.linalg.inv(answer.jac.T @ answer.jac)
+        freedom = number - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
+        squares = (answer.fun[:number] ** 2).sum() * error**2
+        error = np.sqrt((squares + ERROR_WEIGHT * before.errors[row] ** 2) / freedom)
+        if np.isclose(before_error, error, rtol=0.01):
+            break
+    shrunk = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(before.covariance)[1]
+    errors, freedoms = before.errors.copy(), before.freedom.copy()
+    errors[row], freedoms[row] = error, freedom
+    evidence = before.evidence - answer.cost - number * np.log(before_error) + shrunk / 2
+    learnt = {"errors": errors, "freedom": freedoms, "evidence": evidence}
+    return dataclasses.replace(before, point=at, covariance=covariance, **learnt)
+
+
+def check(seen: Runs) -> None:
+    """Raise ValueError where runs of one configuration are all that there is."""
+    work = seen.work
+    varied = np.stack([work.devices, work.local_batch_size, work.trained, work.updates])
+    if seen.like is None and np.unique(varied, axis=1).shape[1] < 2:
+        raise ValueError(
+            f"{seen.workload} on {seen.site.name}: {len(seen)} run(s) of one configuration; tau "
+            "and t_start cannot be told apart. Add a run with another number of "
+            "training_samples, devices or local_batch_size"
+        )
+
+
+# ------------------------------------------------------------------------------------ intervals
+
+
+def forecast(fit: Fit, work: Work) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of time_s, power_W and energy_J the logarithm of the value and half its 90 % interval.
+
+    (configurations,) each. The energy is the product of the others: of one GPU.
+    """
+    middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
+    errors2 = np.maximum(fit.errors, SCATTER if max(fit.runs.repeats) == 1 else 0.0) ** 2
+    # How wide priors are is known; only what follows from the errors needs Student's t.
+    of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
+    rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
+    result = {}
+    for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
+        slope, error2 = slopes[of].sum(axis=0), errors2[of]
+        freedom = error2.sum() ** 2 / (error2**2 / fit.freedom[of]).sum()
+        variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
+        learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
+        t = stats.t.ppf((1 + LEVEL) / 2, freedom * (variance / learnt) ** 2)
+        result[name] = middle[of].sum(axis=0), t * np.sqrt(variance)
+    return result
+
+
+def describe(fit: Fit) -> dict[str, dict]:
+    """Every parameter with value, 90 % interval, unit, meaning and how much the data tell of it.
+
+    told_by_data: 1: they tell all of it; 0: only the prior speaks.
+    """
+    spreads2 = np.diag(fit.covariance)
+    half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(spreads2)
+    ends = [to_values(fit.names, fit.point + half * sign) for sign in (0, -1, 1)]
+    told = dict(
+        zip(fit.names, (1 - spreads2 / np.diag(fit.prior_covariance)).tolist(), strict=True)
+    )
+    table = {}
+    for name in fit.names:
+        value, low, high = (float(of[name]) for of in ends)
+        row = {"value": value, "low": low, "high": high, "told_by_data": told[name]}
+        table[name] = row | {"unit": PARAMETERS[name].unit, "meaning": PARAMETERS[name].meaning}
+    return table
+
+
+def text(fit: Fit) -> str:
+    """The parameters for people, what was left out of the runs, and the error of the model."""
+    columns = ["value", "low", "high", "unit", "told_by_data"]
+    table = pd.DataFrame(describe(fit)).T[columns].to_string(float_format="{:.3g}".format)
+    of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
+    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(*fit.errors)
+    return "\n".join([f"fitted to {of}; {errors}", table, *fit.runs.notes])
+
+
+# -------------------------------------------------------------------------------------- on disk
+
+
+def write(path: Path, fit: Fit) -> dict:
+    """Write the runs that were fitted, the parameters for people, and a checksum; returns it."""
+    content = {"schema": SCHEMA, "runs": msgspec.to_builtins(fit.runs)}
+    content |= {"parameters": describe(fit), "errors": fit.errors.tolist()}
+    content |= {"sha256": config.digest(content)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, content)
+    return content
+
+
+def read(path: Path, workload: str = "", system: str = "") -> Fit:
+    """Fit again what a file has; ValueError where it is no fit, damaged, or of something else."""
+    content = json_table(path) if Path(path).is_file() else {}
+    digest = content.pop("sha256", "")
+    if content.get("schema") != SCHEMA or digest != config.digest(content):
+        again = "`energynn forecast fit` writes one"
+        raise ValueError(f"{path}: is no fit of this version, or was changed; {again}")
+    seen = msgspec.convert(content["runs"], Runs)
+    if workload not in ("", seen.workload) or system not in ("", seen.site.name):
+        raise ValueError(f"{path}: is of {seen.workload} on {seen.site.name}; give another fit")
+    return make(seen)
+
+
+def published(workload: str, system: str) -> Fit:
+    """The fit of all that is published of a workload on a system, made on the spot."""
+    return make(runs.published(workload, systems.site(system)))
