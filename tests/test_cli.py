@@ -37,7 +37,6 @@ def test_the_version_and_the_list_of_commands(capsys):
         (["run", "dataset=photograph"], "photographs"),
         (["forecast", "plam"], "plan"),
         (["run", "learning_rte=2"], "learning_rate"),
-        (["run", "-p", "system", "horeka"], "horeka-"),
         (["run", "devices"], "NAME=VALUE"),
         (["study", "show", "larg-batch"], "large-batch"),
         (["submit", "R1", "--system", "horeka-a10"], "horeka-a100"),
