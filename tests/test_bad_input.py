@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from energynn import cli, config, records
+from energynn import cli, records
 from energynn.analysis import results
 from energynn.data import imagenet
-from energynn.launch import start
 from tests.conftest import write_run_dir
 from tests.data.test_era5_stores import CHANNELS, dataset, hours_of_year, write_hdf5
 from tests.measure.test_perun_import import layout_0_8, write_run
@@ -122,13 +121,6 @@ def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypat
     refused(here, "export", f"--{kind}", here / "file" / "out", says="no folder that you may write")
 
 
-@pytest.mark.parametrize("runs_dir", [0, "", None, [], b"runs", 1.5, "a\0b"])
-def test_the_folder_of_the_runs_as_a_parameter(here, runs_dir):
-    with pytest.raises(ValueError) as error:
-        start.run(config.make(), runs_dir)
-    assert "\n" not in str(error.value)
-
-
 # ---------------------------------------------------------------------------------- foreign files
 
 
@@ -171,7 +163,6 @@ PERUN = {
     "is of type object": replaced(data=["12.1"] * 21),
     "declares more than 5e+07": replaced(**TOO_MANY),
     "do not match": replaced(data=np.ones(5)),
-    "its magnitude is nan": magnitude(np.nan),
     "can be read": magnitude("many"),
     "not those of a run": replaced("timesteps", data=np.arange(21.0)[::-1]),
     "not a perun": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\xff" * 100),
