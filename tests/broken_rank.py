@@ -19,7 +19,7 @@ def step(
     self, epoch, index, loss, original=original, how=how, sys=sys, torch=torch, launchers=launchers
 ):
     print("rank", launchers.rank(), "in step", index, "of epoch", epoch)
-    if launchers.rank() == 0 and epoch == 40:
+    if launchers.rank() == 0 and epoch == 4:
         if how == "exit":
             sys.exit(0)
         raise torch.OutOfMemoryError(

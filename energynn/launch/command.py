@@ -159,14 +159,14 @@ def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
             break
         time.sleep(0.5)
         quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
-    bad = [end for end in ends if end["exit_status"]]
+    failed = [end for end in ends if end["exit_status"]]
     if len(ends) < size:
         silent = sorted(set(range(size)) - {end["rank"] for end in ends})
         status, reason = "killed", f"rank {', '.join(map(str, silent))} ended without a word"
-    elif not bad:
+    elif not failed:
         return "finished", ""
     else:
-        first = min(bad, key=lambda end: end["t_wall_ns"])
+        first = min(failed, key=lambda end: end["t_wall_ns"])
         status, reason = _words(first["exit_status"])
         reason = f"rank {first['rank']}: {reason}" if size > 1 else reason
     if stopped:

@@ -47,6 +47,7 @@ def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callab
         stdin=subprocess.PIPE,
         stdout=2,
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGUSR1),
+        start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
     until(lambda: sampler.poll() is not None or has_begun(folder, host), "the sampler's start")
     if sampler.poll() is not None:

@@ -28,6 +28,7 @@ def test_probes_vary_and_each_makes_the_forecast_surer(a100, long_run):
     assert all(before > after for before, after in itertools.pairwise(spreads))
     assert len({one.run for one in probes}) == len(probes)
     assert max(one.run.devices for one in probes) == 4  # one node
+    assert max(one.run.training_samples for one in probes) <= long_run.epoch().training_samples
 
 
 @pytest.mark.parametrize("minutes", [0.1, 0.55])
@@ -120,9 +121,3 @@ def test_another_system_gives_the_priors(a100, fitted, published):
     slower = [2 * seconds for seconds in seen.times_s]
     fit = fits.make(msgspec.structs.replace(seen, times_s=slower, like=published))
     assert fit.values["tau"] == pytest.approx(2 * fitted.values["tau"], rel=0.1)
-
-
-def test_no_probe_asks_for_more_samples_than_there_are():
-    run = config.make("resnet50", preset="smoke", devices=2)
-    asked = [short.training_samples for short in probe.candidates([run], systems.site("local"))]
-    assert max(asked) == run.training_samples and min(asked) > 0

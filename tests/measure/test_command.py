@@ -71,7 +71,7 @@ def test_a_second_start_is_a_segment_and_the_gap_between_does_not_count(tmp_path
     assert len(first["segments"]) == 1 and first["energy_gpu_provenance"] == "simulated"
     time.sleep(1)
     other = start(tmp_path / "run", "sleep", "1", env=env)
-    assert "another run, command or period" in other.communicate()[1] and other.returncode == 2
+    assert "choose a new or an empty folder" in other.communicate()[1] and other.returncode == 2
     both, status, _ = measured(tmp_path / "run", "sleep", "2", env=env)
     assert status == 0 and len(both["segments"]) == 2
     assert both["energy_gpu_J"] == pytest.approx(300 * both["training_time_s"], rel=0.005)
@@ -221,7 +221,7 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
     wait_until(lambda: has_begun(tmp_path / "run%d"))
     assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
     second = start(tmp_path / "run%d", "sleep", "3", env=environment(ENERGYNN_HOST_LOCK="another"))
-    assert "this run goes on already" in second.communicate(timeout=60)[1]
+    assert "running" in second.communicate(timeout=60)[1]
     assert second.returncode == 2 and started.wait(timeout=60) == 0
 
 
