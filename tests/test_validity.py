@@ -69,3 +69,12 @@ def test_a_dead_sensor_is_no_evidence_and_the_reason_says_so(run_dir):
     assert not record["valid"] and "energy_cpu_J" not in record
     assert any(reason.startswith("S: ") for reason in record["invalid_reasons"])
     assert records.check_record(run_dir) == []
+
+
+def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
+    path = next(run_dir.glob("perun/*.hdf5"))
+    path.write_bytes(path.read_bytes()[:700])
+    record = records.build(run_dir, "finished", "")
+    assert record["energy_cpu_J"] > 0 and "energy_perun_total_J" not in record
+    assert any("cut off while it wrote" in flag for flag in record["flags"])
+    assert "perun's HDF5 is missing or cannot be read" in record["invalid_reasons"]

@@ -164,13 +164,11 @@ def has_begun(folder: Path, host: str) -> bool:
 class Lines:
     """Append lines to a file from a thread, so that a slow disk delays nobody.
 
-    While the disk does not answer or is full, lines wait in memory, ``MOST_B`` at most. Later ones
-    are dropped, and a line says how many.
+    While the disk does not answer or is full, lines wait in memory.
     """
 
     FORCE_S = 5.0  # so that other hosts see the lines
     AGAIN_S = 0.5  # after a write that failed
-    MOST_B = 32 * 2**20
 
     def __init__(self, path: Path):
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -178,20 +176,12 @@ class Lines:
         # A line in which an earlier writer was killed must not swallow our first one.
         is_cut = size_B and os.pread(self.file, 1, size_B - 1) != b"\n"
         self.waiting = bytearray(b"\n" if is_cut else b"")
-        self.dropped = 0
         self.is_refused = False
         self.changed = threading.Condition()
         threading.Thread(target=self._write, name="energynn-lines", daemon=True).start()
 
     def add(self, line: dict) -> None:
         with self.changed:
-            if len(self.waiting) > self.MOST_B:
-                self.dropped += 1
-                return
-            if self.dropped:
-                problem = f"{self.dropped} lines were lost: nothing could be written for too long"
-                self.waiting += msgspec.json.encode({"problem": problem}) + b"\n"
-                self.dropped = 0
             self.waiting += msgspec.json.encode(line) + b"\n"
             self.changed.notify_all()
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from energynn import records
 from energynn.measure.account import account, power_trace
 from tests.measure.worlds import sensor
 
@@ -114,11 +113,10 @@ def test_idle_power_and_energies_without_it(two_gpus):
 
     def idle_late(line):
         if line["event"] == "idle_start":
-            line["t_mono_ns"] += 10**9
+            line["t_mono_ns"] += 19 * 10**8
 
-    rewrite(two_gpus / "events-rank1.jsonl", idle_late)  # the other rank still worked
-    rewrite(two_gpus / "samples-h.jsonl", lambda line: not -2.5e9 <= line.get("t", 0) - T0 < -1.5e9)
-    assert account(two_gpus)["idle_power_gpu_before_W"] == pytest.approx(250, rel=1e-3)
+    rewrite(two_gpus / "events-rank1.jsonl", idle_late)  # 0.1 s in which both are idle
+    assert "idle_power_gpu_before_W" not in account(two_gpus)
 
 
 def test_the_idle_power_of_a_ready_device_is_the_one_to_take_off(two_gpus):
@@ -284,16 +282,6 @@ def test_every_device_is_accounted_for_and_none_twice(two_gpus, fault):
     fault(two_gpus)
     found = account(two_gpus)
     assert found["doubts"] and {reason[0] for reason in found["doubts"]} == {"D"}
-
-
-def test_a_perun_file_that_was_cut_off_costs_no_record(run_dir):
-    path = next(run_dir.glob("perun/*.hdf5"))
-    path.write_bytes(path.read_bytes()[:700])
-    record = records.build(run_dir, "finished", "")
-    assert record["energy_cpu_J"] > 0 and "energy_perun_total_J" not in record
-    assert any("cut off while it wrote" in flag for flag in record["flags"])
-    assert "perun's HDF5 is missing or cannot be read" in record["invalid_reasons"]
-    assert records.check(run_dir.parent.parent) == []
 
 
 def test_a_system_may_have_other_thresholds(two_gpus):

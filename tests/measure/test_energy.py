@@ -19,11 +19,6 @@ def curve_of(kind, values, t_s=T, period_s=0.1, **more):
     return energy.curve(sensor(name, kind, **about), t_s, np.asarray(values, float), period_s)
 
 
-def test_a_counter_is_its_end_minus_its_beginning():
-    window = curve_of("energy", np.floor(300e6 * T), to_SI=1e-6).window(3.33, 13.33)
-    assert window.energy_J == pytest.approx(3000.0, rel=1e-6) and window.coverage == 1.0
-
-
 def test_a_wrap_around_while_the_load_changes_loses_nothing():
     true_J = 100 * T + 300 * np.clip(T - 1.4, 0, 0.1)
     readings = (np.floor(true_J * 1e6) + 262.0e9) % WRAPS
@@ -33,24 +28,13 @@ def test_a_wrap_around_while_the_load_changes_loses_nothing():
     assert not energy.doubts([rapl], 0.0, 30.0)
 
 
-def test_a_power_is_integrated():
-    power = curve_of("power", 200 + 100 * np.sin(2 * np.pi * T / 7))
-    true_J = [200 * s - 700 / 2 / np.pi * np.cos(2 * np.pi * s / 7) for s in (5.05, 25.05)]
-    assert power.window(5.05, 25.05).energy_J == pytest.approx(true_J[1] - true_J[0], rel=1e-3)
-
-
-def test_an_estimate_is_idle_power_and_busy_time():
-    model = {"idle_W_per_core": 3.0, "full_W_per_core": 8.0, "cores": 4}
-    busy = curve_of("busy", 100 + 2 * T, model=model)
-    assert busy.window(0.0, 10.0).energy_J == pytest.approx(10 * (4 * 3.0 + 2 * 5.0))
-
-
 def test_failed_and_late_readings_are_gaps_not_zeros():
     power = curve_of("power", np.where((T > 4) & (T < 5), np.nan, 100.0))
     window = power.window(0.0, 10.0)
     assert window.energy_J == pytest.approx(1000.0) and window.coverage == pytest.approx(0.9)
-    one = curve_of("power", np.where(T == T[100], np.nan, 100.0)).window(0.0, 20.0)
-    assert one.coverage == pytest.approx(1 - 0.2 / 20)
+    t_s = np.arange(0, 20.02, 0.04)
+    one = curve_of("power", np.where(t_s == t_s[100], np.nan, 100.0), t_s, 0.04)
+    assert one.window(0.0, 20.0).coverage == pytest.approx(1 - 0.08 / 20)
     for period_s, apart_s, coverage in ((0.02, 0.15, 1), (0.02, 0.25, 0), (1, 1.9, 1), (1, 2.1, 0)):
         t_s = np.arange(0, 20, apart_s)
         late = curve_of("power", np.full(len(t_s), 200.0), t_s, period_s)

@@ -131,20 +131,6 @@ def test_a_disk_that_stands_still_delays_nobody_and_costs_no_line(stalled):
     assert [line["number"] for line in read_all(pipe, lines)] == list(range(3000))
 
 
-def test_memory_is_bounded_and_lost_lines_are_counted(stalled, monkeypatch):
-    monkeypatch.setattr(Lines, "MOST_B", 100_000)
-    lines, pipe = stalled
-    for number in range(3000):
-        lines.add({"number": number, "filler": "x" * 80})
-    assert len(lines.waiting) < 200_000
-    kept = read_all(pipe, lines)
-    lines.add({"number": -1})
-    problem, last = read_all(pipe, lines)
-    assert problem["problem"].startswith(f"{3000 - len(kept)} lines were lost") and last == {
-        "number": -1
-    }
-
-
 def test_a_full_disk_is_said_once_and_written_to_when_there_is_room(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Lines, "AGAIN_S", 0.02)
     full, write_to = [True], os.write
