@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -127,16 +128,13 @@ def _raw_files(path: Path, run: PerunRun):
         samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
-        first_ns, last_ns = times_ns[0], times_ns[-1]
-        marks = {"rank_start": first_ns, "training_start": first_ns, "training_end": last_ns}
-        facts = {"rank": rank, "host": host}
-        yield (
-            f"{folder}events-rank{rank}.jsonl",
-            [
-                {"t_mono_ns": t, "t_wall_ns": start_ns + t, "event": event, **facts}
-                for event, t in marks.items()
-            ],
-        )
+        marks = {"rank_start": 0, "training_start": 0, "training_end": -1}
+        events = []
+        for event, sample in marks.items():
+            t = times_ns[sample]
+            clocks = {"t_mono_ns": t, "t_wall_ns": start_ns + t}
+            events.append(clocks | {"event": event, "rank": rank, "host": host})
+        yield f"{folder}events-rank{rank}.jsonl", events
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
@@ -160,12 +158,11 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
 
 def _start_ns(run: PerunRun) -> int:
     """Return the wall clock at the start in ns, a time without zone as UTC; 0 if unknown."""
-    try:
+    with suppress(KeyError, ValueError):
         started = datetime.datetime.fromisoformat(run.attributes["execution_dt"])
-    except (KeyError, TypeError, ValueError):
-        return 0
-    started = started if started.tzinfo else started.replace(tzinfo=datetime.UTC)
-    return round(started.timestamp() * 1e6) * 1000
+        started = started if started.tzinfo else started.replace(tzinfo=datetime.UTC)
+        return round(started.timestamp() * 1e6) * 1000
+    return 0
 
 
 def _file_name(text: str) -> str:

@@ -116,6 +116,12 @@ def test_one_of_two_sockets_that_cannot_be_read_is_unaccounted(tmp_path, monkeyp
     assert "cpu_1_package-1 cannot be read" in fault and "sudo chmod" in fault
 
 
+def test_waiting_for_a_disk_is_not_busy(monkeypatch):
+    times = types.SimpleNamespace(user=1, nice=2, system=4, irq=8, softirq=16, iowait=32, idle=64)
+    monkeypatch.setattr(sensors.psutil, "cpu_times", lambda: times)
+    assert sensors.busy_core_seconds() == 31
+
+
 def test_busy_time_counts_what_this_machine_does():
     before = sensors.busy_core_seconds()
     end = time.process_time() + 0.3
