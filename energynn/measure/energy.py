@@ -95,7 +95,7 @@ class Curve:
         """Energy at the end minus energy at the beginning.
 
         Its bound: at the edges what the sensor shows late, in gaps all that its power varies, and
-        between the readings of a power half of each step.
+        between the readings of a power half of each step, and half a watt if it tells whole ones.
         """
         energy_J = self.at(end_s) - self.at(begin_s)
         watts = self.powers_W(begin_s - 2.0, end_s + 2.0, max(self.late_s, 0.1))
@@ -105,6 +105,8 @@ class Curve:
         lost_s = self.lost_s(begin_s, end_s).sum()
         missed_J2 = np.diff(np.interp([begin_s, end_s], self.t_s, self.missed_J2))[0]
         bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(missed_J2)
+        if self.sensor["kind"] == "power" and not (self.values % 1).any():
+            bound_J += 0.5 * (end_s - begin_s)  # it is told in whole watts
         return Window(float(energy_J), float(bound_J), float(1 - lost_s / (end_s - begin_s)))
 
 

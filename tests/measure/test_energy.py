@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from energynn.measure import energy
@@ -62,6 +62,8 @@ def test_the_bound_holds_and_nothing_is_doubted(machine, period_s, periods, is_a
     """Readings have noise, which a bound does not know: 0.05 % of the energy."""
     random = np.random.default_rng(seed)
     load, t_s, begin_s, end_s = worlds.window(is_aligned, period_s, random)
+    # A mean over 1 s hides what changes as fast: a stated limit.
+    assume("mean" not in machine or load.shape == "constant" or load.rhythm_s > 2)
     curves = worlds.curves(machine, load, t_s, random, period_s, periods * period_s)
     true_J = load.energy_J(end_s) - load.energy_J(begin_s)
     found = curves[0].window(begin_s, end_s)
