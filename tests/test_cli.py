@@ -33,12 +33,10 @@ def test_the_version_and_the_list_of_commands(capsys):
     "words, meant",
     [
         (["statsu"], "status"),
-        (["run", "device=2"], "devices"),
         (["run", "workload=resnet5"], "resnet50"),
         (["run", "dataset=photograph"], "photographs"),
         (["forecast", "plam"], "plan"),
         (["run", "learning_rte=2"], "learning_rate"),
-        (["run", "-p", "system", "horeka"], "horeka-"),
         (["run", "devices"], "NAME=VALUE"),
         (["study", "show", "larg-batch"], "large-batch"),
         (["submit", "R1", "--system", "horeka-a10"], "horeka-a100"),

@@ -18,8 +18,6 @@ from energynn.cli.options import (
     tell,
 )
 
-BESIDE = 3  # runs beside each other on 80 columns; further ones stand below
-
 
 def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
     """Show one run: energy, time, metrics, and whether they are valid."""
@@ -52,33 +50,10 @@ def compare(
 def _side_by_side(table) -> str:
     runs = [name for name in table if not name.startswith("ratio")]
     numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
-    lines = [f"{number}  {run}" for run, number in numbers.items()]
-    width = 30 // min(len(runs), BESIDE)
-    for begin in range(0, len(runs), BESIDE):
-        shown = runs[begin : begin + BESIDE]
-        is_last = begin + BESIDE >= len(runs)
-        heads = "".join(f"{numbers[run]:>{width}}" for run in shown)
-        ratio = f"  {numbers[shown[-1]]} / run 1" if is_last else ""
-        lines.append(f"{'':28}{heads}{ratio}")
-        for quantity, row in table.iterrows():
-            cells = "".join(f"{_short(row[run], width - 1):>{width}}" for run in shown)
-            lines.append(f"{quantity:28}{cells}" + (_ratio_text(row) if is_last else ""))
-    return "\n".join([*lines, "in brackets: what the sensors' readings leave open"])
-
-
-def _short(value, width: int) -> str:
-    if value is None or value != value:
-        return ""
-    text = f"{value:.{min(5, width - 5)}g}" if isinstance(value, float) else str(value)
-    return f"{value:.3g}" if len(text) > width and isinstance(value, int) else text[:width]
-
-
-def _ratio_text(row) -> str:
-    ratio, low = row.get("ratio"), row.get("ratio_low", 0)
-    if ratio is None or ratio != ratio:
-        return ""
-    interval = f" [{low:.3f}, {row['ratio_high']:.3f}]" if low > 0 else ""
-    return f"  {ratio:.3f}{interval}"
+    names = [f"{number}  {run}" for run, number in numbers.items()]
+    shown = table.dropna(axis="columns", how="all").rename(columns=numbers)
+    rows = shown.to_string(float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24)
+    return "\n".join([*names, rows, "low, high: what the sensors' readings leave open"])
 
 
 def export(

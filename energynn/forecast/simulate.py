@@ -18,7 +18,7 @@ from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.reading import json_or_nothing
 
 METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
-READINGS_OF_A_RUN = 64  # power does not vary in the model; a record asks for 60 at least
+READINGS_OF_A_RUN = 64  # a record asks for 60 at least
 BEGIN_NS = 1_000_000_000
 
 
@@ -66,14 +66,14 @@ def _write_run(fit: Fit, run: RunConfig, folder: Path, end_ns: int, powers_W: di
     _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
     moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
     for host, number in Counter(hosts).items():
-        sensors, values = [], []
-        for part, of_gpu_W in powers_W.items():
-            devices = range(number) if part == "gpu" else ["all"]
-            sensors += [_sensor(part, str(device)) for device in devices]
-            values += [round(of_gpu_W * number / len(devices), 3)] * len(devices)
+        sensors = [_sensor(part) for part in powers_W]  # one for all GPUs: they are alike
+        values = [of_gpu_W * number for of_gpu_W in powers_W.values()]
         header = {"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}
         header |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
-        lines = [{"t": moment, "w": moment, "d": 0, "v": values} for moment in moments]
+        lines = []
+        for moment in moments:  # counters, which never stand still
+            counters = np.multiply(values, moment / 1e9).tolist()
+            lines.append({"t": moment, "w": moment, "d": 0, "v": counters})
         ended = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
         _write_lines(folder / f"samples-{host}.jsonl", [header, *lines, {"status": ended}])
 
@@ -82,9 +82,9 @@ def _write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _sensor(component: str, device: str) -> dict:
-    known = dict(id=f"{component}_{device}_simulated", component=component, device=device)
-    known |= dict(kind="power", provenance="simulated", to_SI=1.0, primary=True, notes={})
+def _sensor(component: str) -> dict:
+    known = dict(id=f"{component}_simulated", component=component, device="all")
+    known |= dict(kind="energy", provenance="simulated", to_SI=1.0, primary=True, notes={})
     return known | dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
 
 
