@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from energynn import config, files
 from energynn.data import imagenet, manifests, photographs
 from energynn.files import REPOSITORY
-from energynn.measure import machine, sensors
+from energynn.measure import machine, sampler_process, sensors
 from energynn.models import afno
 from energynn.models.afno import AFNO
 from energynn.train import fourcastnet, resnet50
@@ -38,7 +38,7 @@ WORKERS = 2
 
 def sample_until_told(folder: str, period_s: float, stop) -> None:
     """The sampler in a process of its own, as perun has it."""
-    found, _ = sensors.find(machine.CPU_MODEL)
+    found = sampler_process.find(machine.CPU_MODEL, None)
     sampler = sensors.Sampler(Path(folder) / "samples.jsonl", found, period_s)
     sampler.start()
     stop.wait()
