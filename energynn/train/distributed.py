@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
-import hashlib
 import os
 import random
 import signal
@@ -16,16 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from energynn import launchers
 from energynn.config import RunConfig
-from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
+from energynn.launchers import AFTER_A_LOSS, TORCHRUN, started_by_mpi
 from energynn.measure import machine
-from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 
 OF_CONNECTIONS = (
     "gloo",
@@ -161,25 +158,19 @@ def barrier(world: World) -> None:
 
 
 class LostRank(ConnectionError):
-    """Another rank ended, or was silent for longer than ``collective_timeout_s``, in the set-up ``setup_timeout_s``."""
+    """Tells that another rank ended, or was silent for longer than ``collective_timeout_s``."""
 
 
 @contextlib.contextmanager
 def lost_ranks_named() -> Iterator[None]:
-    """Around a trainer: say in one line that another rank is lost, where torch tells of sockets and kernels."""
+    """Say in one line that another rank is lost, where torch tells of sockets and kernels."""
     try:
         yield
     except RuntimeError as error:
         words = str(error)
-        if "Unable to find" in words:  # an interface, or an address of one
-            remedy = "set GLOO_SOCKET_IFNAME to one that is up"
-            raise ValueError(f"gloo cannot use the network: {words}; {remedy}") from error
-        if "Duplicate GPU" in words:  # NCCL's last line tells which ranks
-            last_line = words.splitlines()[-1]
-            raise ValueError(f"devices: {last_line}; start no more ranks than GPUs") from error
         is_of_network = isinstance(error, dist.DistError) or any(map(words.count, OF_CONNECTIONS))
         is_alone = dist.is_initialized() and dist.get_world_size() == 1
-        if is_alone or not is_of_network:  # of NCCL's words the last line says why
+        if is_alone or not is_of_network:
             raise
         first_line = words.splitlines()[0]
         raise LostRank(f"another rank is lost ({first_line}); {AFTER_A_LOSS}") from error
@@ -199,23 +190,6 @@ def end_the_world() -> None:
             time.sleep(0.3)  # mpirun passes on what was printed, but not after this
             MPI.COMM_WORLD.Abort(1)
     os._exit(1)
-
-
-def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
-    """Raise ValueError on every rank, naming the first that loaded other arrays than rank 0, from its own disk."""
-    digest = hashlib.sha256()
-    for array in loaded:
-        digest.update(
-            f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
-        )
-    everyone = of_all((digest.hexdigest(), world.host, str(place)), world)
-    first_digest, first_host, first_place = everyone[0]
-    for rank, (other_digest, host, folder) in enumerate(everyone):
-        if other_digest != first_digest:
-            raise ValueError(
-                f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {first_host} from "
-                f"{first_place}; copy them again, and `energynn data verify` on each host"
-            )
 
 
 class Interrupted(Exception):
@@ -338,21 +312,20 @@ def restore_random_state(state: dict) -> None:
 
 
 def _find() -> tuple[int, int, int, Callable]:
-    """Rank, size, local rank, and how to make the store through which the ranks find each other."""
-    names = {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR", "MASTER_PORT"}
-    if names <= os.environ.keys():
-        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[
-            0
-        ]
+    """Find rank, size, local rank, and how to make the store through which the ranks meet."""
+    if os.environ.keys() >= {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR"}:
+        return *TORCHRUN.place(), _store_of_torchrun
     if started_by_mpi() or _mpi_world_size() > 1:
         return _found_by_mpi()
-    if SRUN.are_set() and SRUN.place()[1] > 1:
-        return _found_by_srun()
     return 0, 1, 0, lambda timeout: dist.HashStore()
 
 
+def _store_of_torchrun(timeout: datetime.timedelta) -> dist.Store:
+    return next(dist.rendezvous("env://", timeout=timeout))[0]
+
+
 def _found_by_mpi() -> tuple[int, int, int, Callable]:
-    """Rank 0 opens a port that the system chooses, and MPI tells the others; no port has to be free beforehand."""
+    """Open a port that the system chooses on rank 0; MPI tells the others."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -371,32 +344,9 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
 
 
 def _mpi_world_size() -> int:
-    """Size of MPI's world if something, perun for example, has started MPI already, else 1."""
+    """Return the size of MPI's world if something, as perun, has started MPI already, else 1."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi.COMM_WORLD.size if mpi and mpi.Is_initialized() and not mpi.Is_finalized() else 1
-
-
-def _found_by_srun() -> tuple[int, int, int, Callable]:
-    rank, size, local_rank = SRUN.place()
-    if os.environ.get(RUN_DIR_VARIABLE) and "mpi4py.MPI" in sys.modules:
-        raise ValueError(
-            f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; "
-            "give srun --mpi=pmi2, or --mpi=pmix for Open MPI (srun in systems/*.toml)"
-        )
-    environment = os.environ
-    address = environment.get(
-        "MASTER_ADDR", environment.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-    )
-    # No one can be told a port that the system chose; jobs on one node get different ones.
-    port = int(
-        environment.get("MASTER_PORT", 20000 + int(environment.get("SLURM_JOB_ID", 0)) % 20000)
-    )
-    return (
-        rank,
-        size,
-        local_rank,
-        lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout),
-    )
 
 
 def _pin(world: World, config: RunConfig) -> None:

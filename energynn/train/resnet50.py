@@ -21,9 +21,8 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, is_store, list_images, prepare
+from energynn.data.imagenet import images_read, is_store, list_images
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
-from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
 from energynn.train.batches import OneBatch, Shard
 from energynn.train.distributed import World
@@ -41,14 +40,11 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
-    Interrupted after the checkpoint when it was asked to stop; LostRank.
+    data, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation = load_images(config, world)
-    for images in (training, validation):
-        require_same_images(images, world)
     loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
     training_evaluation_loader = make_loader(training, config, world)
@@ -104,19 +100,15 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
 
 def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
-    """Training and validation images as the configuration selects and transforms them, from the verified folder.
+    """List training and validation images as the configuration selects and transforms them.
 
-    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
+    Raises ValueError where ``image_loading="store"`` finds no prepared store.
     """
     root = manifests.verify(config.dataset, progress=world.tell, config=config)
     if config.image_loading == "store" and not is_store(root):
-        store = REPOSITORY / "build" / "store" / config.dataset
-        if config.dataset in manifests.VARIABLES:
-            raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
-        if world.rank == 0 and not is_store(store):
-            prepare(root, store)
-        distributed.barrier(world)
-        root = store
+        raise ValueError(
+            f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
+        )
     listings = list_images(root)
     indices = images_read(listings, config)
     crops = ("random", config.validation_crop)
@@ -125,17 +117,6 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
     )
     return training, validation
-
-
-def require_same_images(images: Images, world: World) -> None:
-    """Raise ValueError if a rank has another list of images, or another first or last image."""
-    listing = images.listing
-    content = [listing.names, listing.labels, images.indices]
-    if listing.offsets is not None:  # within an archive or a store
-        content += [listing.offsets, listing.sizes]
-    for index in (*images.indices[:1], *images.indices[-1:]):
-        content.append(np.frombuffer(listing.read(index), np.uint8))
-    distributed.require_same_data(world, listing.place, *content)
 
 
 @contextlib.contextmanager
