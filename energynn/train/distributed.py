@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from energynn import launchers
@@ -67,7 +68,7 @@ def join(config: RunConfig) -> World:
     """Find the other ranks, connect to them, and set device, threads and seeds as the configuration says.
 
     Connects also if this process is the only one, so that one rank and many take the same path. Raises ValueError
-    if the number of ranks is not ``config.devices``, or if this host has fewer GPUs than ranks.
+    if the number of ranks is not ``config.devices``, or if there is no GPU where one is asked for.
     """
     timeout = datetime.timedelta(seconds=config.setup_timeout_s)  # `limit_waiting` shortens it
     rank, size, local_rank, make_store = _find()
@@ -76,7 +77,7 @@ def join(config: RunConfig) -> World:
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
             "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
-    device = _device(config, rank, local_rank)
+    device = _device(config, local_rank)
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
@@ -91,9 +92,9 @@ def join(config: RunConfig) -> World:
     return world
 
 
-def _device(config: RunConfig, rank: int, local_rank: int) -> torch.device:
+def _device(config: RunConfig, local_rank: int) -> torch.device:
     """The device of this rank, which CUDA takes from now on."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count()
     if config.device == "gpu" and not gpus:
         raise ValueError(
             "device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu"
@@ -101,10 +102,6 @@ def _device(config: RunConfig, rank: int, local_rank: int) -> torch.device:
     if config.device == "cpu" or not gpus:
         return torch.device("cpu")
     index = 0 if gpus == 1 else local_rank  # each rank may be shown its own GPU only
-    if index >= gpus:
-        raise ValueError(
-            f"devices: rank {rank} is number {local_rank} on a host with {gpus} GPUs; start fewer ranks per host"
-        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
@@ -183,7 +180,7 @@ def end_the_world() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if started_by_mpi() or _mpi_world_size() > 1:
+    if _is_under_mpi():
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI
 
@@ -262,6 +259,8 @@ def data_parallel(
     parallel = DistributedDataParallel(
         model, device_ids, gradient_as_bucket_view=config.gradient_buckets
     )
+    if config.gradient_compression == "bfloat16":
+        parallel.register_comm_hook(None, default_hooks.bf16_compress_hook)
     if config.compile:
         parallel.compile()
     return parallel
@@ -304,7 +303,7 @@ def restore_random_state(state: dict) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
+    if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
@@ -313,9 +312,9 @@ def restore_random_state(state: dict) -> None:
 
 def _find() -> tuple[int, int, int, Callable]:
     """Find rank, size, local rank, and how to make the store through which the ranks meet."""
-    if os.environ.keys() >= {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR"}:
+    if os.environ.keys() >= {TORCHRUN.local_rank, "MASTER_ADDR"}:
         return *TORCHRUN.place(), _store_of_torchrun
-    if started_by_mpi() or _mpi_world_size() > 1:
+    if _is_under_mpi():
         return _found_by_mpi()
     return 0, 1, 0, lambda timeout: dist.HashStore()
 
@@ -343,10 +342,11 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
     return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
 
 
-def _mpi_world_size() -> int:
-    """Return the size of MPI's world if something, as perun, has started MPI already, else 1."""
+def _is_under_mpi() -> bool:
+    """Tell whether MPI's launcher started this process, or perun, as one of several, MPI itself."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi.COMM_WORLD.size if mpi and mpi.Is_initialized() and not mpi.Is_finalized() else 1
+    is_joined = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
+    return started_by_mpi() or bool(is_joined and mpi.COMM_WORLD.size > 1)
 
 
 def _pin(world: World, config: RunConfig) -> None:

@@ -60,9 +60,9 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     model = make_model(config, training.sequences.shape[2:], world, initial_weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
-    # The example is made in place, so that its memory is the training's afterwards.
-    distributed.warm_up(model, lambda: rollout_loss(model, example(training, config, world), config.precision))
-    session.gradients.share(model)
+    example = torch.from_numpy(training.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1)
+    # It is brought to the device in place, so that its memory is the training's afterwards.
+    distributed.warm_up(model, lambda: rollout_loss(model, example.to(world.device), config.precision))
 
     session.resume(loader, model=model.module, optimizer=optimizer, scheduler=scheduler)
     phase = session.phase
@@ -104,11 +104,6 @@ def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, er
     else:
         training, test = era5.load_ensemble(data / f"{config.dataset}.nc", steps)
     return training, validation, test
-
-
-def example(training: era5.Split, config: FourCastNetConfig, world: World) -> Tensor:
-    """The first sample as often as a batch has samples, on the device."""
-    return torch.from_numpy(training.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
 
 
 def architecture(config: FourCastNetConfig) -> dict:

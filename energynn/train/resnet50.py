@@ -21,8 +21,9 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, is_store, list_images
+from energynn.data.imagenet import images_read, is_store, list_images, prepare
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
+from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
 from energynn.train.batches import OneBatch, Shard
 from energynn.train.distributed import World
@@ -40,7 +41,8 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data, a data set smaller than one global batch, and a loss that is not finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
+    data, a data set smaller than one global batch, and a loss that is not finite;
+    Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
     world = session.world
@@ -58,7 +60,6 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     optimizer = make_optimizer(model, config)
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
     warm_up(model, config, world)
-    session.gradients.share(model)
 
     session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
     phase = session.phase
@@ -102,13 +103,17 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
     """List training and validation images as the configuration selects and transforms them.
 
-    Raises ValueError where ``image_loading="store"`` finds no prepared store.
+    With ``image_loading="store"`` they come from a prepared store; embedded images get one here.
     """
     root = manifests.verify(config.dataset, progress=world.tell, config=config)
     if config.image_loading == "store" and not is_store(root):
-        raise ValueError(
-            f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
-        )
+        store = REPOSITORY / "build" / "store" / config.dataset
+        if config.dataset in manifests.VARIABLES:
+            raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
+        if world.rank == 0 and not is_store(store):
+            prepare(root, store)
+        distributed.barrier(world)
+        root = store
     listings = list_images(root)
     indices = images_read(listings, config)
     crops = ("random", config.validation_crop)
