@@ -319,15 +319,15 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
             operations=patches * (weights - patches * self.embed_dim),
         )
 
-    def weights(self, latitudes: int, longitudes: int) -> int:
+    def weights(self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS) -> int:
         """Count the trained weights of the network (models/afno.py) for states on this grid."""
         width, pixels = self.embed_dim, self.patch_size**2
-        embedding = width * ERA5_CHANNELS * pixels + width
+        embedding = width * channels * pixels + width
         positions = latitudes * longitudes // pixels * width
         mixing = 4 * (width * width // self.num_blocks + width)  # two complex layers
         hidden = int(width * self.mlp_ratio)
         mlp = 2 * width * hidden + hidden + width
-        head = width * ERA5_CHANNELS * pixels
+        head = width * channels * pixels
         return embedding + positions + self.depth * (mixing + mlp + 4 * width) + head
 
 
