@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 import threading
 import time
@@ -18,23 +17,9 @@ def entry(state: str, name: str, words: str) -> str:
     return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
 
 
-def folded(text: str) -> str:
-    """The text with every line of more than 80 columns broken between words, and indented below; words stay whole.
-
-    >>> folded("energynn: " + "word " * 15).splitlines()[1]
-    '  word'
-    """
-    lines = []
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        facts = dict(subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        lines += textwrap.wrap(line, 79, **facts) if len(line) > 80 else [line]
-    return "\n".join(lines)
-
-
 def tell(text: str) -> None:
-    """Print lines for a person: a terminal gets them ``folded``, a pipe, a file or a notebook as they are."""
-    print(folded(text) if sys.stdout and sys.stdout.isatty() else text, flush=True)
+    """Print lines for a person at once, also into a pipe."""
+    print(text, flush=True)
 
 
 def energy_words(energy_Wh: float) -> str:

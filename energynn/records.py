@@ -392,8 +392,8 @@ def how_far(events: list[dict]) -> str:
     if epochs:
         return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
     if events_of_kind(events, "training_start"):
-        return "it was in its first epoch"
-    return "the training had not begun"
+        return "it had begun"
+    return "it had not begun"
 
 
 def table() -> str:

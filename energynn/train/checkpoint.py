@@ -128,8 +128,8 @@ class Checkpoints:
 
     def remove(self) -> None:
         """After the end of the training nothing goes on from here."""
-        if self.world.rank == 0 and self.folder.is_dir():
-            shutil.rmtree(self.folder)
+        if self.world.rank == 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _write(path: Path, value) -> str:
