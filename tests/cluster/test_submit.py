@@ -382,11 +382,11 @@ def test_what_costs_more_than_allowed_is_refused(fake_slurm, submit_two, capsys)
 def test_options_of_one_submission_stand_in_its_scripts_alone(
     tmp_path, fake_slurm, submit_two, capsys
 ):
-    assert submit_two("--account", "mine", "--sbatch=--exclude=cn[1-2]", "--sbatch=-p long") == 0
+    assert submit_two("--account", "mine", "--", "--exclude=cn[1-2]", "-p long") == 0
     (script, *_) = (tmp_path / "runs").glob("*/*/job/job.sh")
     for option in ("--account=mine", "--exclude=cn[1-2]", "-p long"):
         assert f"#SBATCH {option}\n" in script.read_text()
-    assert submit_two("--sbatch=--wrap=touch x") == 2 and "$.sbatch" in capsys.readouterr().err
+    assert submit_two("--", "--wrap=touch x") == 2 and "$.sbatch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("folder", ["a%b", 'a"b', "a\nb"])
