@@ -79,7 +79,6 @@ def commands(text: str, program: str) -> list[list[str]]:
 def parsed(words: list[str]) -> dict:
     """Parse a command line to the parameters of its function; nothing is done."""
     command = typer.main.get_command(cli.app)
-    words = cli._prepared(words)
     context = command.make_context("energynn", list(words), resilient_parsing=False)
     while hasattr(command, "resolve_command"):
         rest = [*context._protected_args, *context.args]
