@@ -157,7 +157,7 @@ def test_commands_are_parsed(path, monkeypatch):
             config.make(**parameters_of([*(options["assigned"] or []), *(options["p"] or [])]))
         if words[0] in ("study", "submit"):
             names = [options["name"]] if "name" in options else options.get("studies") or []
-            studies.find([name for name in names if name not in OWN])
+            studies.find([name for name in names if name not in OWN and name[0] != "-"])
         system = options.get("system")
         assert (
             system in (None, "", "NAME", "local", *OWN)

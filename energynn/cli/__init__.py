@@ -81,4 +81,3 @@ def main(arguments: list[str] | None = None) -> int:
 def _say(message: str) -> int:
     print(f"energynn: {' '.join(message.split())}", file=sys.stderr)
     return 2
-

@@ -31,7 +31,6 @@ def submit(
     ] = None,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
     reservation: Annotated[str, typer.Option(help="as sbatch takes it")] = "",
-    minutes: Annotated[int | None, typer.Option(min=1, help="time limit of each job")] = None,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
@@ -42,7 +41,7 @@ def submit(
     options += [f"--account={account}"] if account else []
     options += [f"--reservation={reservation}"] if reservation else []
     folder = folder_of_runs(runs_dir)
-    return submit.submit_studies(names, system, folder, dry_run, max_gpu_hours, minutes, options)
+    return submit.submit_studies(names, system, folder, dry_run, max_gpu_hours, options)
 
 
 def status(
