@@ -100,7 +100,7 @@ def test_weights_of_fourcastnet_are_those_of_its_network():
 
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
     network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)
-    assert small.weights(3, 24, 48) == sum(weight.numel() for weight in network.parameters())
+    assert small.weights(24, 48, channels=3) == sum(weight.numel() for weight in network.parameters())
     assert config.make("fourcastnet", preset="paper").epoch().gradient_bytes == 4 * 74_690_304
     years = dict(training_years="1979-1980,1990", validation_years="2016")
     epoch = config.make("fourcastnet", preset="paper", **years).epoch()
