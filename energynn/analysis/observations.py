@@ -214,7 +214,6 @@ def _row_without_training(record: dict, run_dir: Path) -> dict:
 
 def _own(runs) -> pd.DataFrame:
     table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
-    per_device = table["devices"].replace(0, np.nan)
     # Published energies are perun's; own ones are taken in the same way where all is measured.
     by_perun = (table["energy_total_provenance"] == "measured") & table[
         "energy_perun_total_kWh"
@@ -224,11 +223,11 @@ def _own(runs) -> pd.DataFrame:
     table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
     table["provenance"] = table["energy_total_provenance"]
     table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
-    table["sockets_per_gpu"] = table["sockets"] / per_device
+    table["sockets_per_gpu"] = table["sockets"] / table["devices"]
     table["top1_error_percent"] = 100 * table["top1_error"]
     table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
     table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
-    table = _with_derived(_with_forecast_error(table))
+    table = _with_derived(table)
     selected = results.scaling_series(table)
     stage = selected["stage"].map(STAGES).fillna("")
     selected["series"] = selected["name"] = stage + selected["series"]
@@ -241,34 +240,16 @@ def _own(runs) -> pd.DataFrame:
     return _with_speed_up(table, ["system", "device_name", "recipe", "name"])
 
 
-def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:
+def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     """Select the runs of scaling series that meet the conditions of one of the study's."""
     constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
-    wanted = {
-        name: conditions[name] for name in ("workload", "dataset", "data", "epochs", constant)
-    }
-    wanted |= {"constant": constant, "stage": conditions.get("stage", "")}
-    is_same = (runs[list(wanted)] == pd.Series(wanted)).all(axis=1)
-    samples = runs["dataset_samples"]
-    if conditions["data"] == "scaled":
-        samples = samples / runs["devices"]
+    wanted = {"stage": "", "constant": constant} | conditions
+    names = ["workload", "stage", "dataset", "data", "epochs", "constant", constant]
+    is_same = (runs[names] == [wanted[name] for name in names]).all(axis=1)
+    shares = runs["devices"].where(runs["data"] == "scaled", 1)
     whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
-    is_near = (samples / whole - 1).abs() < 0.01  # shares are rounded
+    is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01  # shares are rounded
     return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
-
-
-def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
-    """Z500 RMSE at the lead time that a stage was trained for: pre-training's shortest, fine-tuning's longest."""
-    table = table.assign(z500_rmse_m=np.nan, persistence_m=np.nan, lead_time_h=np.nan)
-    metrics = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
-    for metric in sorted(metrics, key=results.lead_time_h):
-        is_longest = (table["stage"] == "finetune") | table["z500_rmse_m"].isna()
-        chosen = table[metric].notna() & is_longest
-        persistence = f"{metric.removesuffix('_m')}_persistence_m"
-        table.loc[chosen, "z500_rmse_m"] = table[metric]
-        table.loc[chosen, "persistence_m"] = table.get(persistence, np.nan)
-        table.loc[chosen, "lead_time_h"] = results.lead_time_h(metric)
-    return table
 
 
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
@@ -294,10 +275,9 @@ def _hardware(table: pd.DataFrame) -> pd.Series:
 
 
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Add the smallest number of devices within each of the groups ``by``, and the speed-up over it."""
-    known = table[table["training_time_h"].notna()]
-    smallest = known.groupby(by)["devices"].min()
-    groups = pd.MultiIndex.from_frame(table[by])
-    table["base_devices"] = smallest.reindex(groups).to_numpy()
-    at_base = table[table["devices"] == table["base_devices"]].groupby(by)["training_time_h"].mean()
-    return table.assign(speed_up=at_base.reindex(groups).to_numpy() / table["training_time_h"])
+    """Add the fewest devices within each of the groups ``by``, and the speed-up over them."""
+    groups = [table[name] for name in by]
+    hours, devices = table["training_time_h"], table["devices"]
+    base = devices.where(hours.notna()).groupby(groups).transform("min")
+    base_hours = hours.where(devices == base).groupby(groups).transform("mean")
+    return table.assign(base_devices=base, speed_up=base_hours / hours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ QUANTITIES = [
     name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"
 ]
 CPU_MODEL = ["cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores"]
+METRICS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
 # What can be selected by; the rest of the configuration enters ``recipe``.
 CONFIG_NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat"]
 CONFIG_TEXTS = ["stage", "dataset", "preset"]
@@ -67,7 +69,7 @@ def load(
             other = seen.setdefault(row["run_id"], run_dir)
             if other != run_dir:
                 raise ValueError(f"run_id is the same as of {other}; keep one of the two")
-            metrics.append({name: float(value) for name, value in record["metrics"].items()})
+            metrics.append(_metrics(record["metrics"], row["stage"]))
             rows.append(row)
     return _dataset(rows, metrics, excluded)
 
@@ -97,6 +99,21 @@ def _row(record: dict, run_dir: Path) -> dict:
     return row | {name: record[name] for name in (*TEXTS, *QUANTITIES) if name in record}
 
 
+def _metrics(metrics: dict, stage: str) -> dict[str, float]:
+    """Name also the Z500 RMSE at the lead time that a stage is trained for.
+
+    That is the shortest of pre-training, and the longest of fine-tuning.
+    """
+    values = {name: float(value) for name, value in metrics.items()}
+    leads_h = sorted(int(h) for h in re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(values)))
+    if leads_h:
+        lead_h = leads_h[-1 if stage == "finetune" else 0]
+        values["lead_time_h"] = lead_h
+        values["z500_rmse_m"] = values[f"z500_rmse_{lead_h}h_m"]
+        values["persistence_m"] = values.get(f"z500_rmse_{lead_h}h_persistence_m", math.nan)
+    return values
+
+
 def _loader(config: dict) -> str:
     """Name what gives the batches, as "pil-4"; "device" where one batch stays on the device."""
     loading = config.get("image_loading", "states")
@@ -113,7 +130,7 @@ def _recipe(record: dict, varied: list[str]) -> str:
 
 def _dataset(rows: list[dict], metrics: list[dict], excluded: list[str]) -> xr.Dataset:
     metrics = pd.DataFrame(metrics, range(len(rows)))
-    names = dict.fromkeys([*QUANTITIES, *CPU_MODEL, "top1_error", *metrics])
+    names = dict.fromkeys([*QUANTITIES, *CPU_MODEL, *METRICS, *metrics])
     table = pd.DataFrame(rows).join(metrics).reindex(columns=[*TEXTS, *CONFIG_NUMBERS, *names])
     table[TEXTS] = table[TEXTS].astype(object).fillna("")
     kinds = dict.fromkeys(names, float) | dict.fromkeys(CONFIG_NUMBERS, int)
@@ -133,15 +150,10 @@ def _dataset(rows: list[dict], metrics: list[dict], excluded: list[str]) -> xr.D
 
 def metric_unit(name: str) -> str:
     """Unit of a final metric, which stands at the end of its name; errors and losses have none."""
-    for ending, unit in (("_m2_s2", "m2 s-2"), ("_m", "m"), ("_s", "s"), ("_K", "K")):
+    for ending, unit in (("_m2_s2", "m2 s-2"), ("_m", "m"), ("_s", "s"), ("_K", "K"), ("_h", "h")):
         if name.endswith(ending):
             return unit
     return "1"
-
-
-def lead_time_h(metric: str) -> int:
-    """Lead time in hours that stands in a forecast metric's name, as in ``z500_rmse_12h_m``."""
-    return int(re.search(r"_(\d+)h", metric).group(1))
 
 
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
