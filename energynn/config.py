@@ -110,9 +110,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         rounded
     gradient_buckets: gradients stay in the buckets in which they travel: one copy less, same
         numbers
-    gradient_noise_steps: steps of the optimizer from one look at the norms of the gradients to the
-        next, of each local batch and of their average over all devices; metrics then have the
-        gradient noise scale (McCandlish et al. 2018); 0: none
     step_period_s: least seconds from one step of the optimizer to the next, so that samples and
         updates an hour vary independently; 0: as fast as it can
     threads_per_device: CPU threads of each rank
@@ -151,7 +148,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     persistent_workers: bool = False
     gradient_compression: Literal["none", "bfloat16"] = "none"
     gradient_buckets: bool = False
-    gradient_noise_steps: CountOrNone = 0
     step_period_s: Seconds = 0.0
     threads_per_device: Count = 1
     sampling_period_s: Period = 0.04
@@ -181,7 +177,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 # Parameters younger than the first records. At its default none is written, so that the names of
 # earlier runs stay.
-LATER = ("gradient_compression", "gradient_buckets", "gradient_noise_steps", "step_period_s")
+LATER = ("gradient_compression", "gradient_buckets", "step_period_s")
 LATER += ("idle_ready_s", "setup_timeout_s", "states_on_device")
 
 IMAGE_LOADING = ("pil", "fast", "store", "device")
@@ -416,9 +412,6 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values |= _validated(config_class, _batch_sizes(values, given))
     if workload == "fourcastnet":
         _check_fourcastnet(values)
-    is_one_batch = values["global_batch_size"] == values["local_batch_size"]
-    if values["gradient_noise_steps"] and is_one_batch:
-        raise ValueError("gradient_noise_steps: needs several devices or accumulation_steps")
     known = {name: value for name, value in values.items() if value is not NODEFAULT}
     return config_class(**known)
 
