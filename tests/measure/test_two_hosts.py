@@ -41,7 +41,7 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
             name_it = ["sh", "-c", script, host]
             words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
         command = words[:-1]
-    environment = start.rank_environment(run_dir, intent)
+    environment = start.rank_environment(run_dir, intent) | {"MASTER_ADDR": "127.0.0.1"}
     return run_dir, subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
