@@ -58,12 +58,8 @@ def wheel(tmp_path_factory):
 def installed(wheel, tmp_path_factory):
     """Folder with the package, and an empty one to work in; what it depends on is this environment's."""
     target, here = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("empty")
-    subprocess.run(
-        [*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True
-    )
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("ENERGYNN_")
-    }
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENERGYNN_")}
 
     def python(*words, **options):
         return subprocess.run(
@@ -87,13 +83,9 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_every_module(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
-    modules = {
-        str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "energynn").rglob("*.py")
-    }
+    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "energynn").rglob("*.py")}
     assert modules <= held, "pyproject.toml lists the packages"
-    assert "energynn/shipped/data_manifests/imagenet/SHA256SUMS" not in held, (
-        "140 MB that are made anew"
-    )
+    assert "energynn/shipped/data_manifests/imagenet/SHA256SUMS" not in held, "140 MB that are made anew"
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +98,7 @@ def measured(installed):
 
 
 def test_a_measured_command_leaves_its_record_below_the_working_folder(installed, measured):
-    assert (
-        measured["status"] == "finished"
-        and not measured.get("git_commit")
-        and not measured.get("git_dirty")
-    )
+    assert measured["status"] == "finished" and not measured.get("git_commit") and not measured.get("git_dirty")
     assert (installed.folder / "runs" / "measured" / measured["run_id"] / "record.json").is_file()
 
 
@@ -124,7 +112,7 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(installed
         ("submit kick-the-tires --system horeka-a100 --dry-run", "cd {folder}"),
         (
             "data verify",
-            "photographs: every file is there and has its SHA-256 ({folder}/build/data",
+            "photographs: every file of its manifest is there and has its SHA-256 ({folder}/build/data",
         ),
     ],
 )
@@ -137,9 +125,7 @@ def test_a_command_works_in_an_empty_folder(installed, measured, words, expected
 def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(installed):
     program = "import sys, energynn; runs = energynn.load(); print(runs.sizes['run'], 'torch' in sys.modules)"
     done = installed("-c", program)
-    assert done.stdout.split()[1:] == ["False"] and int(done.stdout.split()[0]) > 20, (
-        done.stdout + done.stderr
-    )
+    assert done.stdout.split()[1:] == ["False"] and int(done.stdout.split()[0]) > 20, done.stdout + done.stderr
     plan = "forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3 --devices 64"
     done = installed("-m", "energynn.cli", *plan.split())
     assert done.returncode == 0 and "kWh" in done.stdout, done.stdout + done.stderr
