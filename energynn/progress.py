@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import threading
 import time
@@ -18,8 +19,16 @@ def entry(state: str, name: str, words: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Print lines for a person at once, also into a pipe."""
+    """Print lines for a person at once; on a terminal none is wider than 80 columns."""
+    if sys.stdout and sys.stdout.isatty():
+        text = "\n".join(map(_fold, text.splitlines()))
     print(text, flush=True)
+
+
+def _fold(line: str) -> str:
+    wrap = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
+    wrap.subsequent_indent = "    "
+    return line if len(line) <= 80 else wrap.fill(line)
 
 
 def energy_words(energy_Wh: float) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import shlex
 import signal
@@ -34,7 +33,7 @@ from energynn.progress import tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-EVALUATION_S = 300.0  # of perun, after the trainer has ended; with a dead sampler it never ends
+SILENT_S = 300.0  # ranks that wait for a dead process, as perun's sampler, never end
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
@@ -210,7 +209,7 @@ def make(run_dir: Path, parent: int) -> int:
     lines = (ranks.stdout, folder / "log.txt")
     relay = threading.Thread(target=_relay, args=lines, daemon=True)
     relay.start()
-    stop_reason = _wait_for_ranks(ranks, folder, stopped, parent)
+    stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
     exit_status = ranks.wait()
     relay.join(timeout=1.0)
     by = f", {intent['launcher']} with status {exit_status}"
@@ -230,14 +229,14 @@ def _asked_to_stop(stopped: list[int], parent: int) -> str:
     return supervise.stop_reason(stopped) or ended
 
 
-def _wait_for_ranks(ranks, folder: Path, stopped: list[int], parent: int) -> str:
+def _wait_for_ranks(ranks, folder: Path, devices: int, stopped: list[int], parent: int) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
     looked_s, reason = time.monotonic(), ""
     while ranks.poll() is None and not reason:
         reason = _asked_to_stop(stopped, parent)
         if time.monotonic() > looked_s + LOOK_S:
             looked_s = time.monotonic()
-            reason = reason or _overdue(folder)
+            reason = reason or _hang(folder, devices)
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
     is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
@@ -251,14 +250,15 @@ def _wait_for_ranks(ranks, folder: Path, stopped: list[int], parent: int) -> str
     return reason
 
 
-def _overdue(folder: Path) -> str:
-    """Say in words that perun hangs after the trainer's last event; "" else."""
+def _hang(folder: Path, devices: int) -> str:
+    """Say in words that ranks hang before their first event or after their last; "" else."""
     paths = list(folder.glob("events-rank*.jsonl"))
-    since_s = max((path.stat().st_mtime for path in paths), default=math.inf)
-    is_quiet = time.time() - since_s > EVALUATION_S
-    if is_quiet and events_of_kind(read_events(folder, 0), "rank_end"):
-        return f"perun's evaluation took longer than {EVALUATION_S:.0f} s"
-    return ""
+    newest_s = max(path.stat().st_mtime for path in [folder, *paths])
+    if time.time() < newest_s + SILENT_S:
+        return ""
+    if len(paths) == devices and not events_of_kind(read_events(folder, 0), "rank_end"):
+        return ""
+    return f"its ranks were silent for {SILENT_S:.0f} s, before or after the training"
 
 
 def ranks_command(folder: Path, intent: dict) -> list[str]:
