@@ -28,7 +28,6 @@ from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
-    files_named,
     read_hosts,
     segments,
 )
@@ -97,7 +96,7 @@ def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    accounts = account(run_dir, by_segment, intent.get("thresholds"))
+    accounts = account(run_dir, intent.get("thresholds"))
     result = {"history": history, "metrics": {}, **accounts}
     result |= _counts(events, history)
     ends = events_of_kind(events, "training_end")
@@ -142,7 +141,7 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums: dict = {}
     for path in chain.from_iterable(
-        files_named(folder / "perun", "", ".hdf5") for folder in folders
+        sorted((folder / "perun").glob("*.hdf5")) for folder in folders
     ):
         name = str(path.relative_to(run_dir))
         try:
