@@ -28,7 +28,7 @@ from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.files import sha256, whole, write_json
 from energynn.progress import meter
-from energynn.reading import ILL_TYPED, require_file
+from energynn.reading import require_file
 
 AHEAD = 8  # states that are read ahead: 0.7 GB of memory at full size
 CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
@@ -317,7 +317,7 @@ def _note(root: Path, year: int) -> Note:
     try:
         require_file(path)
         return msgspec.json.decode(path.read_bytes(), type=Note)
-    except ILL_TYPED as error:
+    except Exception as error:
         raise ValueError(f"{path}: {error}; prepare this year again") from error
 
 

@@ -12,7 +12,7 @@ from energynn.config import FourCastNetConfig, checksum_file
 from energynn.data import era5_store, imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
-from energynn.reading import ILL_TYPED, require_file
+from energynn.reading import require_file
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
@@ -46,7 +46,7 @@ def read(dataset: str) -> Manifest:
     try:
         require_file(path)
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except ILL_TYPED as error:
+    except Exception as error:
         raise ValueError(f"{dataset}: {path} is damaged ({error}); {RESTORE}") from error
 
 
