@@ -14,7 +14,7 @@ import msgspec
 
 LARGEST_B = 64 * 2**20  # of a JSON or TOML file; the record of a run on 1,000 devices has 3 MB
 # What readers of plain values raise where these are of another type or size than they should be.
-ILL_TYPED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError, OSError)
+ILL_TYPED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, MemoryError, OSError)
 
 
 def require_file(path: Path, most_B: float = math.inf) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
 from energynn.progress import meter
@@ -37,18 +36,16 @@ def verify_tree(
 def digests(
     pieces: dict[str, Piece], progress: Callable[[str], None] = print, algorithm: str = "sha256"
 ) -> Iterator[tuple[str, str]]:
-    """Name and hex digest of pieces of files, in their order. Raises ValueError for a missing file."""
+    """Compute name and hex digest of pieces of files, in their order. Raises ValueError for a missing file."""
     advance = meter(algorithm, len(pieces), "files", progress)
-    names = iter(pieces)
-    pool = ThreadPoolExecutor(THREADS)
-    try:
-        while batch := list(islice(names, BATCH)):
-            found = pool.map(lambda name: _digest(*pieces[name], algorithm), batch)
-            for name, digest in zip(batch, found, strict=True):
+    names = list(pieces)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for start in range(0, len(names), BATCH):
+            batch = names[start : start + BATCH]
+            values = pool.map(lambda name: _digest(*pieces[name], algorithm), batch)
+            for name, value in zip(batch, values, strict=True):
                 advance(1)
-                yield name, digest
-    finally:
-        pool.shutdown(cancel_futures=True)
+                yield name, value
 
 
 def _digest(path: str, offset: int, size_B: int, algorithm: str) -> str:

@@ -12,7 +12,6 @@ from energynn.config import FourCastNetConfig, checksum_file
 from energynn.data import era5_store, imagenet, photographs
 from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
-from energynn.reading import ILL_TYPED, require_file
 
 EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
 DATASETS = ("era5_ensemble", "photographs")
@@ -24,14 +23,14 @@ GENERATED = REPOSITORY / "build" / "data"
 
 
 class File(msgspec.Struct):
-    """A file of a data set, or an archive that others publish."""
+    """Name a file of a data set, or an archive that others publish."""
 
     name: str
     contentSize: str = ""  # the name is Croissant's
 
 
 class Manifest(msgspec.Struct):
-    """What is read of a manifest.json; ``splits`` are ImageNet's."""
+    """Hold what is read of a manifest.json; ``splits`` are ImageNet's."""
 
     distribution: list[File]
     made_with: str = msgspec.field(name="energynn:made_with", default="")
@@ -41,17 +40,16 @@ class Manifest(msgspec.Struct):
 
 
 def read(dataset: str) -> Manifest:
-    """The data set's manifest.json. Raises ValueError if there is none or it is damaged."""
+    """Read the data set's manifest.json. Raises ValueError if there is none or it is damaged."""
     path = checksum_file(dataset, DATA_MANIFESTS).with_name("manifest.json")
     try:
-        require_file(path)
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
-    except ILL_TYPED as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"{dataset}: {path} is damaged ({error}); {RESTORE}") from error
 
 
 def checksums(dataset: str) -> dict[str, str]:
-    """File name -> SHA-256 of a data set, from the list that ``sha256sum -c`` reads too."""
+    """Read file name -> SHA-256 of a data set from the list that ``sha256sum -c`` reads too."""
     path = checksum_file(dataset, DATA_MANIFESTS)
     digests = {}
     for line in path.read_text(errors="replace").splitlines():
@@ -63,7 +61,7 @@ def checksums(dataset: str) -> dict[str, str]:
 
 
 def root(dataset: str) -> Path:
-    """Where a data set's files lie: beside its manifest if they are embedded, else below build/data/.
+    """Find where a data set's files lie: beside its manifest if they are embedded, else below build/data/.
 
     What does not ship lies where its environment variable says; raises ValueError if that says nothing.
     """
@@ -93,7 +91,6 @@ def verify(
     sums = checksums(dataset)
     if dataset in PHOTOGRAPHS and not root(dataset).is_dir():
         _make_photographs(dataset)
-        progress(f"{dataset}: made {len(sums)} crops in {root(dataset)}")
     folder = (dataset in VARIABLES and folder) or root(dataset)
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, progress, every_byte)
@@ -101,9 +98,9 @@ def verify(
         if config:
             names = era5_store.files_read(config)
             sums = {name: digest for name, digest in sums.items() if name in names}
-        chosen = {name: sums[name] for name in sums if every_byte or name.endswith(".json")}
-        _check_sizes(dataset, folder, "copy or prepare it again", sums)
-        verify_tree(folder, chosen, progress)
+        _check_sizes(folder, sums)
+        small = {name: sums[name] for name in sums if every_byte or name.endswith(".json")}
+        verify_tree(folder, small, progress)
     else:
         remade = f"delete {folder}, it is made anew at the next use"
         _verify_small(dataset, folder, RESTORE if dataset == "era5_ensemble" else remade)
@@ -121,9 +118,8 @@ def _make_photographs(dataset: str) -> None:
 
 
 def _verify_small(dataset: str, folder: Path, remedy: str) -> None:
-    """Every byte of a data set, and that its folder holds nothing else: ImageFolder would train on it."""
+    """Check every byte of a data set, and that its folder holds nothing else: ImageFolder would train on it."""
     sums = checksums(dataset)
-    _check_sizes(dataset, folder, remedy, sums)
     try:
         verify_tree(folder, sums)
     except ValueError as error:
@@ -134,49 +130,36 @@ def _verify_small(dataset: str, folder: Path, remedy: str) -> None:
             raise ValueError(f"{dataset}: {folder / unlisted[0]} is not in the manifest; {remedy}")
 
 
-def _check_sizes(dataset: str, folder: Path, remedy: str, names: Collection[str]) -> None:
-    for entry in read(dataset).distribution:
-        if entry.name in names:
-            path = folder / entry.name
-            if not path.is_file():
-                raise ValueError(f"{dataset}: {path} is missing; {remedy}")
-            if f"{path.stat().st_size} B" != entry.contentSize:
-                size_B = path.stat().st_size
-                raise ValueError(
-                    f"{dataset}: {path} has {size_B} B, not {entry.contentSize}; {remedy}"
-                )
+def _check_sizes(folder: Path, names: Collection[str]) -> None:
+    """Raise ValueError naming a file of ERA5's store that has another size than in the manifest."""
+    for entry in read("era5").distribution:
+        path = folder / entry.name
+        if entry.name in names and f"{path.stat().st_size} B" != entry.contentSize:
+            raise ValueError(f"{path}: has not {entry.contentSize}; copy or prepare it again")
 
 
 def _verify_imagenet(
     folder: Path, sums: dict[str, str], progress: Callable[[str], None], every_byte: bool
 ) -> None:
-    """Names of all images; with ``every_byte`` the archives' MD5 and every image's SHA-256, too.
+    """Check names of all images; with ``every_byte`` the archives' MD5 and every image's SHA-256, too.
 
     The pixels of a prepared store have no published digest: only its names are checked.
     """
     manifest, listings = read("imagenet"), imagenet.list_images(folder, progress)
     for split, listing in zip(imagenet.SPLITS, listings, strict=True):
-        _check_names(listing, split, manifest.splits[split])
+        expected, present = manifest.splits[split], imagenet.summary(listing)
+        if present != expected:
+            classes = sorted(
+                {name for name, _ in present.classes.items() ^ expected.classes.items()}
+            )
+            raise ValueError(
+                f"imagenet: {listing.place}: images of {split} are others than in the manifest, "
+                f"with another number in {', '.join(classes[:3]) or 'no class'}; copy them again"
+            )
     if every_byte:
         check_archives(folder, progress)
         if not imagenet.is_store(folder):
             verify_tree(folder, sums, progress, imagenet.pieces(listings))
-
-
-def _check_names(listing: imagenet.Listing, split: str, expected: imagenet.Summary) -> None:
-    """Raise ValueError naming a class that has other images than in the manifest."""
-    present = imagenet.summary(listing)
-    if present.digest == expected.digest:
-        return
-    for name in sorted(expected.classes.keys() | present.classes.keys()):
-        wanted, count = expected.classes.get(name, 0), present.classes.get(name, 0)
-        if wanted != count:
-            raise ValueError(
-                f"imagenet: {listing.place}: {split}/{name} has {count} images, not {wanted}"
-            )
-    raise ValueError(
-        f"imagenet: {listing.place}: images of {split} have other names than in the manifest"
-    )
 
 
 def check_archives(folder: Path, progress: Callable[[str], None]) -> None:
