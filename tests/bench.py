@@ -203,7 +203,7 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
                 (root / split / name).mkdir(parents=True)
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
-        imagenet.prepare(root, store, progress=lambda line: None)
+        imagenet.prepare(root, store)
         mean, std = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
         usual = transforms.Compose(
             [

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import mimetypes
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from energynn.config import IMAGENET_IMAGES
 from energynn.data import era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
 from energynn.files import sha256, shipped
@@ -18,9 +16,7 @@ from energynn.files import sha256, shipped
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what is said of each in words
 
 
-def build(
-    dataset: str, source: Path | None = None, progress: Callable[[str], None] = print
-) -> None:
+def build(dataset: str, source: Path | None = None) -> None:
     """Write the manifest that describes a data set as it lies there; photographs are made anew.
 
     ``source`` is the folder of what does not ship, if not where its variable says. Any other name is that of data of
@@ -31,11 +27,11 @@ def build(
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
     details: dict = {}
     if dataset == "imagenet":
-        sums, details = _imagenet(folder, progress)
+        sums, details = _imagenet(folder)
         files = _official_archives()
     else:
         if dataset == "era5":
-            details = era5_store.contents(folder)
+            details = {"energynn:times": era5_store.contents(folder)}
         elif dataset in manifests.PHOTOGRAPHS:
             shutil.rmtree(folder, ignore_errors=True)
             photographs.make_crops(folder)
@@ -47,7 +43,7 @@ def build(
             raise ValueError(f"{dataset}: {folder} is no folder; put its files into it")
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         pieces = {str(path.relative_to(folder)): (str(path), 0, -1) for path in paths}
-        sums = dict(digests(pieces, progress))
+        sums = dict(digests(pieces))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())
     manifest = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
@@ -74,16 +70,12 @@ def _sources() -> list[dict]:
     ]
 
 
-def _imagenet(folder: Path, progress: Callable[[str], None]) -> tuple[dict[str, str], dict]:
-    """Compute SHA-256 of every image, and the counts of both splits."""
-    listings = imagenet.list_images(folder, progress)
+def _imagenet(folder: Path) -> tuple[dict[str, str], dict]:
+    """Compute SHA-256 of every image, and a summary of both splits."""
+    listings = imagenet.list_images(folder)
     summaries = dict(zip(imagenet.SPLITS, map(imagenet.summary, listings), strict=True))
-    counts = {split: summary.count for split, summary in summaries.items()}
-    details = {
-        "energynn:complete": counts == IMAGENET_IMAGES,
-        "energynn:splits": msgspec.to_builtins(summaries),
-    }
-    return dict(digests(imagenet.pieces(listings), progress)), details
+    details = {"energynn:splits": msgspec.to_builtins(summaries)}
+    return dict(digests(imagenet.pieces(listings))), details
 
 
 def _official_archives() -> list[dict]:

@@ -35,18 +35,6 @@ NAMES = {
     "q": ("specific_humidity", "q"),
 }
 DIMENSIONS = {"valid_time": "time", "pressure_level": "level", "isobaricInhPa": "level"}
-# What can occur on Earth, with room: degrees Celsius, hPa or a fill value are outside. Unit, least, most.
-RANGES = {
-    "sp": ("Pa", 30_000, 120_000),
-    "mslp": ("Pa", 80_000, 120_000),
-    "tcwv": ("kg/m2", -5, 150),
-    "t": ("K", 150, 350),
-    "u": ("m/s", -200, 200),
-    "v": ("m/s", -200, 200),
-    "z": ("m2/s2", -15_000, 250_000),
-    "r": ("%", -50, 300),
-    "q": ("kg/kg", -0.01, 0.1),
-}
 
 
 def _levels_hPa(name: str) -> list[int]:
@@ -63,8 +51,7 @@ class Source:
     """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in SI units and %.
 
     hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left out, as in
-    FourCastNet (721 rows -> 720). ``read`` may be called from several threads; it raises ValueError with variable
-    and time if a value is missing or not physical.
+    FourCastNet (721 rows -> 720). ``read`` may be called from several threads.
     """
 
     hours: np.ndarray
@@ -98,17 +85,6 @@ def utc(hour: int) -> str:
     return f"{np.datetime64(int(hour), 'h')} UTC"
 
 
-def _require_physical(values: np.ndarray, name: str, hour: int) -> None:
-    """Raise ValueError for values that cannot be ERA5's: NaN, fills, other units."""
-    low, high = float(values.min()), float(values.max())
-    unit, least, most = RANGES.get(name) or RANGES[name[0]]
-    if not (least <= low and high <= most):  # NaN, too
-        raise ValueError(
-            f"{name} is {low:g} to {high:g} at {utc(hour)}, not within {least:g} to {most:g} "
-            f"{unit}; convert its unit, or get this time again"
-        )
-
-
 def _open_hdf5(path: Path, year: int) -> Source:
     """Open FourCastNet's file: ``fields`` float32 (times, 21, 721, 1440), the last channel (sst) unused.
 
@@ -128,14 +104,11 @@ def _open_hdf5(path: Path, year: int) -> Source:
         )
     hours = hours_of_year(year)[: shape[0]]
 
-    def read(index: int) -> np.ndarray:
-        state = fields[index, : len(CHANNELS), :-1]
-        for channel, plane in zip(CHANNELS, state, strict=True):
-            _require_physical(plane, channel, hours[index])
-        return state
-
     latitude_deg = np.linspace(90, -90, shape[2])[:-1]
-    return Source(hours, latitude_deg, np.arange(shape[3]) * 360 / shape[3], read)
+    longitude_deg = np.arange(shape[3]) * 360 / shape[3]
+    return Source(
+        hours, latitude_deg, longitude_deg, lambda index: fields[index, : len(CHANNELS), :-1]
+    )
 
 
 @lru_cache(maxsize=1)
@@ -210,10 +183,7 @@ def _field(variables: dict, name: str, levels_hPa: list[int], hour: int) -> np.n
     if levels_hPa:
         variable = variable.sel(level=levels_hPa)
     values = variable.transpose(..., "latitude", "longitude").values.astype(np.float32)
-    values = values.reshape(-1, *values.shape[-2:])
-    for level, plane in zip(levels_hPa or [""], values, strict=True):
-        _require_physical(plane, f"{name}{level}", hour)
-    return values
+    return values.reshape(-1, *values.shape[-2:])
 
 
 def relative_humidity_percent(

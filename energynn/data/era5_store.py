@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from energynn.config import YEARS, FourCastNetConfig
+from energynn.config import YEARS
 from energynn.data import era5, era5_sources
-from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year
+from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.progress import meter
 from energynn.reading import one_fault
 
@@ -53,13 +53,7 @@ def parse_years(text: str) -> list[int]:
     return sorted(years)
 
 
-def prepare(
-    source: str,
-    out: Path,
-    years: list[int],
-    workers: int = 4,
-    progress: Callable[[str], None] = print,
-) -> None:
+def prepare(source: str, out: Path, years: list[int], workers: int = 4) -> None:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
 
     Years that are there stay; one that was interrupted is made anew. Several calls at the same time must have different
@@ -70,7 +64,7 @@ def prepare(
     with one_fault(source), ThreadPoolExecutor(workers) as pool:
         sources = {year: era5_sources.open_year(source, year) for year in missing}
         times = sum(len(opened.hours) for opened in sources.values())
-        advance = meter("era5", times, "states", progress)
+        advance = meter("era5", times, "states")
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
 
@@ -115,12 +109,19 @@ def _write_year(
 
 
 def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, ...]]:
-    """Read the states of a year in order, some at the same time, and mean and variance of their channels."""
+    """Read the states of a year in order, some at the same time, and mean and variance of their channels.
+
+    Raises ValueError naming variable and time if a value is missing.
+    """
 
     def read(index: int) -> tuple[np.ndarray, ...]:
         state = np.ascontiguousarray(source.read(index), dtype="<f4")
-        moments = dict(axis=(1, 2), dtype=np.float64)
-        return state, state.mean(**moments), state.var(**moments)
+        mean = state.mean(axis=(1, 2), dtype=np.float64)
+        variance = state.var(axis=(1, 2), dtype=np.float64)
+        if not np.isfinite(mean).all():
+            name = CHANNELS[np.argmin(np.isfinite(mean))]
+            raise ValueError(f"no finite {name} at {utc(source.hours[index])}; get it again")
+        return state, mean, variance
 
     indices = range(len(source.hours))
     for first in indices[::AHEAD]:
@@ -188,22 +189,6 @@ class Sequences:
         return sequence
 
 
-def splits_read(config: FourCastNetConfig) -> tuple[str, str, str]:
-    """List the years that a run trains on, validates on and tests on."""
-    return config.training_years, config.validation_years, config.test_years
-
-
-def files_read(config: FourCastNetConfig) -> list[str]:
-    """List the files that a run reads."""
-    years = parse_years(",".join(splits_read(config)))
-    return [name for year in years for name in files_of(year)]
-
-
-def files_of(year: int) -> tuple[str, str, str]:
-    """Name the files of a year in a store."""
-    return f"{year}.npy", f"{year}.json", f"mean-{year}.npy"
-
-
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
     """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
 
@@ -231,21 +216,19 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 def _note(root: Path, year: int) -> Note:
     """Read what a store tells of a year. Raises ValueError if it is not complete or damaged."""
-    if missing := [name for name in files_of(year) if not (root / name).is_file()]:
-        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn data era5` makes them")
+    for name in (f"{year}.npy", f"mean-{year}.npy", f"{year}.json"):
+        if not (root / name).is_file():
+            raise ValueError(f"{root}: no {name}; `energynn data era5` makes it")
     path = root / f"{year}.json"
     with one_fault(path):
         return msgspec.json.decode(path.read_bytes(), type=Note)
 
 
-def contents(root: Path) -> dict:
-    """Tell how many times each year of a store has, for its manifest. Raises ValueError if none is complete."""
-    years = sorted(int(path.stem) for path in root.glob("[0-9]*.npy"))
-    unfinished = sorted(path.name for path in root.glob("*.part"))
+def contents(root: Path) -> dict[str, int]:
+    """Count the times of each year of a store, for its manifest. Raises ValueError if it is not complete."""
+    years = sorted(path.stem for path in root.glob("[0-9]*.npy"))
+    unfinished = [path.name for path in root.glob("*.part")]
     if unfinished or not years:
-        raise ValueError(
-            f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it"
-        )
-    notes = {str(year): _note(root, year) for year in years}
-    times = {year: len(note.hours_since_1970) for year, note in notes.items()}
-    return {"energynn:times": times, "energynn:source": notes[str(years[-1])].source}
+        remedy = "`energynn data era5` goes on with it"
+        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; {remedy}")
+    return {year: len(_note(root, int(year)).hours_since_1970) for year in years}

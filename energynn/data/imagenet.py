@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -101,25 +101,25 @@ def is_store(folder: Path) -> bool:
     return all((folder / f"{split}.ppm").is_file() for split in SPLITS)
 
 
-def list_images(root: Path, progress: Callable[[str], None] = print) -> tuple[Listing, Listing]:
+def list_images(root: Path) -> tuple[Listing, Listing]:
     """List training and validation images below ``root``: prepared store, else trees, else official archives.
 
     Raises ValueError naming what is missing: the split, a class folder, a class without images.
     """
-    training, validation = (_list_split(Path(root), split, progress) for split in SPLITS)
+    training, validation = (_list_split(Path(root), split) for split in SPLITS)
     if different := sorted(set(training.classes) ^ set(validation.classes)):
         raise ValueError(f"images: {root}: class {different[0]} is in one split only")
     return training, validation
 
 
-def _list_split(root: Path, split: str, progress: Callable[[str], None]) -> Listing:
+def _list_split(root: Path, split: str) -> Listing:
     store, archive = root / f"{split}.ppm", root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
         return make_listing(root, list(_names_of_tree(root, split)))
     if archive.is_file():
-        return make_listing(archive, **_index(archive, progress))
+        return make_listing(archive, **_index(archive))
     raise ValueError(
         f"images: {root} has neither {split}/<class>/*.JPEG nor {archive.name}; name another folder"
     )
@@ -147,18 +147,15 @@ def _names_of_tree(root: Path, split: str) -> Iterator[bytes]:
             yield from (os.fsencode(f"{split}/{folder.name}/{name}") for name in names)
 
 
-def _index(archive: Path, progress: Callable[[str], None]) -> dict[str, np.ndarray]:
+def _index(archive: Path) -> dict[str, np.ndarray]:
     """Find names, offsets and sizes of the images in an archive, from its headers; they are read once and kept."""
     state = archive.stat()
     index = INDEX / f"{archive.stem}-{state.st_size}-{state.st_mtime_ns}.npz"
     if not index.is_file():
-        advance = meter(f"index of {archive.name}", state.st_size / 1e9, "GB", progress)
         rows = _training_images if archive.name == TRAINING_ARCHIVE else _validation_images
         try:
             with tarfile.open(archive, "r:") as file:
-                table = [
-                    np.array(column) for column in zip(*rows(file, archive, advance), strict=True)
-                ]
+                table = [np.array(column) for column in zip(*rows(file, archive), strict=True)]
         except tarfile.TarError as error:
             raise ValueError(f"images: {archive} is damaged ({error}); copy it again") from error
         _save(index, *table)
@@ -172,21 +169,16 @@ def _save(path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray)
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
 
-def _training_images(
-    outer: tarfile.TarFile, archive: Path, advance: Callable[[float], None]
-) -> Iterator[tuple[bytes, int, int]]:
+def _training_images(outer: tarfile.TarFile, archive: Path) -> Iterator[tuple[bytes, int, int]]:
     """Find name, offset and bytes of each image; there is one archive per synset within the archive."""
     for member in outer:
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
             for image in inner:
                 name = f"train/{Path(member.name).stem}/{Path(image.name).name}"
                 yield name.encode(), member.offset_data + image.offset_data, image.size
-        advance(member.size / 1e9)
 
 
-def _validation_images(
-    flat: tarfile.TarFile, archive: Path, advance: Callable[[float], None]
-) -> Iterator[tuple[bytes, int, int]]:
+def _validation_images(flat: tarfile.TarFile, archive: Path) -> Iterator[tuple[bytes, int, int]]:
     """Find the same; line k of the development kit's ground truth is the class of ILSVRC2012_val_<k>.JPEG."""
     from scipy.io import loadmat
 
@@ -201,7 +193,6 @@ def _validation_images(
         line = int(Path(name).stem.rpartition("_")[2]) - 1
         synset = synset_of[int(numbers[line])]
         yield f"val/{synset}/{name}".encode(), image.offset_data, image.size
-        advance(image.size / 1e9)
 
 
 # ------------------------------------------------------------------------------------------- subsets
@@ -247,9 +238,8 @@ def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.
 
 
 class Summary(msgspec.Struct):
-    """Hold the number of images, SHA-256 of their names in sorted order, and images per class."""
+    """Hold SHA-256 of the images' names in sorted order, and images per class."""
 
-    count: int
     digest: str
     classes: dict[str, int]
 
@@ -258,15 +248,13 @@ def summary(listing: Listing) -> Summary:
     """Sum up what is compared at every start of a run."""
     digest = hashlib.sha256(b"".join(name + b"\n" for name in listing.names)).hexdigest()
     counts = np.bincount(listing.labels).tolist()
-    return Summary(len(listing), digest, dict(zip(listing.classes, counts, strict=True)))
+    return Summary(digest, dict(zip(listing.classes, counts, strict=True)))
 
 
 # ------------------------------------------------------------------------------------ prepared store
 
 
-def prepare(
-    root: Path, out: Path, shorter_side: int = 256, progress: Callable[[str], None] = print
-) -> list[str]:
+def prepare(root: Path, out: Path, shorter_side: int = 256) -> list[str]:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
 
     Each image is a PPM (``ppm``) whose shorter side is at most ``shorter_side`` pixels (0: as it is): other pixels than
@@ -275,16 +263,14 @@ def prepare(
     """
     out.mkdir(parents=True, exist_ok=True)
     bad = []
-    for split, listing in zip(SPLITS, list_images(root, progress), strict=True):
-        bad += _prepare_split(listing, out / f"{split}.ppm", shorter_side, progress)
+    for split, listing in zip(SPLITS, list_images(root), strict=True):
+        bad += _prepare_split(listing, out / f"{split}.ppm", shorter_side)
     return bad
 
 
-def _prepare_split(
-    listing: Listing, path: Path, shorter_side: int, progress: Callable[[str], None]
-) -> list[str]:
+def _prepare_split(listing: Listing, path: Path, shorter_side: int) -> list[str]:
     """Write the images of a split, then their table; returns where those lie that cannot be decoded."""
-    advance, sizes_B = meter(f"prepare {path.stem}", len(listing), "images", progress), []
+    advance, sizes_B = meter(f"prepare {path.stem}", len(listing), "images"), []
     with whole(path) as file, ThreadPoolExecutor() as pool:
         for start in range(0, len(listing), BATCH):
             batch = range(start, min(start + BATCH, len(listing)))

@@ -46,11 +46,10 @@ class Images:
             try:
                 return self.load(data), int(self.listing.labels[index])
             except BAD_IMAGE as error:
-                where, reason = self.listing.where(index), " ".join(str(error).split())
-                line = f"image {where} is broken ({reason or 'no data'})"
+                where = self.listing.where(index)
+                line = f"image {where} is broken ({error})"
                 if self.on_bad_image == "fail":
-                    remedy = "copy it again, or set on_bad_image to skip"
-                    raise ValueError(f"{line}; {remedy}") from error
+                    raise ValueError(f"{line}; copy it, or set on_bad_image to skip") from error
                 if not self.bad[candidate]:
                     print(f"skipped: {line}", file=sys.stderr, flush=True)
                 self.bad[candidate] = True
@@ -124,7 +123,7 @@ def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 def normalized(
     batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> torch.Tensor:
-    """Turn a batch (samples, size, size, 3) uint8, on its device, into (samples, 3, size, size) float32, channels last."""
+    """Normalize (samples, size, size, 3) uint8 to (samples, 3, size, size) float32, channels last, on its device."""
     return (batch.permute(0, 3, 1, 2) - _of_255(mean, batch.device)) / _of_255(std, batch.device)
 
 

@@ -6,7 +6,6 @@ An easy task: colours alone tell most photographs apart, and validation crops co
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 from energynn.files import INSTALL, staged
@@ -56,11 +55,11 @@ def made_with() -> str:
     return "Pillow {}, libjpeg-turbo {}".format(*versions)
 
 
-def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None) -> None:
+def make_crops(target: Path) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
 
     The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder appears at once and
-    whole, also if two processes make it at the same time; before it does, ``check`` is called with it and may raise.
+    whole, also if two processes make it at the same time.
     """
     import numpy as np
     from PIL import Image
@@ -82,9 +81,11 @@ def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None
                     )
                 for number, image in enumerate(images):
                     image.save(place / f"{number:03d}.jpg", quality=JPEG_QUALITY)
-        check(crops)
-        if not target.is_dir():  # another process may have been faster; its crops are the same
+        try:
             crops.rename(target)
+        except OSError:  # another process was faster; its crops are the same
+            if not target.is_dir():
+                raise
 
 
 def _crop(photograph, generator, left: int, right: int):

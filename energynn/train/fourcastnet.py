@@ -98,10 +98,11 @@ def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, er
 
     Raises ValueError if another rank has other data.
     """
-    data = manifests.verify(config.dataset, progress=world.tell, config=config)
+    data = manifests.verify(config.dataset)
     steps, validation = STEPS[config.stage], None
     if config.dataset == "era5":
-        training, validation, test = era5_store.load(data, steps, *era5_store.splits_read(config))
+        years = config.training_years, config.validation_years, config.test_years
+        training, validation, test = era5_store.load(data, steps, *years)
     elif config.dataset == "synthetic":
         training, test = era5.synthetic(steps)
     else:

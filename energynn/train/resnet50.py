@@ -108,7 +108,7 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
 
     With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
     """
-    root = manifests.verify(config.dataset, progress=world.tell, config=config)
+    root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not is_store(root):
         store = REPOSITORY / "build" / "store" / config.dataset
         if config.dataset in manifests.VARIABLES:

@@ -40,10 +40,6 @@ def photograph(name: str, seed: int, size=(500, 375)) -> bytes:
     return as_jpegs([name], 1, size, seed)[0]
 
 
-def silent(line):
-    pass
-
-
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A tree, and the same images in archives as image-net.org has them: synset ids are not in alphabetical order."""
@@ -83,8 +79,6 @@ def add(archive, name, data):
     archive.addfile(member, io.BytesIO(data))
 
 
-
-
 def test_the_rule_as_facts_data_md_states_it():
     expected = []
     columns = [
@@ -97,10 +91,6 @@ def test_the_rule_as_facts_data_md_states_it():
     assert found == expected
 
 
-
-
-
-
 def test_tree_is_image_folder_s(tree):
     for listing, split in zip(list_images(tree), imagenet.SPLITS, strict=True):
         folder = ImageFolder(tree / split)
@@ -110,7 +100,7 @@ def test_tree_is_image_folder_s(tree):
 
 def test_archives_are_read_in_place_and_are_the_same_listing(tree):
     for _ in range(2):  # the second time from the index
-        for here, there in zip(list_images(tree), list_images(tree.parent / "official", silent), strict=True):
+        for here, there in zip(list_images(tree), list_images(tree.parent / "official"), strict=True):
             assert here.classes == there.classes and (here.labels == there.labels).all()
             assert (here.names == there.names).all()
             assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
@@ -121,12 +111,12 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
 def test_damaged_or_incomplete_archives_are_named(tree):
     official = tree.parent / "official"
     kit = (official / imagenet.DEVELOPMENT_KIT).rename(official / "hidden")
-    with pytest.raises(ValueError, match="img_val.tar.*devkit.*is missing"):
+    with pytest.raises(FileNotFoundError, match="devkit"):
         list_images(official)
     kit.rename(official / imagenet.DEVELOPMENT_KIT)
     archive = official / imagenet.TRAINING_ARCHIVE
     archive.write_bytes(archive.read_bytes()[:6000])
-    with pytest.raises(ValueError, match="img_train.tar cannot be indexed.*copy it again"):
+    with pytest.raises(ValueError, match="img_train.tar is damaged.*copy it again"):
         list_images(official)
 
 
@@ -141,7 +131,7 @@ def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
 
 def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
-    with pytest.raises(ValueError, match="class n02 is missing in .*/val"):
+    with pytest.raises(ValueError, match="class n02 is in one split only"):
         list_images(tree)
     (tree / "val" / "n02").mkdir()
     with pytest.raises(ValueError, match="val/n02 has no images"):
@@ -171,16 +161,12 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
         images[1]
 
 
-
-
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     data = jpeg(3, mode={"L": "L", "CMYK": "CMYK"}[mode])
     pixels, size = decode(data)
     assert size == (38, 50) and pixels.shape == (3, 38, 50)
     assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
-
-
 
 
 @pytest.mark.parametrize("scale_min", [0.08, 0.5])
@@ -233,8 +219,6 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, 
     assert pixels.shape == (3, 20, 26) and size == (38, 50)
     with pytest.raises(ValueError, match="n02_3.JPEG is broken.*when the store was prepared"):
         Images(training, np.arange(11), decode)[5]
-
-
 
 
 @pytest.mark.parametrize("on_bad_image", ["fail", "skip"])
