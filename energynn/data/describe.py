@@ -11,7 +11,7 @@ import msgspec
 
 from energynn.data import era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
-from energynn.files import sha256, shipped
+from energynn.files import sha256, shipped, write_json
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what is said of each in words
 
@@ -52,8 +52,7 @@ def build(dataset: str, source: Path | None = None) -> None:
     target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     (target / "SHA256SUMS").write_text("".join(lines))
-    text = json.dumps(manifest, indent=1, ensure_ascii=False)
-    (target / "manifest.json").write_text(text + "\n")
+    write_json(target / "manifest.json", manifest)
 
 
 def _sources() -> list[dict]:

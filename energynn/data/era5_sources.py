@@ -37,13 +37,12 @@ NAMES = {
 DIMENSIONS = {"valid_time": "time", "pressure_level": "level", "isobaricInhPa": "level"}
 
 
-def _levels_hPa(name: str) -> list[int]:
-    """List the levels of a variable among the channels; none at the surface."""
-    return [int(channel[1:]) for channel in CHANNELS if channel not in NAMES and channel[0] == name]
-
-
 # All levels of a variable are read at once, because a chunk of such a store holds every level.
-FIELDS = {name: _levels_hPa(name) for name in NAMES if name != "q"}
+FIELDS = {
+    name: [int(channel[1:]) for channel in CHANNELS if channel not in NAMES and channel[0] == name]
+    for name in NAMES
+    if name != "q"
+}
 
 
 @dataclass(frozen=True)

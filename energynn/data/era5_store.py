@@ -117,11 +117,10 @@ def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarr
     def read(index: int) -> tuple[np.ndarray, ...]:
         state = np.ascontiguousarray(source.read(index), dtype="<f4")
         mean = state.mean(axis=(1, 2), dtype=np.float64)
-        variance = state.var(axis=(1, 2), dtype=np.float64)
         if not np.isfinite(mean).all():
             name = CHANNELS[np.argmin(np.isfinite(mean))]
             raise ValueError(f"no finite {name} at {utc(source.hours[index])}; get it again")
-        return state, mean, variance
+        return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))
     for first in indices[::AHEAD]:
@@ -215,10 +214,7 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 
 def _note(root: Path, year: int) -> Note:
-    """Read what a store tells of a year. Raises ValueError if it is not complete or damaged."""
-    for name in (f"{year}.npy", f"mean-{year}.npy", f"{year}.json"):
-        if not (root / name).is_file():
-            raise ValueError(f"{root}: no {name}; `energynn data era5` makes it")
+    """Read what a store tells of a year. Raises ValueError naming the file if it is missing or damaged."""
     path = root / f"{year}.json"
     with one_fault(path):
         return msgspec.json.decode(path.read_bytes(), type=Note)

@@ -80,8 +80,8 @@ def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
     remedy = RESTORE
     if dataset not in EMBEDDED:
         remedy = (
-            f"restore it (crops are made anew where {folder} is deleted, and are others with other "
-            f"versions than requirements.lock's); `energynn data describe {dataset}` takes it as it is"
+            f"crops: delete {folder}, and install the versions of requirements.lock; "
+            f"data of your own: restore it, or `energynn data describe {dataset}`"
         )
     try:
         verify_tree(folder, sums)

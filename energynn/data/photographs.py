@@ -64,6 +64,7 @@ def make_crops(target: Path) -> None:
     import numpy as np
     from PIL import Image
 
+    counts = LARGE_CROPS if target.name == LARGE else CROPS
     with staged(target.parent) as folder:
         crops = folder / target.name
         for index, (name, (package, file, _licence)) in enumerate(PHOTOGRAPHS.items()):
@@ -73,14 +74,12 @@ def make_crops(target: Path) -> None:
             for split, left, right in (("train", 0, border), ("val", border, photograph.width)):
                 place = crops / split / name
                 place.mkdir(parents=True)
-                if target.name == LARGE:
-                    images = (_large_crop(photograph, generator) for _ in range(LARGE_CROPS[split]))
-                else:
-                    images = (
-                        _crop(photograph, generator, left, right) for _ in range(CROPS[split])
-                    )
-                for number, image in enumerate(images):
-                    image.save(place / f"{number:03d}.jpg", quality=JPEG_QUALITY)
+                for number in range(counts[split]):
+                    if target.name == LARGE:
+                        crop = _large_crop(photograph, generator)
+                    else:
+                        crop = _crop(photograph, generator, left, right)
+                    crop.save(place / f"{number:03d}.jpg", quality=JPEG_QUALITY)
         try:
             crops.rename(target)
         except OSError:  # another process was faster; its crops are the same

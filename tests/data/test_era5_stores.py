@@ -283,7 +283,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     assert test.lead_h == 6 and CHANNELS[test.z500] == "z500" and test.latitude_weights.shape == (8,)
     with pytest.raises(ValueError, match="overlap"):
         era5_store.load(store, 1, "2015-2016", "2016", "2019")
-    with pytest.raises(ValueError, match="no 2017.npy"):
+    with pytest.raises(ValueError, match="2017.json"):
         era5_store.load(store, 1, "2015", "2016-2017", "2019")
     with pytest.raises(ValueError, match="years: must be like"):
         era5_store.load(store, 1, "2015", "from 2016", "2019")

@@ -133,9 +133,6 @@ def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
     with pytest.raises(ValueError, match="class n02 is in one split only"):
         list_images(tree)
-    (tree / "val" / "n02").mkdir()
-    with pytest.raises(ValueError, match="val/n02 has no images"):
-        list_images(tree)
     with pytest.raises(ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"):
         list_images(tree.parent)
 
