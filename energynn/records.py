@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 import os
 import reprlib
 import signal
-import sys
 import time
 import tomllib
-from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
@@ -29,15 +25,12 @@ from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
     files_named,
-    read_hosts,
-    segments,
 )
 from energynn.reading import json_table, one_fault
 
 SCHEMA = "energynn-record/3"
 READABLE = ("energynn-record/2", SCHEMA)  # of the earlier ones no number is derived again
 FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
-LEAST_COVERAGE = 0.99
 
 _ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 _FIELDS = {}
@@ -51,6 +44,7 @@ KIND_OF = {name: facts.get("kind", "text") for name, facts in _FIELDS.items()}
 KINDS = {
     "number": int | float,
     "text": str,
+    "schema": Literal[READABLE],
     "status": Literal["finished", "failed", "killed", "interrupted"],
     "flag": bool,
     "table": dict,
@@ -172,9 +166,6 @@ def reasons_against(record: dict) -> list[str]:
     samples = record.get("samples_in_training", 0)
     if samples < FEWEST_SAMPLES:
         reasons.append(f"{samples} power samples in the training, {FEWEST_SAMPLES} needed")
-    coverage = record.get("coverage", 0.0)
-    if coverage < LEAST_COVERAGE:
-        reasons.append(f"samples cover {coverage:.1%} of the training, {LEAST_COVERAGE:.0%} needed")
     reasons += record.get("doubts", [])
     if not record.get("job", {}).get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
@@ -183,7 +174,7 @@ def reasons_against(record: dict) -> list[str]:
     if "perun_time_s" not in record and record.get("launcher") not in WITHOUT_PERUN:
         reasons.append("perun's HDF5 is missing or cannot be read")
     for name, value in record["metrics"].items():
-        if not (is_of_kind(value, "number") and math.isfinite(value)):
+        if not (isinstance(value, int | float) and math.isfinite(value)):
             reasons.append(f"metric {name} is not a number")
     batch = record["config"]["global_batch_size"]
     if record.get("samples_trained") != record.get("optimizer_steps", -1) * batch:
@@ -191,12 +182,12 @@ def reasons_against(record: dict) -> list[str]:
     return reasons
 
 
-def build(run_dir: Path, status: str, reason: str, ended_at: str | None = None) -> dict:
+def build(run_dir: Path, status: str, reason: str) -> dict:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
     intent = read_intent(run_dir)
     record = {name: intent[name] for name in FROM_INTENT if name in intent}
     record |= {"schema": SCHEMA, "status": status, "status_reason": reason}
-    record |= {"ended_at": ended_at or utc_now(), **derive(run_dir, intent)}
+    record |= {"ended_at": utc_now(), **derive(run_dir, intent)}
     record["invalid_reasons"] = reasons_against(record)
     record["valid"] = not record["invalid_reasons"]
     record["files"] = hash_files(run_dir)
@@ -242,10 +233,7 @@ def run_dirs(runs_dir: Path) -> list[Path]:
 
 def read_record(run_dir: Path) -> dict:
     """Read a record. Raises ValueError where a field is missing or of another type."""
-    record = _read(run_dir / "record.json", Record)
-    if record["schema"] not in READABLE:
-        raise ValueError(f"record.json: schema {record['schema']!r} is not {SCHEMA}")
-    return record
+    return _read(run_dir / "record.json", Record)
 
 
 def read_intent(run_dir: Path) -> dict:
@@ -262,21 +250,17 @@ def _read(path: Path, kind: type[msgspec.Struct]) -> dict:
     return values
 
 
-def is_of_kind(value, kind: str) -> bool:
-    """Tell whether a value is a number, text, flag, table, tables or texts."""
-    try:
-        msgspec.convert(value, KINDS[kind])
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
 def read(run_dir: Path) -> dict | None:
     """Read the record of a run; None if it has none or it cannot be read."""
     try:
         return read_record(run_dir)
     except (OSError, ValueError):
         return None
+
+
+def reason(record: dict) -> str:
+    """Say why a run did not finish, or is not valid; empty for a valid one."""
+    return record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))
 
 
 def is_made(run_dir: Path) -> bool:
@@ -311,30 +295,16 @@ def is_running(run_dir: Path) -> bool:
 
 def check(runs_dir: Path) -> list[str]:
     """Say every fault in the records below a folder, a line each."""
-    return check_and_count(runs_dir)[0]
-
-
-def check_and_count(runs_dir: Path) -> tuple[list[str], Counter]:
-    """Check records; count those "readable", "valid" as evidence, or "simulated"."""
-    faults, counts, known = [], Counter(), {}
+    faults = []
     for folder in run_dirs(runs_dir):
         name = folder.name
-        if not (folder / "record.json").exists():
-            if not is_running(folder):
-                remedy = f"`energynn check --recover {runs_dir}` writes one"
-                faults.append(f"{name}: no record.json; the launcher died. {remedy}")
-            continue
-        with one_fault(f"{name}: cannot be checked", faults):
-            faults += [f"{name}: {fault}" for fault in check_record(folder)]
-        record = read(folder)
-        if record:
-            is_simulated = record.get("launcher") == "simulated"  # by `energynn forecast simulate`
-            kinds = ["simulated"] if is_simulated else ["valid"] * record["valid"]
-            counts.update(["readable", *kinds])
-            other = known.setdefault(record["record_sha256"], folder)
-            if other != folder:
-                faults.append(f"{name}: {folder} is a copy of {other}; keep one of the two")
-    return faults, counts
+        if is_dead(folder):
+            remedy = f"`energynn check --recover {runs_dir}` writes one"
+            faults.append(f"{name}: no record.json; the launcher died. {remedy}")
+        elif (folder / "record.json").exists():
+            with one_fault(f"{name}: cannot be checked", faults):
+                faults += [f"{name}: {fault}" for fault in check_record(folder)]
+    return faults
 
 
 def check_record(run_dir: Path) -> list[str]:
@@ -352,7 +322,6 @@ def check_record(run_dir: Path) -> list[str]:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
         return faults
-    faults += [f"{name}: is no field of a record" for name in record if name not in FIELDS]
     with one_fault("its numbers cannot be derived again", faults):
         faults += _check_numbers(record, run_dir, intent)
     return faults
@@ -369,37 +338,30 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
-            faults.append(f"{name}: is {shorten(old)}, the raw files give {shorten(new)}")
+            words = f"is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
+            faults.append(f"{name}: {words}")
     return faults
 
 
 def _check_files(files: dict, run_dir: Path) -> list[str]:
     """Compare raw files with the record's list of them."""
-    present, faults = hash_files(run_dir), []
-    for name in files | present:
-        if name not in present:
-            faults.append(f"{name}: missing")
-        elif name not in files:
-            faults.append(f"{name}: not in the record's list of files")
-        elif present[name] != files[name]:
-            faults.append(f"{name}: differs from its SHA-256 in the record")
-    return faults
+    present = hash_files(run_dir)
+    return [
+        f"{name}: differs from the record's list of files"
+        for name in files | present
+        if present.get(name) != files.get(name)
+    ]
 
 
 def same(a, b) -> bool:
     """Compare up to the rounding of another machine's sums."""
-    if a == b:
-        return True
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(same, a, b))
-    are_numbers = is_of_kind(a, "number") and is_of_kind(b, "number")
-    return are_numbers and math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
-
-
-def shorten(value) -> str:
-    return "absent" if value is None else reprlib.repr(value)
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+    return a == b
 
 
 # ------------------------------------------------------------------------------------- recovering
@@ -421,21 +383,10 @@ def recover_one(folder: Path) -> str:
         with one_fault(f"{folder.name}: cannot be recovered"):
             events = list(chain.from_iterable(events_of_segments(folder).values()))
             reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
-            build(folder, "killed", reason, _last_sign_of_life(folder, events))
+            build(folder, "killed", reason)
     except ValueError as error:  # one folder that cannot be read must not cost the others
         return str(error)
     return f"{folder.name}: recovered as killed: {reason}"
-
-
-def _last_sign_of_life(run_dir: Path, events: list[dict]) -> str | None:
-    """Return the time of the last event or sample of a run, in UTC; None if there is neither."""
-    instants_ns = [event["t_wall_ns"] for event in events]
-    for folder in segments(run_dir):
-        for host in read_hosts(folder):
-            instants_ns += [int(instant) for instant in host.wall_ns[-1:]]
-    if not instants_ns:
-        return None
-    return datetime.datetime.fromtimestamp(max(instants_ns) / 1e9, datetime.UTC).isoformat()
 
 
 def how_far(events: list[dict]) -> str:
@@ -457,5 +408,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    is_schema = "--schema" in sys.argv
-    print(json.dumps(msgspec.json.schema(Record), indent=1) if is_schema else table())
+    print(table())

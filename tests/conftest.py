@@ -99,6 +99,7 @@ def minimal_record(**fields) -> dict:
     empty = {
         "text": "",
         "status": "finished",
+        "schema": records.SCHEMA,
         "number": 0,
         "flag": False,
         "table": {},
@@ -106,7 +107,7 @@ def minimal_record(**fields) -> dict:
         "texts": [],
     }
     record = {name: empty[records.KIND_OF[name]] for name in records.ALWAYS}
-    return record | {"schema": records.SCHEMA} | fields
+    return record | fields
 
 
 def write_perun_hdf5(path, watts, seconds):

@@ -13,21 +13,18 @@ from energynn import cli, config
     [
         (dict(learning_rte=0.1), "learning_rte: not a parameter.* did you mean learning_rate?"),
         (dict(patch_size=4), "patch_size: not a parameter"),
-        (dict(devices=2, global_batch_size=3), "3 is not divisible by 2 devices"),
-        (dict(devices=2, global_batch_size=40, local_batch_size=16), "give one that divides"),
+        (dict(devices=2, global_batch_size=3), "3 is not local_batch_size x 2 devices"),
+        (dict(devices=2, global_batch_size=40, local_batch_size=16), "choose a multiple of 2"),
         (dict(global_batch_size=10, accumulation_steps=3), "choose a multiple of 3"),
-        (dict(learning_rate=float("nan")), "learning_rate: must be a number, at least 0"),
-        (dict(evaluate_training_set=1), "evaluate_training_set: must be True or False"),
-        (dict(dataset="../photographs"), "dataset: must be up to 64 letters"),
-        (dict(system="a/b\n"), "system: must be up to 64 letters"),
-        (dict(preset="best"), "preset: must be one of fast, paper, smoke"),
-        (dict(gradient_noise_steps=5), "gradient_noise_steps: needs several devices"),
+        (dict(learning_rate=float("nan")), "learning_rate: must have .*minimum 0"),
+        (dict(evaluate_training_set=1), "evaluate_training_set: must have type boolean"),
+        (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
+        (dict(preset="best"), "preset: .*fast.*paper.*smoke"),
         (dict(workload="alexnet"), "workload: .* choose one of resnet50, fourcastnet, or a module"),
-        (dict(workload="this"), "workload: 'this' is not known"),
         (dict(workload="fourcastnet", stage="finetune"), "initial_run: .* needs the run_id"),
         (dict(workload="fourcastnet", patch_size=8), "patch_size: 8 must divide the 60 x 120"),
         (dict(workload="fourcastnet", embed_dim=20), "embed_dim: 20 must be a multiple"),
-        (dict(workload="fourcastnet", test_years="twenty"), "test_years: must be years as"),
+        (dict(workload="fourcastnet", test_years="twenty"), "test_years: .*years as"),
     ],
 )
 def test_a_bad_parameter_is_named_with_the_remedy(parameters, message):
@@ -95,16 +92,9 @@ def test_a_configuration_survives_its_record():
             made = config.make(workload, devices=2, preset=preset)
             plain = config.to_dict(made)
             assert config.from_dict(plain) == config.make(**plain) == made
-    for other in (plain | {"more": 1}, {name: plain[name] for name in plain if name != "seed"}):
-        with pytest.raises(ValueError, match="fields differ"):
-            config.from_dict(other)
-
-
-def test_limits_hold_in_a_workload_that_only_changes_a_default():
-    class Config(config.ResNet50Config):
-        devices: int = 2
-
-    assert config.limits(config.types(Config)["devices"]).endswith("at least 1, at most 65,536")
+    del plain["seed"]
+    with pytest.raises(ValueError, match="has no seed"):
+        config.from_dict(plain)
 
 
 def test_a_runs_name_is_what_it_was():
@@ -117,8 +107,8 @@ def test_a_runs_name_is_what_it_was():
     plain = config.make(devices=2)
     assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-c4d74d27"
     assert not set(config.LATER) & config.to_dict(plain).keys(), "names of earlier runs stay"
-    later = config.make(devices=2, gradient_noise_steps=10)
-    assert config.to_dict(later) == config.to_dict(plain) | {"gradient_noise_steps": 10}
+    later = config.make(devices=2, gradient_buckets=True)
+    assert config.to_dict(later) == config.to_dict(plain) | {"gradient_buckets": True}
     changes = [dict(repeat=1), dict(seed=1), dict(epochs=7), dict(system="other")]
     names = {config.run_id(config.make(devices=2, **change)) for change in changes}
     assert len(names | {config.run_id(plain), config.run_id(later)}) == 6

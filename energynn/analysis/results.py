@@ -118,7 +118,7 @@ def _row(record: dict, run_dir: Path) -> dict:
 
 
 def _number(name: str, value) -> float:
-    if not records.is_of_kind(value, "number") or (value < 0 and name in QUANTITIES):
+    if not isinstance(value, int | float) or (value < 0 and name in QUANTITIES):
         raise ValueError(f"{name} is no number that it can be: {value!r}")
     return float(value)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -25,12 +23,7 @@ forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")]
 System = Annotated[str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
-Like = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="a fit of the workload on another system")
-]
-LargestBatch = Annotated[
-    int | None, typer.Option(min=1, help="up to which you claim no loss of accuracy")
-]
+MaxDevices = Annotated[int | None, typer.Option(min=1, help="only runs on so many are fitted")]
 
 
 @forecast.command()
@@ -40,12 +33,11 @@ def predict(
     ] = None,
     fit: Fit | None = None,
     p: Parameters = None,
-    max_global_batch_size: LargestBatch = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
     system: System = "local",
-    max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
+    max_devices: MaxDevices = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -63,7 +55,7 @@ def predict(
         raise ValueError("fit: give --fit FILE, which `energynn forecast fit` writes")
     made = fits.read(fit)
     asked = predict.asked(made, study, parameters_of(p))
-    rows = predict.rows(made, asked, max_global_batch_size)
+    rows = predict.rows(made, asked)
     reply(as_json, {"rows": rows}, predict.text(rows))
     return 0
 
@@ -73,11 +65,11 @@ def plan(
     workload: Workload,
     system: System,
     fit: Fit | None = None,
-    deadline_h: Annotated[float | None, typer.Option(help="most hours")] = None,
-    energy_kwh: Annotated[float | None, typer.Option(help="most kWh")] = None,
-    gpu_hours: Annotated[float | None, typer.Option(help="most GPU hours")] = None,
-    max_global_batch_size: LargestBatch = None,
-    devices: Annotated[str, typer.Option(metavar="1-256", help="range of devices")] = "",
+    deadline_h: Annotated[float | None, typer.Option(min=1e-9, help="most hours")] = None,
+    energy_kwh: Annotated[float | None, typer.Option(min=1e-9, help="most kWh")] = None,
+    gpu_hours: Annotated[float | None, typer.Option(min=1e-9, help="most GPU hours")] = None,
+    max_global_batch_size: Annotated[int | None, typer.Option(min=1, help="largest batch")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="most devices")] = None,
     p: Parameters = None,
     as_json: Json = False,
 ) -> int:
@@ -91,19 +83,9 @@ def plan(
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     limits["global_batch_size"] = max_global_batch_size or accuracy.threshold(run) or None
-    answer = plan.make(made, run, *plan.grid(made, run, _range(devices)), limits)
+    answer = plan.make(made, run, *plan.grid(made, run, devices), limits)
     reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
-
-
-def _range(text: str) -> tuple[int, int] | None:
-    """Read the ends of a range as "8" or "1-256"; None of an empty text."""
-    if not text:
-        return None
-    if not re.fullmatch(r"\d+(-\d+)?", text):
-        raise ValueError(f"devices: {text!r} is no range; write it as 1-256")
-    ends = [int(end) for end in text.split("-")]
-    return ends[0], ends[-1]
 
 
 @forecast.command()
@@ -111,36 +93,29 @@ def probe(
     workload: Workload,
     system: System,
     p: Parameters = None,
-    study: Annotated[
-        list[str] | None, typer.Option(metavar="STUDY", help="forecast its runs")
-    ] = None,
     minutes: Annotated[float, typer.Option(min=0, help="for all probes together")] = 5.0,
     probes: Annotated[int, typer.Option(min=2, max=4, help="at most")] = 4,
-    like: Like = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show them, make none")] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make the two to four short runs that tell most of a long one, and fit them."""
     from energynn.cluster import systems
-    from energynn.forecast import fit as fits
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
 
     site = systems.site(system)
-    known = fits.read(like, workload).runs if like else None
-    asked = probe.targets(workload, site, study or [], parameters_of(p))
-    is_here, rows = site.scheduler == "local", []
+    run = probe.target(workload, site, parameters_of(p))
+    is_here, rows, words = site.scheduler == "local", [], []
     if is_here:
-        site = runs.here(site, machine.describe_machine(), asked[0].device == "gpu")
-    predict.check_devices(site, max(run.devices for run in asked))
-    before = probe.before(asked, site, known)
-    chosen, words = probe.choose(before, asked, minutes, probes), []
+        site = runs.here(site, machine.describe_machine(), run.device == "gpu")
+    predict.check_devices(site, run.devices)
+    before = probe.before(run, site)
+    chosen = probe.choose(before, run, minutes, probes)
     if is_here and not dry_run:
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-            folder = folder_of_runs(runs_dir)
-            chosen, after = probe.make_here(before, asked, folder, minutes, probes)
-        rows = predict.rows(after, asked)
+            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes, probes)
+        rows = predict.rows(after, [run])
         words = [predict.text(rows)]
     elif not dry_run:
         words = [probe.hand_over(chosen, site)]
@@ -156,15 +131,10 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="FILE", help="the fit, as JSON")],
     published: Annotated[bool, typer.Option("--published", help="the study's runs")] = False,
     runs_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="your own runs")] = None,
-    max_devices: Annotated[
-        int | None, typer.Option(min=1, help="only runs on so many devices")
-    ] = None,
-    like: Like = None,
+    max_devices: MaxDevices = None,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
-    import msgspec
-
     from energynn.cluster import systems
     from energynn.files import require_place
     from energynn.forecast import fit as fits
@@ -173,13 +143,13 @@ def fit(
     if published == bool(runs_dir):
         raise ValueError("fit: give --published or --runs-dir DIR")
     require_place(out)
-    site, most = systems.site(system), max_devices or math.inf
+    site = systems.site(system)
     if published:
-        seen = runs.published(workload, site, most)
+        seen = runs.published(workload, site)
     else:
-        seen = runs.own(runs.valid(runs_dir, site), workload, site, most)
-    if like:
-        seen = msgspec.structs.replace(seen, like=fits.read(like, workload).runs)
+        seen = runs.own(runs.valid(runs_dir, site), workload, site)
+    if max_devices:
+        seen = seen.only(seen.work.devices <= max_devices)
     fits.check(seen)
     made = fits.make(seen)
     reply(as_json, fits.write(out, made), fits.text(made))

@@ -20,14 +20,15 @@ from energynn import config
 from energynn.cluster import systems
 from energynn.files import write_json
 from energynn.forecast import model, runs
-from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS, Work
+from energynn.forecast.model import OF_POWER, OF_TIME, PARAMETERS
 from energynn.forecast.runs import Runs
 from energynn.reading import json_table
 
-SCHEMA = "energynn-forecast/2"
+SCHEMA = "energynn-forecast/3"
 ERROR = 0.015  # relative error of the model before data are seen, for times and for powers
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
+TURNS = 6  # at most, until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 FEWEST_NODES, GAIN_OF_STORAGE = 3, 1.0  # numbers of them; of the evidence's logarithm
@@ -74,12 +75,12 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     return values
 
 
-def outcomes(names: tuple[str, ...], point: np.ndarray, work: Work) -> np.ndarray:
+def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
     """Logarithms of times in s and powers in W, (2, configurations)."""
     return np.log(np.stack(model.predict(to_values(names, point), work)))
 
 
-def jacobian(names: tuple[str, ...], point: np.ndarray, work: Work) -> np.ndarray:
+def jacobian(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
     """Derivatives of ``outcomes`` by the parameters, (2, configurations, parameters)."""
     steps = 1e-20j * np.eye(len(point))
     return np.stack([outcomes(names, point + step, work).imag / 1e-20 for step in steps], axis=-1)
@@ -175,7 +176,9 @@ def _fit(seen: Runs, storage: bool = False) -> Fit:
     return fit
 
 
-def _with_row(before: Fit, row: int, moves: np.ndarray, work: Work, measured: np.ndarray) -> Fit:
+def _with_row(
+    before: Fit, row: int, moves: np.ndarray, work: np.recarray, measured: np.ndarray
+) -> Fit:
     """Fit the parameters that move to one row of the outcomes, and learn the model's error."""
     whiten = np.linalg.cholesky(np.linalg.inv(before.covariance)).T
     at, error, number = before.point, before.errors[row], len(measured)
@@ -188,7 +191,7 @@ def _with_row(before: Fit, row: int, moves: np.ndarray, work: Work, measured: np
         of_data = jacobian(before.names, at, work)[row] * moves
         return np.vstack([of_data / error, whiten])
 
-    for _ in range(6):  # parameters for an error, and the error for these parameters
+    for _ in range(TURNS):  # parameters for an error, and the error for these parameters
         answer = optimize.least_squares(residuals, at, slopes, x_scale="jac")
         at, before_error, of_data = answer.x, error, answer.jac[:number]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
@@ -198,18 +201,26 @@ def _with_row(before: Fit, row: int, moves: np.ndarray, work: Work, measured: np
         if np.isclose(before_error, error, rtol=0.01):
             break
     shrunk = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(before.covariance)[1]
-    errors, freedoms = before.errors.copy(), before.freedom.copy()
-    errors[row], freedoms[row] = error, freedom
-    evidence = before.evidence - answer.cost - number * np.log(before_error) + shrunk / 2
-    learnt = {"errors": errors, "freedom": freedoms, "evidence": evidence}
-    return dataclasses.replace(before, point=at, covariance=covariance, **learnt)
+    is_row = np.arange(2) == row
+    return dataclasses.replace(
+        before,
+        point=at,
+        covariance=covariance,
+        errors=np.where(is_row, error, before.errors),
+        freedom=np.where(is_row, freedom, before.freedom),
+        evidence=before.evidence - answer.cost - number * np.log(before_error) + shrunk / 2,
+    )
+
+
+def varies(seen: Runs) -> bool:
+    """Say whether runs tell the parameters: of several configurations, or with those of another."""
+    work = seen.work[["devices", "local_batch_size", "trained", "updates"]]
+    return seen.like is not None or len(np.unique(work)) > 1
 
 
 def check(seen: Runs) -> None:
     """Raise ValueError where runs of one configuration are all that there is."""
-    work = seen.work
-    varied = np.stack([work.devices, work.local_batch_size, work.trained, work.updates])
-    if seen.like is None and np.unique(varied, axis=1).shape[1] < 2:
+    if not varies(seen):
         raise ValueError(
             f"{seen.workload} on {seen.site.name}: {len(seen)} run(s) of one configuration; tau "
             "and t_start cannot be told apart. Add a run with another number of "
@@ -220,13 +231,14 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def forecast(fit: Fit, work: Work) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Of time_s, power_W and energy_J the logarithm of the value and half its 90 % interval.
 
     (configurations,) each. The energy is the product of the others: of one GPU.
     """
     middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
-    errors2 = np.maximum(fit.errors, SCATTER if max(fit.runs.repeats) == 1 else 0.0) ** 2
+    is_single = all(run.repeats == 1 for run in fit.runs.taken)
+    errors2 = np.maximum(fit.errors, SCATTER if is_single else 0.0) ** 2
     # How wide priors are is known; only what follows from the errors needs Student's t.
     of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
@@ -242,31 +254,28 @@ def forecast(fit: Fit, work: Work) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def describe(fit: Fit) -> dict[str, dict]:
-    """Every parameter with value, 90 % interval, unit, meaning and how much the data tell of it.
+    """Describe every parameter: value, 90 % interval, unit, meaning, how much the data tell of it.
 
     told_by_data: 1: they tell all of it; 0: only the prior speaks.
     """
     spreads2 = np.diag(fit.covariance)
     half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(spreads2)
-    ends = [to_values(fit.names, fit.point + half * sign) for sign in (0, -1, 1)]
-    told = dict(
-        zip(fit.names, (1 - spreads2 / np.diag(fit.prior_covariance)).tolist(), strict=True)
-    )
-    table = {}
-    for name in fit.names:
-        value, low, high = (float(of[name]) for of in ends)
-        row = {"value": value, "low": low, "high": high, "told_by_data": told[name]}
-        table[name] = row | {"unit": PARAMETERS[name].unit, "meaning": PARAMETERS[name].meaning}
-    return table
+    ends = {"value": 0, "low": -1, "high": 1}
+    known = {end: to_values(fit.names, fit.point + half * sign) for end, sign in ends.items()}
+    table = pd.DataFrame(known).loc[list(fit.names)]
+    table["told_by_data"] = 1 - spreads2 / np.diag(fit.prior_covariance)
+    table["unit"] = [PARAMETERS[name].unit for name in fit.names]
+    table["meaning"] = [PARAMETERS[name].meaning for name in fit.names]
+    return table.to_dict("index")
 
 
 def text(fit: Fit) -> str:
-    """The parameters for people, what was left out of the runs, and the error of the model."""
-    columns = ["value", "low", "high", "unit", "told_by_data"]
-    table = pd.DataFrame(describe(fit)).T[columns].to_string(float_format="{:.3g}".format)
+    """Show the parameters to people, with the error of the model."""
+    table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
     of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
     errors = "errors of times about {:.1%} and of powers about {:.1%}".format(*fit.errors)
-    return "\n".join([f"fitted to {of}; {errors}", table, *fit.runs.notes])
+    known = "" if fit.has_power else "; energies are not all measured: times alone are fitted"
+    return f"fitted to {of}; {errors}{known}\n{table.to_string(float_format='{:.3g}'.format)}"
 
 
 # -------------------------------------------------------------------------------------- on disk
@@ -274,9 +283,8 @@ def text(fit: Fit) -> str:
 
 def write(path: Path, fit: Fit) -> dict:
     """Write the runs that were fitted, the parameters for people, and a checksum; returns it."""
-    content = {"schema": SCHEMA, "runs": msgspec.to_builtins(fit.runs)}
-    content |= {"parameters": describe(fit), "errors": fit.errors.tolist()}
-    content |= {"sha256": config.digest(content)}
+    content = {"schema": SCHEMA, "runs": msgspec.to_builtins(fit.runs), "parameters": describe(fit)}
+    content["sha256"] = config.digest(content)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
     return content

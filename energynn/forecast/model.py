@@ -19,7 +19,7 @@ All of one GPU with its part of a node. Bandwidth: of a node's link, or between 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,44 +55,16 @@ OF_POWER = {
 PARAMETERS = OF_TIME | OF_POWER
 
 
-@dataclass(frozen=True)
-class Work:
-    """What one GPU does, and where: arrays (configurations,).
-
-    devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use.
-    workers: of each GPU's loader.
-    Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of the first
-    local batches), updates. allreduce_s: of one update at the full bandwidth.
-    """
-
-    devices: np.ndarray
-    nodes: np.ndarray
-    devices_of_node: np.ndarray
-    is_full: np.ndarray
-    local_batch_size: np.ndarray
-    workers: np.ndarray
-    epochs: np.ndarray
-    trained: np.ndarray
-    evaluated: np.ndarray
-    passes: np.ndarray
-    filled: np.ndarray
-    updates: np.ndarray
-    allreduce_s: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.devices)
-
-    def __getitem__(self, index) -> Work:
-        return Work(**{field.name: getattr(self, field.name)[index] for field in fields(self)})
+# What one GPU does, and where: a record array, (configurations,), with these fields.
+# devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use.
+# workers: of each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes,
+# filled (samples of the first local batches), updates. allreduce_s: of one update at the full
+# bandwidth.
+WORK = ("devices", "nodes", "devices_of_node", "is_full", "local_batch_size", "workers", "epochs")
+WORK += ("trained", "evaluated", "passes", "filled", "updates", "allreduce_s")
 
 
-def together(works: list[Work]) -> Work:
-    """Join several of them."""
-    columns = zip(*(vars(work).values() for work in works), strict=True)
-    return Work(*map(np.concatenate, columns))
-
-
-def times_s(values: dict[str, float], work: Work) -> dict[str, np.ndarray]:
+def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
     samples = work.trained + values["evaluation"] * work.evaluated
     images = work.epochs * samples * values["tau"]
@@ -111,7 +83,7 @@ def times_s(values: dict[str, float], work: Work) -> dict[str, np.ndarray]:
 
 
 def powers_W(
-    values: dict[str, float], work: Work, times: dict[str, np.ndarray]
+    values: dict[str, float], work: np.recarray, times: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Mean power of one GPU and its part of a node in W by cause, (configurations,) each."""
     total_s = sum(times.values())
@@ -124,7 +96,7 @@ def powers_W(
     }
 
 
-def predict(values: dict[str, float], work: Work) -> tuple[np.ndarray, np.ndarray]:
+def predict(values: dict[str, float], work: np.recarray) -> tuple[np.ndarray, np.ndarray]:
     """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
     times = times_s(values, work)
     return sum(times.values()), sum(powers_W(values, work, times).values())

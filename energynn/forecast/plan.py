@@ -1,8 +1,8 @@
-"""How many devices and which batch: what nothing beats in time, energy and GPU hours together."""
+"""Plan how many devices and which batch: what nothing beats in time, energy and GPU hours."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from energynn import config
 from energynn.config import RunConfig
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
-from energynn.forecast.model import Work
 from energynn.forecast.predict import UNITS
 
 JUDGED = tuple(UNITS)
@@ -29,19 +28,16 @@ class Plan:
 
     fit: Fit
     base: RunConfig
-    work: Work
+    work: np.recarray
+    global_batch_size: np.ndarray
     values: dict[str, np.ndarray]
     limits: dict[str, float]
     pareto: np.ndarray
     choices: dict[str, tuple[int, str]]
 
-    @property
-    def global_batch_size(self) -> np.ndarray:
-        return self.work.devices * self.work.local_batch_size * self.base.accumulation_steps
-
 
 def base_run(fit: Fit, parameters: dict) -> RunConfig:
-    """The fitted run with the most samples, on one device, with parameters of one's own.
+    """Take the fitted run with the most samples, on one device, with parameters of one's own.
 
     Raises ValueError for a parameter that a plan chooses.
     """
@@ -53,116 +49,88 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
     return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
 
-def grid(fit: Fit, run: RunConfig, devices: tuple[int, int] | None) -> np.ndarray:
-    """Devices and local batch sizes to choose from: parts of a node, whole nodes; powers of two.
+def grid(fit: Fit, run: RunConfig, most: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """List devices and local batch sizes: parts of a node, whole nodes; powers of two.
 
-    devices: least and most; without it all that the system has, as far as forecasts are validated.
-    Raises ValueError where a number of devices is not what the system has.
+    most: devices; None: all that the system has, as far as forecasts are validated.
     """
-    site, sizes = fit.runs.site, fit.runs.work.local_batch_size
-    per_node, most = site.devices_per_node, predict.MOST_DEVICES
-    least, most = devices or (1, min(most, site.nodes * per_node or most))
+    site, seen = fit.runs.site, fit.runs.work.local_batch_size
+    most = most or predict.most_devices(site)
     predict.check_devices(site, most)
-    numbers = [n for n in range(max(least, 1), most + 1) if n < per_node or n % per_node == 0]
-    powers = 2 ** np.arange(20)
-    powers = powers[(powers >= sizes.min()) & (powers <= sizes.max())]
-    pairs = np.array(np.meshgrid(numbers, powers if len(powers) else sizes[:1])).reshape(2, -1)
+    numbers = np.arange(1, most + 1)
+    is_whole = (numbers < site.devices_per_node) | (numbers % site.devices_per_node == 0)
+    powers = 2.0 ** np.arange(20)
+    powers = powers[(powers >= seen.min()) & (powers <= seen.max())]
+    sizes = powers if len(powers) else seen[:1]
+    devices, local_batch_size = map(np.ravel, np.meshgrid(numbers[is_whole], sizes))
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
-    enough = pairs[0] * pairs[1] * run.accumulation_steps <= samples
-    if not enough.any():
-        raise ValueError(f"devices: {least}-{most} are no whole nodes, or more than the samples")
-    return pairs[:, enough]
+    enough = devices * local_batch_size * run.accumulation_steps <= samples
+    return devices[enough], local_batch_size[enough]
 
 
 def make(fit: Fit, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
     """Judge configurations, arrays of devices and local batch sizes.
 
     limits: upper ones of JUDGED and of the batch; None: none. Raises ValueError with the limits
-    that bind and what is possible where no configuration meets them.
+    and the least of each where no configuration meets them.
     """
     work = runs.work(fit.runs, run, devices, local_batch_size)
     values = predict.quantities(fit, work)
     limits = {name: most for name, most in limits.items() if most is not None}
-    plan = Plan(fit, run, work, values, limits, np.array([]), {})
-    judged = [name for name in JUDGED if fit.has_power or name != "energy_kWh"]
-    costs = {name: values[name][:, 0] for name in judged}
-    costs["global_batch_size"] = plan.global_batch_size
-    for name, most in limits.items():
-        if name not in costs or not most > 0:
-            raise ValueError(f"{OPTIONS[name]}: give more than 0, or leave it out: {most}")
-    inside = np.flatnonzero(_meeting(limits, costs))
+    costs = {name: values[name][:, 0] for name in JUDGED}
+    batch = work.devices * work.local_batch_size * run.accumulation_steps
+    bounded = costs | {"global_batch_size": batch}
+    meets = [bounded[name] <= most for name, most in limits.items()]
+    inside = np.flatnonzero(np.all([costs["time_h"] > 0, *meets], axis=0))
     if not len(inside):
-        raise ValueError(_impossible(limits, costs, work))
-    best = inside[_pareto(np.stack([costs[name][inside] for name in judged], axis=1))]
+        least = " or ".join(f"{OPTIONS[name]} {bounded[name].min():.4g}" for name in limits)
+        raise ValueError(
+            f"plan: no configuration keeps {_words(limits)}; the least of each: {least}"
+        )
+    judged = JUDGED if fit.has_power else ("time_h", "gpu_hours")
+    table = np.stack([costs[name][inside] for name in judged], axis=1)
+    no_worse = (table[:, None] <= table).all(axis=2)
+    is_beaten = (no_worse & (table[:, None] < table).any(axis=2)).any(axis=0)
+    best = inside[~is_beaten]
     best = best[np.argsort(costs["time_h"][best])]
-    return replace(plan, pareto=best, choices=_choices(best, costs))
-
-
-def _meeting(limits: dict[str, float], costs: dict[str, np.ndarray]) -> np.ndarray:
-    meets = [costs[name] <= most for name, most in limits.items()]
-    return np.all([np.isfinite(costs["time_h"]), *meets], axis=0)
-
-
-def _pareto(costs: np.ndarray) -> np.ndarray:
-    """Indices of the rows of (rows, costs) that no other row beats in every cost.
-
-    The first in the order of the costs is beaten by none; then those are left that are better
-    than it in one.
-    """
-    kept, left = [], np.lexsort(costs.T[::-1])
-    while len(left):
-        kept.append(left[0])
-        left = left[(costs[left] < costs[left[0]]).any(axis=1)]
-    return np.array(kept)
-
-
-def _impossible(limits: dict[str, float], costs: dict[str, np.ndarray], work: Work) -> str:
-    """That the limits cannot be kept together, and what each could be if the others are kept."""
-    ways = []
-    for name in limits:
-        within = _meeting({of: most for of, most in limits.items() if of != name}, costs)
-        if within.any():
-            at = np.flatnonzero(within)[np.argmin(costs[name][within])]
-            least = f"{costs[name][at] * 1.0005:.4g}"  # rounded up, so that it can be met
-            ways.append(f"{OPTIONS[name]} {least} ({work.devices[at]:g} devices)")
-    remedy = " or ".join(ways) or "leave one of them out"
-    return f"plan: no configuration keeps {_words(limits)}; possible: {remedy}"
+    spent = "energy_kWh" if fit.has_power else "gpu_hours"
+    choices = _choices(best, costs["time_h"][best], costs[spent][best], UNITS[spent])
+    return Plan(fit, run, work, batch, values, limits, best, choices)
 
 
 def _words(limits: dict[str, float]) -> str:
     return " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items()) or "no limit"
 
 
-def _choices(best: np.ndarray, costs: dict[str, np.ndarray]) -> dict[str, tuple[int, str]]:
-    """The fastest, the most frugal and the balanced of the Pareto set, each with its reason."""
-    name = "energy_kWh" if "energy_kWh" in costs else "gpu_hours"
-    time, spent = costs["time_h"][best], costs[name][best]
+def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -> dict:
+    """Choose the fastest, the most frugal and the balanced of the Pareto set, with reasons."""
+    slower, more = time / time.min(), spent / spent.min()
     # How far each is from the least time and the least cost, on the way to the other end.
-    logs = np.log(np.stack([time / time.min(), spent / spent.min()]))
+    logs = np.log([slower, more])
     balanced = np.argmin(np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9)))
     found = {"fastest": np.argmin(time), "most frugal": np.argmin(spent), "balanced": balanced}
     choices = {}
-    for choice, at in found.items():
-        slower, more = time[at] / time.min(), 100 * (spent[at] / spent.min() - 1)
-        reason = f"{slower:.1f} times the least time, {more:.0f} % above the least {UNITS[name]}"
-        choices[choice] = int(best[at]), reason
+    for name, at in found.items():
+        above = f"{100 * (more[at] - 1):.0f} % above the least {unit}"
+        choices[name] = int(best[at]), f"{slower[at]:.1f} times the least time, {above}"
     return choices
 
 
 def row(plan: Plan, index: int) -> dict:
-    """One configuration of a plan with its intervals, what lies outside, and its name."""
-    sizes = {name: int(getattr(plan.work, name)[index]) for name in ("devices", "local_batch_size")}
+    """Forecast one configuration of a plan, with its intervals and what lies outside."""
+    sizes = {name: int(plan.work[name][index]) for name in ("devices", "local_batch_size")}
     sizes["global_batch_size"] = int(plan.global_batch_size[index])
     (row,) = predict.rows(plan.fit, [config.replace(plan.base, **sizes)])
-    for name in UNITS:
-        if (row[name]["high"] or 0) > (most := plan.limits.get(name, np.inf)):
+    for name in JUDGED:
+        most = plan.limits.get(name, np.inf)
+        if (row[name]["high"] or 0) > most:
             odds = "about even odds, the interval ends beyond"
             row["outside"].append(f"{OPTIONS[name]} {most:g}: {odds}")
     return row
 
 
 def as_json(plan: Plan) -> dict:
-    """The plan for a program: choices, Pareto set, limits and how it was found."""
+    """Return the plan for a program: choices, Pareto set, limits and how it was found."""
     choices = {}
     for name, (index, reason) in plan.choices.items():
         choices[name] = row(plan, index) | {"reason": reason}
@@ -178,15 +146,12 @@ def as_json(plan: Plan) -> dict:
 
 
 def text(plan: Plan) -> str:
-    """The plan for people: the choices with their reasons, then the Pareto set."""
+    """Show the plan to people: the choices with their reasons, then the Pareto set."""
     answer = as_json(plan)
     chosen, pareto = answer["choices"], answer["pareto"]
-    shown = pareto[:: -(-len(pareto) // MOST_SHOWN)]
-    once = {of["run_id"]: of for of in chosen.values()}
-    lines = [predict.table(list(once.values())), ""]
+    lines = [predict.table(list(chosen.values())), ""]
     lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
     lines.append("\nnothing beats these in time, kWh and GPU hours")
-    lines += [predict.table(shown), ""]
-    lines.append(predict.notes(list((once | {of["run_id"]: of for of in shown}).values())))
+    lines.append(predict.table(pareto[:: -(-len(pareto) // MOST_SHOWN)]))
     lines.append(f"limits: {_words(plan.limits)}; {answer['configurations']} configurations")
     return "\n".join(lines)

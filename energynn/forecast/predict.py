@@ -1,9 +1,9 @@
-"""Forecasts of configurations with 90 % intervals, their causes, and what lies outside the fit."""
+"""Forecast configurations with 90 % intervals and causes, and mark what lies outside the fit."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,6 @@ from energynn.config import RunConfig
 from energynn.forecast import accuracy, model, runs
 from energynn.forecast import fit as fits
 from energynn.forecast.fit import Fit
-from energynn.forecast.model import Work
 from energynn.forecast.runs import Runs
 from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
@@ -33,30 +32,27 @@ ACCOUNTED |= {"plateau_patience", "on_bad_image", "sampling_period_s", "perun_sa
 ACCOUNTED |= {"idle_baseline_s", "idle_ready_s", "collective_timeout_s", "setup_timeout_s"}
 
 
-def quantities(fit: Fit, work: Work) -> dict[str, np.ndarray]:
-    """Of each of QUANTITIES value, low and high at 90 %, (configurations, 3); NaN: not known.
+def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
+    """Forecast each of QUANTITIES: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
     Energies of CPUs and memory are parts of the whole, with its interval.
     """
-    site, watts, of_node = fit.runs.site, fit.runs.watts, work.devices_of_node[:, None]
-    logs = fits.forecast(fit, work)
+    site, of_node, devices = fit.runs.site, work.devices_of_node[:, None], work.devices[:, None]
     of = {}
-    for name, (middle, half) in logs.items():
+    for name, (middle, half) in fits.forecast(fit, work).items():
         of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1])
+    energy_J = of.get("energy_J", np.nan * of["time_s"])
     result = {"time_h": of["time_s"] / SECOND_PER_HOUR}
-    result["gpu_hours"] = result["time_h"] * work.devices[:, None]
-    energy_J = of.get("energy_J", np.full(of["time_s"].shape, np.nan))
-    result["energy_kWh"] = kWh = energy_J * work.devices[:, None] / JOULE_PER_KWH
+    result["gpu_hours"] = result["time_h"] * devices
+    result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
     cpu_W = site.cpu_W / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
     parts_W = {"cpu": cpu_W if site.cpu_W else np.nan, "ram": (site.ram_W or np.nan) / of_node}
-    if watts:  # measured ones are better
+    if watts := fit.runs.watts:  # measured ones are better
         parts_W = {part: watts.get(part, np.nan) / of_node for part in parts_W}
     power_W = energy_J[:, :1] / of["time_s"][:, :1]
     parts_W["gpu"] = power_W - parts_W["cpu"] - parts_W["ram"]
     for part in COMPONENTS:
-        result[f"energy_{part}_kWh"] = kWh * parts_W[part] / power_W
-    for values in result.values():
-        values[(work.devices > MOST_DEVICES) | (work.nodes > MOST_NODES), 1:] = np.nan
+        result[f"energy_{part}_kWh"] = result["energy_kWh"] * parts_W[part] / power_W
     return result
 
 
@@ -64,7 +60,7 @@ def quantities(fit: Fit, work: Work) -> dict[str, np.ndarray]:
 
 
 def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
-    """The configurations that a person means: a study's, with parameters that change them.
+    """Make the configurations that a person means: a study's, with parameters that change them.
 
     Without a study they change the fitted run with the most samples.
     """
@@ -80,8 +76,8 @@ def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
     return [config.make(**config.to_dict(run) | anew | parameters) for run in found]
 
 
-def checked_work(fit: Fit, run: RunConfig) -> Work:
-    """What one GPU does in a run; ValueError for another workload, and for what cannot run."""
+def checked_work(fit: Fit, run: RunConfig) -> np.recarray:
+    """Count what one GPU does; ValueError for another workload, and for what cannot run."""
     if run.workload != fit.runs.workload:
         raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {run.workload}")
     check_devices(fit.runs.site, run.devices)
@@ -92,53 +88,51 @@ def checked_work(fit: Fit, run: RunConfig) -> Work:
     return work
 
 
+def most_devices(site: Site) -> int:
+    """Count the devices that a system has, as far as forecasts are validated."""
+    nodes = min(MOST_NODES, site.nodes or MOST_NODES)
+    return min(MOST_DEVICES, nodes * site.devices_per_node)
+
+
 def check_devices(site: Site, asked: int) -> None:
-    """Raise ValueError for more devices than a system has, where that is known."""
-    most = site.nodes * site.devices_per_node
-    if most and asked > most:
-        raise ValueError(f"devices: {asked} asked, {site.name} has {most}; choose at most {most}")
+    """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
+    most = most_devices(site)
+    if asked > most:
+        raise ValueError(f"devices: {asked} asked; on {site.name} choose at most {most}")
 
 
 # ------------------------------------------------------------------------------------ the answer
 
 
-def rows(fit: Fit, asked: list[RunConfig], most: int | None = None) -> list[dict]:
-    """One forecast for each configuration, repeats once, as ``predict --json`` shows it.
+def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
+    """Forecast each configuration, repeats once, as ``predict --json`` shows it.
 
-    most: the global batch size up to which the user calls accuracy free. Raises ValueError for
-    another workload, more devices than the system has, or too few samples for an update.
+    Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
     provenance = f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         work = checked_work(fit, run)
-        times = model.times_s(fit.values, work)
-        powers = model.powers_W(fit.values, work, times)
         row = {"run_id": config.run_id(run), "workload": run.workload, "system": run.system}
         row |= {name: getattr(run, name) for name in SIZES}
-        row["dataset_samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
+        row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work).items():
             known = [float(value) if np.isfinite(value) else None for value in values[0]]
             row[name] = dict(zip(ENDS, known, strict=True))
-        row["time_causes_h"] = {of: float(s[0]) / SECOND_PER_HOUR for of, s in times.items()}
-        row["power_causes_W"] = {of: float(W[0]) for of, W in powers.items() if fit.has_power}
-        row["outside"] = outside(fit, run, work, most)
-        result.append(row | {"provenance": provenance})
+        times_s = model.times_s(fit.values, work)
+        row["time_causes_h"] = {of: float(s[0]) / SECOND_PER_HOUR for of, s in times_s.items()}
+        result.append(row | {"outside": outside(fit, run, work), "provenance": provenance})
     return result
 
 
-def outside(fit: Fit, run: RunConfig, work: Work, most: int | None = None) -> list[str]:
-    """What of one configuration lies beyond the fitted runs, in words; ``most`` as in ``rows``."""
+def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
+    """Say in words what of one configuration lies beyond the fitted runs."""
     lines, seen = [], fit.runs.work
-    if work.devices[0] > MOST_DEVICES or work.nodes[0] > MOST_NODES:
-        lines.append(f"more than {MOST_DEVICES} devices or {MOST_NODES} nodes: no interval")
     for name in ("devices", "nodes", "local_batch_size", "trained"):
-        at, of = getattr(work, name)[0], getattr(seen, name)
+        at, of = work[name][0], seen[name]
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
             lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
-    if seen.nodes.max() == 1 and work.nodes[0] > 1:
-        lines.append("no fitted run had several nodes: neither network nor storage is measured")
     plain = config.asdict(run)
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
@@ -147,11 +141,14 @@ def outside(fit: Fit, run: RunConfig, work: Work, most: int | None = None) -> li
             lines.append(f"{name} {plain[name]}: fitted {had}; its effect is not known")
     if work.devices[0] > 1 and work.allreduce_s[0] == 0:
         lines.append("the all-reduce is left out: bandwidth or size of gradients is not known")
-    return lines + accuracy.beyond(run, run.global_batch_size, most)
+    for free, where in accuracy.thresholds(run).items():
+        if run.global_batch_size > free:
+            lines.append(f"global batch size: beyond {free} accuracy may fall, {where}")
+    return lines
 
 
-def loss_by_cause(fit: Fit, few: Work, many: Work, draws: int = 2000) -> pd.DataFrame:
-    """What makes GPU hours grow from one configuration to another: shares with intervals.
+def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray, draws: int = 2000) -> pd.DataFrame:
+    """Say what makes GPU hours grow from one configuration to another: shares with intervals.
 
     fixed: starts and fill together. Causes that shrink have a negative share.
     """
@@ -169,38 +166,32 @@ def loss_by_cause(fit: Fit, few: Work, many: Work, draws: int = 2000) -> pd.Data
 
 
 def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
-    """Own runs on more than ``most`` devices beside the forecast of those on at most so many.
+    """Set own runs on more than ``most`` devices beside the forecast of those on at most so many.
 
-    One row a configuration; for a recipe whose few runs do not tell the parameters one row whose
-    notes say so. Raises ValueError where no recipe has both.
+    One row a configuration, of each recipe whose few runs tell the parameters. Raises ValueError
+    where there is none.
     """
     recipes, found = defaultdict(list), []
     for record in runs.valid(runs_dir, site):
         recipes[runs.recipe(record)].append(record)
-    for (workload, stage, *_), of_recipe in recipes.items():
+    for (workload, *_), of_recipe in recipes.items():
         seen = runs.own(of_recipe, workload, site)
         few = seen.work.devices <= most
-        if few.any() and not few.all():
-            rows = beside_facts(seen.only(few), seen.only(~few))
-            found += [row | {"name": f"{workload} {stage}".strip()} for row in rows]
+        if few.any() and not few.all() and fits.varies(seen.only(few)):
+            found += beside_facts(seen.only(few), seen.only(~few))
     if not found:
-        both = f"on {most} device(s) and on more"
-        raise ValueError(f"{runs_dir}: no recipe has valid runs on {site.name} {both}")
+        both = f"runs that vary on {most} device(s), and runs on more"
+        raise ValueError(f"{runs_dir}: no recipe has valid {both} on {site.name}; make some")
     return found
 
 
 def beside_facts(few: Runs, many: Runs) -> list[dict]:
-    """Forecasts by the fit to few runs beside what many others took, a row each."""
-    known = {"fact_is": many.provenance, "fitted_to_runs": len(few), "notes": few.notes}
-    try:
-        fits.check(few)
-    except ValueError as error:
-        return [known | {"notes": [str(error)]}]
+    """Set forecasts by the fit to few runs beside what many others took, a row each."""
     hours = many.time_s * many.work.devices / SECOND_PER_HOUR
     facts = [many.time_s / SECOND_PER_HOUR, hours, hours * many.power_W / 1000]
     result = rows(fits.make(few), many.configs)
     for row, *of_row in zip(result, *facts, strict=True):
-        row |= known
+        row["fact_is"] = many.provenance
         for name, fact in zip(UNITS, of_row, strict=True):
             if row[name]["low"] and np.isfinite(fact):
                 is_inside = bool(row[name]["low"] <= fact <= row[name]["high"])
@@ -212,51 +203,44 @@ def beside_facts(few: Runs, many: Runs) -> list[dict]:
 
 
 def table(rows: list[dict]) -> str:
-    """One configuration a line; * marks what lies outside."""
-    plain = []
+    """Show one configuration a line, then once what lies outside of those with a star."""
+    plain, marks = [], {}
     for row in rows:
-        line = dict(zip(("devices", "LBS", "GBS"), map(row.get, SIZES), strict=False))
+        line = {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
+        line |= {"GBS": row["global_batch_size"], "samples": row["samples"]}
         line |= {unit: span(row[name]) for name, unit in UNITS.items()}
         plain.append(line | {" ": "*" if row["outside"] else ""})
-    return pd.DataFrame(plain).to_string(index=False)
+        marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
+    shown = pd.DataFrame(plain).to_string(index=False)
+    provenance = f"{rows[0]['provenance']}, intervals at 90 %"
+    return "\n".join([shown, "", *marks, f"of {rows[0]['epochs']} epochs; {provenance}"])
 
 
 def span(of: dict[str, float | None]) -> str:
-    """A value with its interval, in 19 columns at most."""
-    value, low, high = ("" if of[end] is None else f"{of[end]:#,.3g}".rstrip(".") for end in ENDS)
-    return f"{value} ({low}-{high})" if low else value or "not known"
-
-
-def notes(rows: list[dict]) -> str:
-    """What lies outside, each once with the number of configurations, and of which training."""
-    kinds = Counter(words for row in rows for words in row["outside"])
-    lines = [f"* {kind}" + (f" ({n} configurations)" if n > 1 else "") for kind, n in kinds.items()]
-    samples = sorted({row["dataset_samples"] for row in rows})
-    of = " to ".join(f"{number:,}" for number in dict.fromkeys([samples[0], samples[-1]]))
-    lines.append(f"of {rows[0]['epochs']} epochs of {of} samples")
-    return "\n".join([*lines, f"{rows[0]['provenance']}, intervals at 90 %"])
+    """Show a value with its interval, in 19 columns at most."""
+    if of["value"] is None:
+        return "not known"
+    value, low, high = (f"{of[end]:#,.3g}".rstrip(".") for end in ENDS)
+    return f"{value} ({low}-{high})"
 
 
 def text(rows: list[dict]) -> str:
-    """The forecasts for people: what takes most of the time, then what lies outside."""
+    """Show the forecasts to people, and what takes most of the time."""
     causes = pd.DataFrame([row["time_causes_h"] for row in rows], [row["devices"] for row in rows])
     causes = 100 * causes.div(causes.sum(axis="columns"), axis="index")
     shares = f"share of each cause in the time in %, by devices\n{causes.round().astype(int)}"
-    return f"{table(rows)}\n\n{shares}\n\n{notes(rows)}"
+    return f"{table(rows)}\n\n{shares}"
 
 
 def held_out_text(rows: list[dict]) -> str:
-    """The forecasts beside the facts for people, simulated ones by that name."""
-    plain, lines = [], []
-    for row in rows:
-        lines += [f"{row['name']}: {note}" for note in row["notes"]]
-        for quantity in ("time_h", "energy_kWh"):
-            of = row.get(quantity, {})
-            if "fact" in of:
-                line = {"": row["name"], "devices": row["devices"], "LBS": row["local_batch_size"]}
-                line["forecast (90 %)"] = f"{span(of)} {UNITS[quantity]}"
-                line[row["fact_is"]] = f"{of['fact']:.3g}"
-                line["off"] = f"{100 * (of['value'] / of['fact'] - 1):+.0f} %"
-                plain.append(line | {"inside": "yes" if of["is_inside"] else "no"})
-    shown = [pd.DataFrame(plain).to_string(index=False)] if plain else []
-    return "\n".join([*shown, *dict.fromkeys(lines)])
+    """Show the forecasts beside the facts to people, simulated ones by that name."""
+    plain = []
+    for row, name in itertools.product(rows, ("time_h", "energy_kWh")):
+        of = row[name]
+        if "fact" in of:
+            line = {"": row["workload"], "devices": row["devices"], "LBS": row["local_batch_size"]}
+            line["forecast (90 %)"] = f"{span(of)} {UNITS[name]}"
+            line[row["fact_is"]] = f"{of['fact']:.3g}"
+            line["off"] = f"{100 * (of['value'] / of['fact'] - 1):+.0f} %"
+            plain.append(line | {"inside": "yes" if of["is_inside"] else "no"})
+    return pd.DataFrame(plain).to_string(index=False)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 import numpy as np
+from scipy import stats
 
 from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.forecast.model import Work, together
+from energynn.forecast.model import WORK
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -22,46 +24,53 @@ MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
 
-class Runs(msgspec.Struct, frozen=True, dict=True):
-    """Configurations of a workload on a system and what they took, repeats as their mean.
+class Taken(msgspec.Struct, frozen=True):
+    """What one configuration took, repeats as their mean.
 
-    times_s: of the training; powers_W: of one GPU with its part of a node, None: not known.
-    series: those of the study that have it. samples: of the training and of the validation data.
-    watts: mean power of a node's CPUs and memory, where measured. notes: what was left out. like:
-    runs on another system, which give the priors.
+    time_s: of the training. power_W: of one GPU with its part of a node; None: not known. series:
+    those of the study that have it.
+    """
+
+    config: dict
+    time_s: float
+    power_W: float | None = None
+    repeats: int = 1
+    series: str = ""
+
+
+class Runs(msgspec.Struct, frozen=True, dict=True):
+    """Configurations of a workload on a system and what they took.
+
+    samples: of the training and of the validation data. watts: mean power of a node's CPUs and
+    memory, where measured. like: runs on another system, which give the priors.
     """
 
     workload: str
     site: Site
-    plain: list[dict]
-    times_s: list[float]
-    powers_W: list[float | None]
-    repeats: list[int]
-    series: list[str]
+    taken: list[Taken]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     watts: dict[str, float] = {}
-    notes: list[str] = []
     like: Runs | None = None
 
     def __len__(self) -> int:
-        return len(self.plain)
+        return len(self.taken)
 
     @cached_property
     def configs(self) -> list[RunConfig]:
-        return [config.from_dict(plain) for plain in self.plain]
+        return [config.from_dict(run.config) for run in self.taken]
 
     @cached_property
-    def work(self) -> Work:
+    def work(self) -> np.recarray:
         return works(self, self.configs)
 
     @property
     def time_s(self) -> np.ndarray:
-        return np.array(self.times_s)
+        return np.array([run.time_s for run in self.taken])
 
     @property
     def power_W(self) -> np.ndarray:
-        return np.array(self.powers_W, float)
+        return np.array([run.power_W for run in self.taken], float)
 
     @property
     def longest(self) -> RunConfig:
@@ -69,30 +78,26 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
         return max(self.configs, key=lambda run: epoch_of(run, self.samples).training_samples)
 
     def only(self, chosen: np.ndarray) -> Runs:
-        """The runs of a mask."""
-        where, changed = np.flatnonzero(chosen), {}
-        for name in ("plain", "times_s", "powers_W", "repeats", "series"):
-            changed[name] = [getattr(self, name)[index] for index in where]
-        return msgspec.structs.replace(self, **changed)
+        """Choose runs by a mask."""
+        return msgspec.structs.replace(self, taken=list(itertools.compress(self.taken, chosen)))
 
 
 def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
-    """What an epoch does; ``samples`` stand in where only the data tell how many there are."""
+    """Describe an epoch; ``samples`` stand in where only the data tell how many there are."""
     epoch = run.epoch()
     training = epoch.training_samples or samples[0]
     validation = epoch.validation_samples or samples[1]
     return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
 
 
-def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> Work:
-    """What one GPU does in a run on the system of others, (1,).
+def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> np.recarray:
+    """Count what one GPU does in a run on the system of others: (1,), fields as in ``model.WORK``.
 
     devices, local_batch_size: arrays instead of those of the run.
     """
     site, epoch = seen.site, epoch_of(run, seen.samples)
     devices = np.atleast_1d(run.devices if devices is None else devices).astype(float)
-    ones = np.ones(devices.shape)
-    size = ones * (run.local_batch_size if local_batch_size is None else local_batch_size)
+    size = run.local_batch_size if local_batch_size is None else local_batch_size
     nodes = np.ceil(devices / site.devices_per_node)
     workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // devices
@@ -104,26 +109,28 @@ def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> Wor
     GB_per_s = np.where(nodes > 1, site.link_GB_per_s, site.gpu_link_GB_per_s)
     GB_per_s[GB_per_s == 0] = np.inf  # `outside` says where it is not known
     is_waiting = workers > 0  # without workers nothing is fetched ahead, and nothing waited for
-    return Work(
-        devices=devices,
-        nodes=nodes,
-        devices_of_node=devices / nodes,
-        is_full=(devices >= site.devices_per_node).astype(float),
-        local_batch_size=size,
-        workers=workers * ones,
-        epochs=run.epochs * ones,
-        trained=trained * epoch.forward_steps,
-        evaluated=evaluated * epoch.forward_steps,
-        passes=passes * ones,
-        filled=is_waiting * over_training * np.minimum(size, trained),
-        updates=trained // (size * run.accumulation_steps),
-        allreduce_s=2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
-    )
+    columns = {
+        "devices": devices,
+        "nodes": nodes,
+        "devices_of_node": devices / nodes,
+        "is_full": devices >= site.devices_per_node,
+        "local_batch_size": size,
+        "workers": workers,
+        "epochs": run.epochs,
+        "trained": trained * epoch.forward_steps,
+        "evaluated": evaluated * epoch.forward_steps,
+        "passes": passes,
+        "filled": is_waiting * over_training * np.minimum(size, trained),
+        "updates": trained // (size * run.accumulation_steps),
+        "allreduce_s": 2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
+    }
+    values = [np.broadcast_to(columns[name], devices.shape).astype(float) for name in WORK]
+    return np.rec.fromarrays(values, names=WORK)
 
 
-def works(seen: Runs, asked: list[RunConfig]) -> Work:
-    """What one GPU does in each of several runs."""
-    return together([work(seen, run) for run in asked])
+def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
+    """Count what one GPU does in each of several runs."""
+    return np.concatenate([work(seen, run) for run in asked]).view(np.recarray)
 
 
 # ------------------------------------------------------------------------------------ published
@@ -132,45 +139,40 @@ PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 PRINTED = ("epochs", "devices", "global_batch_size", "dataset_samples")
 
 
-def published(workload: str, site: Site, max_devices: float = np.inf) -> Runs:
-    """The study's runs of full length on a system; those of its other system give the priors.
+def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYSTEMS) -> Runs:
+    """Read the study's runs of full length on a system; those of another one give the priors.
 
-    With ``max_devices`` they stand alone. Raises ValueError where nothing is published.
+    Raises ValueError where nothing is published.
     """
-    known = {of: row for of, row in _rows(workload, site).items() if of[1] <= max_devices}
-    if not known:
+    rows = _rows(workload, site)
+    if not rows:
         raise ValueError(
             f"{workload} on {site.name}: nothing is published of it; fit runs of your own "
             "(--runs-dir), or choose resnet50 or fourcastnet on horeka-a100, or fourcastnet on "
             "horeka-h100"
         )
     like = None
-    for name in PUBLISHED_SYSTEMS if np.isinf(max_devices) else ():
-        if name != site.name and _rows(workload, systems.site(name)):
-            like = published(workload, systems.site(name), max_devices=1e9)
+    for other in (systems.site(name) for name in others if name != site.name):
+        if _rows(workload, other):
+            like = published(workload, other, others=())
     planned = {}
     for study in studies.PAPER.values():
         for run in study(site.name):
             for samples in (0, run.epoch().training_samples):  # a row may leave them out
                 sizes = (run.epochs, run.devices, run.global_batch_size, samples)
                 planned.setdefault((run.workload, *sizes), config.to_dict(run))
-    rows, devices = known.values(), [of[1] for of in known]
-    hours = [row["gpu_hours"] for row in rows]
-    return Runs(
-        workload=workload,
-        site=dataclasses.replace(site, file=""),
-        plain=[planned[workload, *of] for of in known],
-        times_s=(SECOND_PER_HOUR * np.divide(hours, devices)).tolist(),
-        powers_W=[1000 * row["energy_total"] / row["gpu_hours"] for row in rows],
-        repeats=[row["repeats"] for row in rows],
-        series=[row["series"] for row in rows],
-        provenance="published",
-        like=like,
-    )
+    taken = []
+    for sizes, row in rows.items():
+        time_s = SECOND_PER_HOUR * row["gpu_hours"] / sizes[1]
+        power_W = 1000 * row["energy_total"] / row["gpu_hours"]
+        about = planned[workload, *sizes], time_s, power_W, row["repeats"], row["series"]
+        taken.append(Taken(*about))
+    site = dataclasses.replace(site, file="")
+    return Runs(workload, site, taken, provenance="published", like=like)
 
 
 def _rows(workload: str, site: Site) -> dict[tuple[int, ...], dict]:
-    """Published runs of full length by the sizes that are PRINTED, 0 where one is not."""
+    """Find published runs of full length by the sizes that are PRINTED, 0 where one is not."""
     known = defaultdict(dict)
     asked = ("measurement", workload, site.published_as)
     for row in published_values.rows():
@@ -187,21 +189,19 @@ def _rows(workload: str, site: Site) -> dict[tuple[int, ...], dict]:
 
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
-    """The valid records of trainings on a system."""
+    """Read the valid records of trainings on a system."""
     found = [record for record in records.read_all(runs_dir) if record["system"] == site.name]
     return [record for record in found if record["valid"] and "training_time_s" in record]
 
 
-def own(
-    found: list[dict], workload: str, site: Site, max_devices: float = np.inf, like=None
-) -> Runs:
-    """Runs from records of a workload; powers only where all were measured.
+def own(found: list[dict], workload: str, site: Site) -> Runs:
+    """Make runs from records of a workload; powers only where all were measured.
 
     Raises ValueError with the remedy where there are none, or they do not belong together.
     """
-    chosen = [of for of in found if of["workload"] == workload and of["devices"] <= max_devices]
+    chosen = [record for record in found if record["workload"] == workload]
     if not chosen:
-        there = ", ".join(sorted({of["workload"] for of in found})) or "none"
+        there = ", ".join(sorted({record["workload"] for record in found})) or "none"
         raise ValueError(f"no valid run of {workload} on {site.name}; there are {there}")
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
@@ -209,60 +209,53 @@ def own(
     site, first = dataclasses.replace(site, file=""), chosen[0]
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
-    grouped = defaultdict(list)
-    for record in chosen:
-        grouped[without_repeats(as_made(record))].append(record)
-    groups = list(grouped.values())
     kinds = {_energies(record) for record in chosen}
     provenance, *parts = next(iter(kinds))
     has_watts = len(kinds) == 1 and provenance in ("measured", "simulated")
-    watts, powers_W = {}, [None] * len(groups)
-    if has_watts:
-        of_host = [part for part in parts if part != "gpu"]
-        watts = {part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host}
-        powers_W = [_mean(group, "mean_power_total_W", "devices") for group in groups]
+    grouped = defaultdict(list)
+    for record in chosen:
+        device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+        run = config.from_dict(record["config"] | {"device": device})
+        grouped[without_repeats(run)].append(record)
+    taken = []
+    for run, group in grouped.items():
+        power_W = _mean(group, "mean_power_total_W", "devices") if has_watts else None
+        time_s = _mean(group, "training_time_s")
+        taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
+    of_host = [part for part in parts if part != "gpu" and has_watts]
+    evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
+    training = first.get("dataset_samples", 0)
+    evaluates_training_set = config.from_dict(first["config"]).epoch().evaluates_training_set
     return Runs(
         workload=workload,
         site=site,
-        plain=[config.to_dict(run) for run in grouped],
-        times_s=[_mean(group, "training_time_s") for group in groups],
-        powers_W=powers_W,
-        repeats=[len(group) for group in groups],
-        series=[""] * len(groups),
-        samples=_samples(first),
+        taken=taken,
+        samples=(training, evaluated - training * evaluates_training_set),
         provenance="simulated" if provenance == "simulated" else "measured",
-        watts=watts,
-        notes=[] if has_watts else ["energies are not all measured: times alone are fitted"],
-        like=like,
+        watts={part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host},
     )
 
 
 def _energies(record: dict) -> tuple[str, ...]:
-    """Where the energies of a record come from, and the components that have some."""
+    """Say where the energies of a record come from, and which components have some."""
     parts = [part for part in COMPONENTS if f"energy_{part}_J" in record]
     return record.get("energy_total_provenance", ""), *parts
 
 
 def recipe(record: dict) -> tuple[str, ...]:
-    """What runs share that one fit is made of."""
+    """Name what runs share that one fit is made of."""
     plain = record["config"]
     return plain["workload"], plain.get("stage", ""), plain["dataset"], record["device_name"]
 
 
-def as_made(record: dict) -> RunConfig:
-    """The configuration of a record, with the kind of device that it had."""
-    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-    return config.from_dict(record["config"] | {"device": device})
-
-
 def without_repeats(run: RunConfig) -> RunConfig:
-    """The configuration that a run's repeats share."""
+    """Make the configuration that a run's repeats share."""
     same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
     return config.replace(run, **same)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
-    """This machine, one node with as many devices as it has: ``machine`` as a record has it.
+    """Describe this machine, one node with its devices: ``machine`` as a record has it.
 
     Cores are no GPU, and share their gradients through memory.
     """
@@ -272,13 +265,5 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
 
 
 def _mean(group: list[dict], name: str, per: str = "") -> float:
-    """Geometric mean of a field over runs; ``per``: divided by another field."""
-    values = [record[name] / (record[per] if per else 1) for record in group]
-    return float(np.exp(np.mean(np.log(values))))
-
-
-def _samples(record: dict) -> tuple[int, int]:
-    """Sizes of the training and of the validation data, as a record counted them."""
-    run, training = as_made(record), record.get("dataset_samples", 0)
-    evaluated = record.get("samples_evaluated", 0) // run.epochs
-    return training, evaluated - training * run.epoch().evaluates_training_set
+    """Take the geometric mean of a field over runs; ``per``: divided by another field."""
+    return float(stats.gmean([record[name] / (record[per] if per else 1) for record in group]))

@@ -1,4 +1,4 @@
-"""Records of runs that nobody made: what the model forecasts, with its scatter, so labelled."""
+"""Write records of runs that nobody made: what the model forecasts, with scatter, so labelled."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from energynn.reading import json_or_nothing
 METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
 READINGS_OF_A_RUN = 64  # a record asks for 60 at least
 BEGIN_NS = 1_000_000_000
+SENSOR = dict(
+    device="all", kind="energy", provenance="simulated", to_SI=1.0, primary=True, notes={}
+)
+SENSOR |= dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
+STATUS = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
 
 
 def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
@@ -38,54 +43,47 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
         if folder.exists() and not is_simulated:
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         time_s, powers_W = _drawn(fit, run)
+        end_ns = BEGIN_NS + round(time_s * 1e9)
+        hosts = [f"node{rank // fit.runs.site.devices_per_node:03}" for rank in range(run.devices)]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        _write_run(fit, run, folder, BEGIN_NS + round(time_s * 1e9), powers_W)
+        write_json(folder / "run.json", _intent(fit, run))
+        _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
+        for host, number in Counter(hosts).items():
+            lines = _samples(host, {part: W * number for part, W in powers_W.items()}, end_ns)
+            _write_lines(folder / f"samples-{host}.jsonl", lines)
         records.build(folder, "finished", "")
         folders.append(folder)
     return folders
 
 
 def _drawn(fit: Fit, run: RunConfig) -> tuple[float, dict[str, float]]:
-    """Time in s, and mean power of a GPU and of its part of a node in W, with their scatter."""
+    """Draw time in s, and mean power of a GPU and of its part of a node in W, with scatter."""
     chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
     of_time, of_power = np.exp(fit.errors * chance.standard_normal(2))
-    work = predict.checked_work(fit, run)
-    values = predict.quantities(fit, work)
-    kW = {part: values[f"energy_{part}_kWh"] / values["gpu_hours"] for part in COMPONENTS}
-    if np.isnan(kW["gpu"][0, 0]):  # nothing tells its parts
-        kW = {"gpu": values["energy_kWh"] / values["gpu_hours"]}
-    time_s = float(values["time_h"][0, 0] * of_time) * SECOND_PER_HOUR
-    return time_s, {part: float(1000 * of[0, 0] * of_power) for part, of in kW.items()}
-
-
-def _write_run(fit: Fit, run: RunConfig, folder: Path, end_ns: int, powers_W: dict) -> None:
-    """Write the raw files of one run: intent, events of all ranks, and samples of each node."""
-    hosts = [f"node{rank // fit.runs.site.devices_per_node:03}" for rank in range(run.devices)]
-    write_json(folder / "run.json", _intent(fit, run))
-    _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
-    moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
-    for host, number in Counter(hosts).items():
-        sensors = [_sensor(part) for part in powers_W]  # one for all GPUs: they are alike
-        values = [of_gpu_W * number for of_gpu_W in powers_W.values()]
-        header = {"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}
-        header |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
-        lines = []
-        for moment in moments:  # counters, which never stand still
-            counters = np.multiply(values, moment / 1e9).tolist()
-            lines.append({"t": moment, "w": moment, "d": 0, "v": counters})
-        ended = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
-        _write_lines(folder / f"samples-{host}.jsonl", [header, *lines, {"status": ended}])
+    (row,) = predict.rows(fit, [run])
+    energies_kWh = {part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS}
+    if None in energies_kWh.values():  # nothing tells its parts
+        energies_kWh = {"gpu": row["energy_kWh"]["value"]}
+    W_per_kWh = 1000 * of_power / row["gpu_hours"]["value"]
+    powers_W = {part: float(kWh * W_per_kWh) for part, kWh in energies_kWh.items()}
+    return float(row["time_h"]["value"] * of_time) * SECOND_PER_HOUR, powers_W
 
 
 def _write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _sensor(component: str) -> dict:
-    known = dict(id=f"{component}_simulated", component=component, device="all")
-    known |= dict(kind="energy", provenance="simulated", to_SI=1.0, primary=True, notes={})
-    return known | dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
+def _samples(host: str, powers_W: dict[str, float], end_ns: int) -> list[dict]:
+    """Make the samples of a node: counters, one for all of its GPUs, which are alike."""
+    moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
+    sensors = [{"id": f"{part}_simulated", "component": part} | SENSOR for part in powers_W]
+    lines = [{"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}]
+    lines[0] |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
+    for moment in moments:
+        counters = [watts * moment / 1e9 for watts in powers_W.values()]
+        lines.append({"t": moment, "w": moment, "d": 0, "v": counters})
+    return [*lines, {"status": STATUS}]
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:
@@ -118,13 +116,15 @@ def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dic
         "optimizer_steps": steps,
         "forward_backward_passes": steps * run.devices * run.accumulation_steps,
     }
-    about = {"rank_start": {"device": "simulated"}, "training_end": counts}
-    about["training_start"] = {"dataset_samples": epoch.training_samples}
-    about["rank_end"] = {"status": "finished"}
+    about = {
+        "rank_start": (BEGIN_NS, {"device": "simulated"}),
+        "training_start": (BEGIN_NS, {"dataset_samples": epoch.training_samples}),
+        "training_end": (end_ns, counts),
+        "rank_end": (end_ns, {"status": "finished"}),
+    }
     events = []
-    for name in ("rank_start", "training_start", "training_end", "rank_end"):
-        at = end_ns if name.endswith("end") else BEGIN_NS
+    for name, (at, facts) in about.items():
         for rank, host in enumerate(hosts):
-            event = {"event": name, "t_mono_ns": at, "t_wall_ns": at, "rank": rank}
-            events.append(event | about[name] | ({"host": host} if name == "rank_start" else {}))
+            event = {"event": name, "t_mono_ns": at, "t_wall_ns": at, "rank": rank, "host": host}
+            events.append(event | facts)
     return events

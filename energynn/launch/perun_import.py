@@ -57,7 +57,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
             (unfinished / name).write_text(text)
         write_json(unfinished / "run.json", intent)
         with one_fault(path):
-            records.build(unfinished, "finished", "", ended_at=intent["started_at"])
+            records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
 

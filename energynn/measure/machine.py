@@ -16,7 +16,7 @@ from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
-from energynn.reading import ILL_TYPED, toml_table
+from energynn.reading import toml_table
 
 # Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
 # vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of the paper's H100 nodes; about a third
@@ -219,7 +219,7 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
             if not 0 <= value <= max(1e4, THRESHOLDS[name]):
                 raise ValueError(f"{name} must be 0 to 10,000, got {value!r}")
         return values
-    except ILL_TYPED as error:
+    except Exception as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
 
 

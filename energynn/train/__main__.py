@@ -1,10 +1,7 @@
 # The script that perun runs in each rank. perun executes it with exec, so it defines nothing and only calls.
-import gc
 import sys
 
 from energynn import processes
-
-gc.disable()  # until the training: the collector would look again and again through torch's million objects
 
 processes.end_with_parent()
 processes.end_forks_with_this()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -41,26 +40,11 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
         kind = type(error).__name__
         raise ValueError(f"initial_run: {path} is damaged ({kind}); make that run again") from error
-    differences = [
-        f"{name} {there.get(name)} there, {architecture.get(name)} here"
-        for name in sorted(there.keys() | architecture.keys())
-        if there.get(name) != architecture.get(name)
-    ]
-    try:
-        if differences:
-            raise RuntimeError(", ".join(differences))
-        model.load_state_dict(state_dict)
-    except RuntimeError as error:
-        why = _in_short(error)
+    if there != architecture:
         raise ValueError(
-            f"initial_run: {path} holds another architecture ({why}); choose the same sizes"
-        ) from error
-
-
-def _in_short(error: Exception) -> str:
-    """The first thing that torch says is wrong; the whole message has a line for each parameter."""
-    lines = str(error).splitlines()
-    return lines[min(1, len(lines) - 1)].strip()
+            f"initial_run: {path} is of {there}, here is {architecture}; choose the same sizes"
+        )
+    model.load_state_dict(state_dict)
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
@@ -76,12 +60,8 @@ class Checkpoints:
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
-        self.folder, self.world, self.period_s, self.parts = (
-            Path(run_dir) / "checkpoint",
-            world,
-            period_s,
-            parts,
-        )
+        self.folder = Path(run_dir) / "checkpoint"
+        self.world, self.period_s, self.parts = world, period_s, parts
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
@@ -89,19 +69,10 @@ class Checkpoints:
         return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
-        """Write the parts, and what each rank has of its own; returns once it is on disk.
-
-        Weights that are not finite are not written: the next loss will not be either, and end the training.
-        """
+        """Write the parts, and what each rank has of its own; return once it is on disk."""
         everyone = distributed.of_all(own | {"random": distributed.random_state()}, self.world)
         if self.world.rank == 0:
-            weights = self.parts["model"].state_dict().values()
-            if all(values.isfinite().all() for values in weights):
-                self._write_newest(optimizer_steps, everyone)
-            else:
-                _warn(
-                    f"no checkpoint, weights are not finite after {optimizer_steps} optimizer steps"
-                )
+            self._write_newest(optimizer_steps, everyone)
         self.last_s = time.monotonic()
         distributed.barrier(self.world)
 
@@ -125,54 +96,40 @@ class Checkpoints:
         """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
 
         Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint. Raises
-        ValueError on every rank if they do not all see the same one, or one of other sizes.
+        ValueError on every rank if they do not all see the same one.
         """
-        path, saved = self._newest()
-        everyone = distributed.of_all(path and path.name, self.world)
+        name, saved = self._newest()
+        everyone = distributed.of_all(name, self.world)
         if len(set(everyone)) > 1:  # a shared disk can be late, or damaged for one host
             raise ValueError(
                 f"{self.folder}: ranks see different checkpoints ({everyone}); start again"
             )
         if saved is None:
             return None
-        if len(saved["ranks"]) != self.world.size:
-            raise ValueError(
-                f"{path}: of {len(saved['ranks'])} devices, not {self.world.size}; go on with as many"
-            )
-        try:
-            for name, part in self.parts.items():
-                part.load_state_dict(saved["parts"][name])
-        except (KeyError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{path}: of another network or optimizer ({_in_short(error)}); go on with the configuration that "
-                f"it was made with, or delete {self.folder}"
-            ) from error
+        for name, part in self.parts.items():
+            part.load_state_dict(saved["parts"][name])
         own = saved["ranks"][self.world.rank]
         distributed.restore_random_state(own.pop("random"))
         self.world.tell(f"energynn: goes on after {saved['optimizer_steps']} optimizer steps")
         return saved["optimizer_steps"], own
 
-    def _newest(self) -> tuple[Path | None, dict | None]:
-        """The newest whole checkpoint that this rank sees, and what it holds."""
+    def _newest(self) -> tuple[str, dict | None]:
+        """Return name and content of the newest whole checkpoint that this rank sees."""
         for mark in sorted(self.folder.glob("*.sha256"), reverse=True):
             path = mark.with_suffix(".pt")
             try:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
-                return path, torch.load(path, map_location="cpu", weights_only=True)
+                return path.name, torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-                if self.world.rank == 0:
-                    _warn(f"checkpoint {path.name} is damaged ({error}); taking the one before")
-        return None, None
+                warning = f"checkpoint {path.name} is damaged ({error}); taking the one before"
+                self.world.tell(f"energynn: warning: {warning}")
+        return "", None
 
     def remove(self) -> None:
         """After the end of the training nothing goes on from here."""
         if self.world.rank == 0 and self.folder.is_dir():
             shutil.rmtree(self.folder)
-
-
-def _warn(text: str) -> None:
-    print(f"energynn: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _write(path: Path, value) -> str:

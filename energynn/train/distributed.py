@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
-import hashlib
 import os
 import random
 import signal
@@ -16,16 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from energynn import launchers
 from energynn.config import RunConfig
-from energynn.launchers import AFTER_A_LOSS, SRUN, TORCHRUN, started_by_mpi
+from energynn.launchers import AFTER_A_LOSS, TORCHRUN, started_by_mpi
 from energynn.measure import machine
-from energynn.measure.perun_adapter import RUN_DIR_VARIABLE
 
 OF_CONNECTIONS = (
     "gloo",
@@ -70,7 +68,7 @@ def join(config: RunConfig) -> World:
     """Find the other ranks, connect to them, and set device, threads and seeds as the configuration says.
 
     Connects also if this process is the only one, so that one rank and many take the same path. Raises ValueError
-    if the number of ranks is not ``config.devices``, or if this host has fewer GPUs than ranks.
+    if the number of ranks is not ``config.devices``, or if there is no GPU where one is asked for.
     """
     timeout = datetime.timedelta(seconds=config.setup_timeout_s)  # `limit_waiting` shortens it
     rank, size, local_rank, make_store = _find()
@@ -79,7 +77,7 @@ def join(config: RunConfig) -> World:
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
             "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
-    device = _device(config, rank, local_rank)
+    device = _device(config, local_rank)
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
@@ -94,9 +92,9 @@ def join(config: RunConfig) -> World:
     return world
 
 
-def _device(config: RunConfig, rank: int, local_rank: int) -> torch.device:
+def _device(config: RunConfig, local_rank: int) -> torch.device:
     """The device of this rank, which CUDA takes from now on."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count()
     if config.device == "gpu" and not gpus:
         raise ValueError(
             "device: gpu asked for, but torch sees none; look at nvidia-smi, or ask for cpu"
@@ -104,10 +102,6 @@ def _device(config: RunConfig, rank: int, local_rank: int) -> torch.device:
     if config.device == "cpu" or not gpus:
         return torch.device("cpu")
     index = 0 if gpus == 1 else local_rank  # each rank may be shown its own GPU only
-    if index >= gpus:
-        raise ValueError(
-            f"devices: rank {rank} is number {local_rank} on a host with {gpus} GPUs; start fewer ranks per host"
-        )
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
@@ -161,25 +155,19 @@ def barrier(world: World) -> None:
 
 
 class LostRank(ConnectionError):
-    """Another rank ended, or was silent for longer than ``collective_timeout_s``, in the set-up ``setup_timeout_s``."""
+    """Tells that another rank ended, or was silent for longer than ``collective_timeout_s``."""
 
 
 @contextlib.contextmanager
 def lost_ranks_named() -> Iterator[None]:
-    """Around a trainer: say in one line that another rank is lost, where torch tells of sockets and kernels."""
+    """Say in one line that another rank is lost, where torch tells of sockets and kernels."""
     try:
         yield
     except RuntimeError as error:
         words = str(error)
-        if "Unable to find" in words:  # an interface, or an address of one
-            remedy = "set GLOO_SOCKET_IFNAME to one that is up"
-            raise ValueError(f"gloo cannot use the network: {words}; {remedy}") from error
-        if "Duplicate GPU" in words:  # NCCL's last line tells which ranks
-            last_line = words.splitlines()[-1]
-            raise ValueError(f"devices: {last_line}; start no more ranks than GPUs") from error
         is_of_network = isinstance(error, dist.DistError) or any(map(words.count, OF_CONNECTIONS))
         is_alone = dist.is_initialized() and dist.get_world_size() == 1
-        if is_alone or not is_of_network:  # of NCCL's words the last line says why
+        if is_alone or not is_of_network:
             raise
         first_line = words.splitlines()[0]
         raise LostRank(f"another rank is lost ({first_line}); {AFTER_A_LOSS}") from error
@@ -192,30 +180,13 @@ def end_the_world() -> None:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    if started_by_mpi() or _mpi_world_size() > 1:
+    if _is_under_mpi():
         with contextlib.suppress(ImportError, RuntimeError):  # no mpi4py, or no MPI
             from mpi4py import MPI
 
             time.sleep(0.3)  # mpirun passes on what was printed, but not after this
             MPI.COMM_WORLD.Abort(1)
     os._exit(1)
-
-
-def require_same_data(world: World, place: Path, *loaded: np.ndarray) -> None:
-    """Raise ValueError on every rank, naming the first that loaded other arrays than rank 0, from its own disk."""
-    digest = hashlib.sha256()
-    for array in loaded:
-        digest.update(
-            f"{array.dtype}{array.shape}".encode() + np.ascontiguousarray(array).tobytes()
-        )
-    everyone = of_all((digest.hexdigest(), world.host, str(place)), world)
-    first_digest, first_host, first_place = everyone[0]
-    for rank, (other_digest, host, folder) in enumerate(everyone):
-        if other_digest != first_digest:
-            raise ValueError(
-                f"data: rank {rank} on {host} loaded other data from {folder} than rank 0 on {first_host} from "
-                f"{first_place}; copy them again, and `energynn data verify` on each host"
-            )
 
 
 class Interrupted(Exception):
@@ -288,6 +259,8 @@ def data_parallel(
     parallel = DistributedDataParallel(
         model, device_ids, gradient_as_bucket_view=config.gradient_buckets
     )
+    if config.gradient_compression == "bfloat16":
+        parallel.register_comm_hook(None, default_hooks.bf16_compress_hook)
     if config.compile:
         parallel.compile()
     return parallel
@@ -330,7 +303,7 @@ def restore_random_state(state: dict) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
+    if state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
@@ -338,21 +311,20 @@ def restore_random_state(state: dict) -> None:
 
 
 def _find() -> tuple[int, int, int, Callable]:
-    """Rank, size, local rank, and how to make the store through which the ranks find each other."""
-    names = {TORCHRUN.rank, TORCHRUN.size, TORCHRUN.local_rank, "MASTER_ADDR", "MASTER_PORT"}
-    if names <= os.environ.keys():
-        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[
-            0
-        ]
-    if started_by_mpi() or _mpi_world_size() > 1:
+    """Find rank, size, local rank, and how to make the store through which the ranks meet."""
+    if os.environ.keys() >= {TORCHRUN.local_rank, "MASTER_ADDR"}:
+        return *TORCHRUN.place(), _store_of_torchrun
+    if _is_under_mpi():
         return _found_by_mpi()
-    if SRUN.are_set() and SRUN.place()[1] > 1:
-        return _found_by_srun()
     return 0, 1, 0, lambda timeout: dist.HashStore()
 
 
+def _store_of_torchrun(timeout: datetime.timedelta) -> dist.Store:
+    return next(dist.rendezvous("env://", timeout=timeout))[0]
+
+
 def _found_by_mpi() -> tuple[int, int, int, Callable]:
-    """Rank 0 opens a port that the system chooses, and MPI tells the others; no port has to be free beforehand."""
+    """Open a port that the system chooses on rank 0; MPI tells the others."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -370,33 +342,11 @@ def _found_by_mpi() -> tuple[int, int, int, Callable]:
     return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
 
 
-def _mpi_world_size() -> int:
-    """Size of MPI's world if something, perun for example, has started MPI already, else 1."""
+def _is_under_mpi() -> bool:
+    """Tell whether MPI's launcher started this process, or perun, as one of several, MPI itself."""
     mpi = sys.modules.get("mpi4py.MPI")
-    return mpi.COMM_WORLD.size if mpi and mpi.Is_initialized() and not mpi.Is_finalized() else 1
-
-
-def _found_by_srun() -> tuple[int, int, int, Callable]:
-    rank, size, local_rank = SRUN.place()
-    if os.environ.get(RUN_DIR_VARIABLE) and "mpi4py.MPI" in sys.modules:
-        raise ValueError(
-            f"devices: srun made {size} MPI worlds of one rank, so each would be measured alone; "
-            "give srun --mpi=pmi2, or --mpi=pmix for Open MPI (srun in systems/*.toml)"
-        )
-    environment = os.environ
-    address = environment.get(
-        "MASTER_ADDR", environment.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-    )
-    # No one can be told a port that the system chose; jobs on one node get different ones.
-    port = int(
-        environment.get("MASTER_PORT", 20000 + int(environment.get("SLURM_JOB_ID", 0)) % 20000)
-    )
-    return (
-        rank,
-        size,
-        local_rank,
-        lambda timeout: dist.TCPStore(address, port, size, rank == 0, timeout),
-    )
+    is_joined = mpi and mpi.Is_initialized() and not mpi.Is_finalized()
+    return started_by_mpi() or bool(is_joined and mpi.COMM_WORLD.size > 1)
 
 
 def _pin(world: World, config: RunConfig) -> None:

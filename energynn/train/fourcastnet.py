@@ -33,8 +33,8 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
 
     Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Goes on from the
     newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a segment of the
-    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data or other
-    than another rank's, missing or other weights, a data set smaller than one global batch, and a loss that is not
+    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data,
+    missing or other weights, a data set smaller than one global batch, and a loss that is not
     finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
@@ -60,9 +60,9 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     model = make_model(config, training.sequences.shape[2:], world, initial_weights)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
-    # The example is made in place, so that its memory is the training's afterwards.
-    distributed.warm_up(model, lambda: rollout_loss(model, example(training, config, world), config.precision))
-    session.gradients.share(model)
+    example = torch.from_numpy(training.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1)
+    # It is brought to the device in place, so that its memory is the training's afterwards.
+    distributed.warm_up(model, lambda: rollout_loss(model, example.to(world.device), config.precision))
 
     session.resume(loader, model=model.module, optimizer=optimizer, scheduler=scheduler)
     phase = session.phase
@@ -94,10 +94,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
 
 
 def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, era5.Split | None, era5.Split]:
-    """Training, validation and test set; the embedded and the synthetic data have too few times for a validation set.
-
-    Raises ValueError if another rank has other data.
-    """
+    """Load training, validation and test set; embedded and synthetic data have no validation set."""
     data = manifests.verify(config.dataset)
     steps, validation = STEPS[config.stage], None
     if config.dataset == "era5":
@@ -107,15 +104,7 @@ def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, er
         training, test = era5.synthetic(steps)
     else:
         training, test = era5.load_ensemble(data / f"{config.dataset}.nc", steps)
-    sequences = training.sequences
-    samples = (sequences[0], sequences[len(sequences) - 1], test.sequences[0])
-    distributed.require_same_data(world, data, training.mean, training.std, training.climatology, *samples)
     return training, validation, test
-
-
-def example(training: era5.Split, config: FourCastNetConfig, world: World) -> Tensor:
-    """The first sample as often as a batch has samples, on the device."""
-    return torch.from_numpy(training.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1).to(world.device)
 
 
 def architecture(config: FourCastNetConfig) -> dict:

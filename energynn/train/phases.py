@@ -41,8 +41,6 @@ class PhaseTimer:
     the GPU.
     """
 
-    LINE = 4096  # phases kept in memory on a CPU before they are written
-
     def __init__(self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False):
         self.on_gpu, self.synchronous = device.type == "cuda", synchronous and device.type == "cuda"
         self.pending: list[tuple] = []  # (phase, begin, end): ns, or events of the GPU's queue
@@ -58,8 +56,6 @@ class PhaseTimer:
             yield
         finally:  # a phase that is broken off counts, too
             self.pending.append((phase, begin, now()))
-        if not self.on_gpu and len(self.pending) == self.LINE:
-            self.write()
 
     def _now_ns(self) -> int:
         if self.synchronous:
@@ -120,50 +116,36 @@ def _mark_in_queue() -> torch.cuda.Event:
 
 
 class Progress:
-    """Lines for the person who waits, and events for who watches: at most one every two seconds, and the last."""
+    """Tells the person who waits, and who watches, how far the training is: rank 0 every two seconds.
+
+    ``steps`` are those of an epoch; ``first_step`` is the first of this segment of the run.
+    """
 
     def __init__(self, config: RunConfig, steps: int, first_step: int, events: Events | None):
-        self.name = " ".join([config.workload, *filter(None, [getattr(config, "stage", "")])])
-        self.epochs, self.steps, self.batch, self.first = (
-            config.epochs,
-            steps,
-            config.global_batch_size,
-            first_step,
-        )
-        self.events, self.begun, self.last, self.told_s = (
-            events,
-            time.monotonic(),
-            time.monotonic(),
-            0.0,
-        )
+        self.config, self.steps, self.first, self.events = config, steps, first_step, events
+        self.begun = self.last = time.monotonic()
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
-        """After a step, both counted from 0; reads the loss, which waits for the GPU, only if a line is due."""
+        """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only if a line is due."""
         now = time.monotonic()
-        if not self.events or now - self.last < PERIOD_S:
+        # Later lines are rarer, so that a run of weeks has a few thousand of them.
+        pause_s = max(PERIOD_S, 0.005 * (now - self.begun))
+        if not self.events or now - self.last < pause_s:
             return
-        self.last, elapsed_s = now, now - self.begun
-        done, total = epoch * self.steps + step + 1, self.epochs * self.steps
-        rate = (done - self.first) / elapsed_s  # of this segment of the run
-        place = (
-            f"epoch {epoch + 1}/{self.epochs}, step {step + 1}/{self.steps}, loss {loss.item():.4g}"
-        )
-        speed = f"{rate * self.batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
-        print(f"{self.name}: {place}, {speed}", flush=True)
-        if elapsed_s > 1.005 * self.told_s:  # a few thousand of them, however long the run
-            self.told_s = elapsed_s
-            self.events.mark(
-                "progress", samples_trained=done * self.batch, samples_to_train=total * self.batch
-            )
+        self.last = now
+        done, total = epoch * self.steps + step + 1, self.config.epochs * self.steps
+        batch = self.config.global_batch_size
+        rate = (done - self.first) / (now - self.begun)
+        place = f"epoch {epoch + 1}/{self.config.epochs}, step {step + 1}/{self.steps}"
+        speed = f"{rate * batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
+        print(f"{self.config.workload}: {place}, loss {loss.item():.4g}, {speed}", flush=True)
+        self.events.mark("progress", samples_trained=done * batch, samples_to_train=total * batch)
 
     def end(self, metrics: dict[str, float]) -> None:
-        """The last lines, with the metrics after the last epoch."""
+        """Print the metrics after the last epoch."""
         if self.events:
-            samples = (self.epochs * self.steps - self.first) * self.batch
-            elapsed_s = time.monotonic() - self.begun
-            speed = f"{samples} samples in {elapsed_s:.1f} s ({samples / elapsed_s:.1f} samples/s)"
             values = "".join(f"\n  {name}={value:.4g}" for name, value in metrics.items())
-            print(f"{self.name}: {self.epochs} epochs, {speed}{values}", flush=True)
+            print(f"{self.config.workload}: {self.config.epochs} epochs{values}", flush=True)
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:

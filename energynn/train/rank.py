@@ -25,7 +25,7 @@ def run(folder: str | Path) -> None:
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason, config = "finished", "", None
+    status, reason = "finished", ""
     rank = launchers.rank()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now, see perun_adapter.PERUN
@@ -35,7 +35,8 @@ def run(folder: str | Path) -> None:
     except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
         status, reason = "interrupted", str(stop)
     except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
-        status, reason = "failed", _words(error, config)
+        status = "failed"
+        reason = " ".join(str(error).split()) or type(error).__name__
         if not isinstance(error, ValueError | LostRank):  # these explain themselves
             traceback.print_exc()
     try:
@@ -64,15 +65,6 @@ def _train(
     events.be_idle("after", config.idle_baseline_s)  # so that there are samples beyond the end
     if stop_sampler:
         stop_sampler()
-
-
-def _words(error: BaseException, config: configuration.RunConfig | None) -> str:
-    """Why a rank failed, in one line: of memory that is too little the local batch size, too, and the remedy."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    if config and "out of memory" in words:
-        size = config.local_batch_size
-        return f"local_batch_size: {size} is too much here, choose a smaller one: {words}"
-    return words
 
 
 def _stop(number: int, _frame) -> None:

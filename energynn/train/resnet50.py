@@ -41,14 +41,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
     Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
     segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data or other data than another rank's, a data set smaller than one global batch, and a loss that is not finite;
+    data, a data set smaller than one global batch, and a loss that is not finite;
     Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation = load_images(config, world)
-    for images in (training, validation):
-        require_same_images(images, world)
     loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
     training_evaluation_loader = make_loader(training, config, world)
@@ -62,7 +60,6 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     optimizer = make_optimizer(model, config)
     plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
     warm_up(model, config, world)
-    session.gradients.share(model)
 
     session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
     phase = session.phase
@@ -104,9 +101,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
 
 
 def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
-    """Training and validation images as the configuration selects and transforms them, from the verified folder.
+    """List training and validation images as the configuration selects and transforms them.
 
-    With ``image_loading="store"`` they come from a prepared store only, which the embedded data set gets here.
+    With ``image_loading="store"`` they come from a prepared store; embedded images get one here.
     """
     root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not is_store(root):
@@ -125,17 +122,6 @@ def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
     )
     return training, validation
-
-
-def require_same_images(images: Images, world: World) -> None:
-    """Raise ValueError if a rank has another list of images, or another first or last image."""
-    listing = images.listing
-    content = [listing.names, listing.labels, images.indices]
-    if listing.offsets is not None:  # within an archive or a store
-        content += [listing.offsets, listing.sizes]
-    for index in (*images.indices[:1], *images.indices[-1:]):
-        content.append(np.frombuffer(listing.read(index), np.uint8))
-    distributed.require_same_data(world, listing.place, *content)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ The trainer calls the session; the session never calls the trainer.
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import os
 import time
@@ -21,14 +20,13 @@ from energynn.measure.samples import Events, limit_s
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Agreement, Interrupted, Request
-from energynn.train.gradients import Gradients
 from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 
 class Session:
     """The training of one rank, from joining the other ranks to leaving them.
 
-    A trainer makes a session, loads its data, makes its parts, and calls ``gradients.share`` and ``resume``. Within
+    A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within
     ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and
     ``epoch_done``. At the end comes ``finish``. ``world`` tells of the ranks, ``phase(name)`` times what is done
     within it.
@@ -41,7 +39,6 @@ class Session:
         self.world = distributed.join(config)
         self.events = Events(self.folder, self.world.rank)
         self.events.mark("rank_start", **self.world.describe())
-        self.gradients = Gradients(config, self.world)
 
     def resume(self, loader: DataLoader, **parts) -> None:
         """Go back to the newest checkpoint of the run, if there is one.
@@ -57,7 +54,6 @@ class Session:
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
-        self.metrics: dict[str, float] = {}
         self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
         self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
@@ -68,13 +64,8 @@ class Session:
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
         """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
-        self.gradients.require_shared()
-        if not gc.isenabled():  # since the rank began; what is there now stays to its end
-            gc.freeze()
-            gc.enable()
-        if self.config.idle_ready_s > 0:  # with all in place that the training needs
-            distributed.barrier(self.world)  # a GPU has nothing left to do
-            self.events.be_idle("ready", self.config.idle_ready_s)
+        distributed.barrier(self.world)  # a GPU has nothing left to do
+        self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
         distributed.limit_waiting(self.patience_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
@@ -99,6 +90,7 @@ class Session:
         batch at the end of the epoch is left out.
         """
         local_batches = self.config.accumulation_steps
+        is_last = [False] * (local_batches - 1) + [True]
         done = self.optimizer_steps - epoch * self.steps_per_epoch
         self.loader.sampler.set_epoch(epoch)
         self.loader.sampler.first = done * local_batches * self.config.local_batch_size
@@ -106,7 +98,7 @@ class Session:
         for step in range(done, self.steps_per_epoch):
             time.sleep(max(0.0, self.next_step - time.monotonic()))
             self.next_step = time.monotonic() + self.config.step_period_s
-            yield step, _last_marked(batches, local_batches)
+            yield step, zip(itertools.islice(batches, local_batches), is_last, strict=True)
         next(batches, None)  # the loader comes to its end, too
 
     def step_done(self, loss: torch.Tensor) -> None:
@@ -117,7 +109,6 @@ class Session:
         """
         epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
         self.optimizer_steps += 1
-        self.gradients.step_done()
         self._unread.append(loss)
         self.progress.step(epoch, step, loss)
         if self.stop.is_due() or step == self.steps_per_epoch - 1:
@@ -140,7 +131,7 @@ class Session:
 
     def epoch_done(self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float) -> None:
         """Tell of the epoch; ``samples_evaluated`` are those of this epoch, on all ranks."""
-        self.metrics = metrics = metrics | self.gradients.noise()
+        self.metrics = metrics
         self.samples_evaluated += samples_evaluated
         steps = self.steps_per_epoch
         local_loss = sum(self.losses[-steps:]) / steps
@@ -177,9 +168,3 @@ class Session:
             distributed.leave()  # a thread of gloo that still has work aborts a process that is ending
             all_steps = self.config.epochs * self.steps_per_epoch
             raise Interrupted(f"checkpoint after {self.optimizer_steps} of {all_steps} steps")
-
-
-def _last_marked(batches: Iterator, count: int) -> Iterator[tuple]:
-    """The next ``count`` batches, each with whether it is the last of them."""
-    for number, batch in enumerate(itertools.islice(batches, count), start=1):
-        yield batch, number == count

@@ -55,12 +55,12 @@ def test_own_workload_and_own_system(own, tmp_path):
     assert row["energy_kWh"]["value"] == pytest.approx(hours * truth.power_W[0] * 32 / 1000, rel=0.1)
     assert row["energy_cpu_kWh"]["value"] == pytest.approx(row["time_h"]["value"] * 4 * 0.3)  # as measured on nodes
     assert row["energy_ram_kWh"]["value"] is None
-    assert "no fitted run had several nodes" in " ".join(row["outside"])
+    assert "nodes: beyond the fitted 1 to 1" in " ".join(row["outside"])
     run = plan.base_run(fit, {})
     found = plan.make(fit, run, *plan.grid(fit, run, None), {})
     assert found.work.devices.max() == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
-    with pytest.raises(ValueError, match="devices: 64 asked, mine has 32"):
-        plan.grid(fit, run, (1, 64))
+    with pytest.raises(ValueError, match="devices: 64 asked; on mine choose at most 32"):
+        plan.grid(fit, run, 64)
 
 
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
@@ -100,7 +100,7 @@ def test_weights_of_fourcastnet_are_those_of_its_network():
 
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
     network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)
-    assert small.weights(3, 24, 48) == sum(weight.numel() for weight in network.parameters())
+    assert small.weights(24, 48, channels=3) == sum(weight.numel() for weight in network.parameters())
     assert config.make("fourcastnet", preset="paper").epoch().gradient_bytes == 4 * 74_690_304
     years = dict(training_years="1979-1980,1990", validation_years="2016")
     epoch = config.make("fourcastnet", preset="paper", **years).epoch()

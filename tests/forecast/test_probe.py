@@ -21,8 +21,8 @@ def long_run():
 
 
 def test_probes_vary_and_each_makes_the_forecast_surer(a100, long_run):
-    before = probe.before([long_run], a100)
-    probes = probe.choose(before, [long_run], minutes=5, most=4)
+    before = probe.before(long_run, a100)
+    probes = probe.choose(before, long_run, minutes=5, most=4)
     assert 2 <= len(probes) <= 4 and sum(one.seconds for one in probes) <= 300
     spreads = [one.spread_after for one in probes]
     assert all(before > after for before, after in itertools.pairwise(spreads))
@@ -34,7 +34,7 @@ def test_probes_vary_and_each_makes_the_forecast_surer(a100, long_run):
 @pytest.mark.parametrize("minutes", [0.1, 0.55])
 def test_too_few_minutes_are_refused(minutes):
     site = systems.site("horeka-h100")
-    asked = probe.targets("fourcastnet", site, [], {})
+    asked = probe.target("fourcastnet", site, {})
     with pytest.raises(ValueError, match="are too few for two probes; give more"):
         probe.choose(probe.before(asked, site), asked, minutes, 4)
 
@@ -49,8 +49,8 @@ def cores(workload: str, seed: int):
     values = {name: value * np.exp(0.3 * chance.standard_normal()) for name, value in CORES.items()}
     values |= dict(t_update=values["t_update"] if workload == "resnet50" else 5e-3)
     site = dataclasses.replace(runs.here(systems.site("local"), {"cores": 2}, on_gpu=False), file="")
-    asked = probe.targets(workload, site, ["smoke", "one-device"], {})
-    seen = worlds.taken(workload, site, asked, values, samples=(160, 16))
+    asked = probe.target(workload, systems.site("local"), {"devices": 2})
+    seen = worlds.taken(workload, site, [asked], values, samples=(160, 16))
     whole = fits.unfitted(seen)
     at = np.array([np.log(values[of]) if fits.PARAMETERS[of].is_log else values[of] for of in whole.names])
 
@@ -82,7 +82,7 @@ def test_two_probes_of_100_s_forecast_the_default_study(monkeypatch, tmp_path, w
         probes, fit = probe.make_here(before, asked, folder, minutes=100 / 60, most=2)
         assert len(probes) == 2 and clock.now_s <= 140  # a world may be slower than expected
         off = []
-        for row, run in zip(predict.rows(fit, asked), asked, strict=True):
+        for row, run in zip(predict.rows(fit, [asked]), [asked], strict=True):
             (made,) = simulate.write(of_now(), [run], folder)
             told, fact = row["time_h"], records.read(made)["training_time_s"] / 3600
             off.append(abs(100 * (told["value"] / fact - 1)))
@@ -91,21 +91,15 @@ def test_two_probes_of_100_s_forecast_the_default_study(monkeypatch, tmp_path, w
     assert np.quantile(medians, 0.9) <= 15 and np.mean(held) >= 0.8
 
 
-def test_named_studies_are_forecast_and_their_repeats_once(a100):
-    asked = probe.targets("resnet50", a100, ["R4"], {})
-    assert [run.devices for run in asked] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    with pytest.raises(ValueError, match="study: R4 has no run of fourcastnet"):
-        probe.targets("fourcastnet", a100, ["R4"], {})
-    (run,) = probe.targets("fourcastnet", a100, [], {"devices": 8})
+def test_the_preset_is_forecast(a100):
+    run = probe.target("fourcastnet", a100, {"devices": 8})
     assert run.preset == "paper" and run.devices == 8
-    asked = probe.targets("fourcastnet", systems.site("local"), ["smoke", "one-device"], {})
-    assert [run.stage for run in asked] == ["pretrain"] * 3  # probes have no weights to fine-tune
 
 
 def test_probes_are_handed_to_the_cluster_as_a_study(a100, fitted, long_run, monkeypatch, tmp_path):
     """From the commands to the forecast; in place of the jobs, the model makes the records."""
     monkeypatch.setattr(probe, "REPOSITORY", tmp_path)
-    probes = probe.choose(probe.before([long_run], a100, fitted.runs), [long_run], 5, 4)
+    probes = probe.choose(probe.before(long_run, a100), long_run, 5, 4)
     submit, fit = (line.split() for line in probe.hand_over(probes, a100).splitlines())
     assert submit[:2] == ["energynn", "submit"] and fit[1:3] == ["forecast", "fit"]
     (submitted,) = studies.find([submit[2]], a100.name).values()
@@ -118,6 +112,6 @@ def test_probes_are_handed_to_the_cluster_as_a_study(a100, fitted, long_run, mon
 
 def test_another_system_gives_the_priors(a100, fitted, published):
     seen = published.only(published.work.devices == 4)
-    slower = [2 * seconds for seconds in seen.times_s]
-    fit = fits.make(msgspec.structs.replace(seen, times_s=slower, like=published))
+    slower = worlds.with_results(seen, 2 * seen.time_s, seen.power_W)
+    fit = fits.make(msgspec.structs.replace(slower, like=published))
     assert fit.values["tau"] == pytest.approx(2 * fitted.values["tau"], rel=0.1)

@@ -1,6 +1,5 @@
 """Intervals hold the truth of invented worlds: other systems, other loaders, broken assumptions."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -60,9 +59,9 @@ def test_powers_do_not_move_times(a100, cluster):
     """Where the power is not as in the model, the times are forecast as without any power."""
     values, configs = cluster
     seen = worlds.taken("resnet50", a100, configs, values)
-    strange = [300 * W**2 / 260**2 for W in seen.powers_W]
-    few, many = split(msgspec.structs.replace(seen, powers_W=strange), 4)
-    blind = fits.make(msgspec.structs.replace(few, powers_W=[None] * len(few)))
+    strange = 300 * seen.power_W**2 / 260**2
+    few, many = split(worlds.with_results(seen, seen.time_s, strange), 4)
+    blind = fits.make(worlds.with_results(few, few.time_s, [None] * len(few)))
     assert not blind.has_power and set(fits.forecast(blind, many.work)) == {"time_s"}
     times = [fits.forecast(fit, many.work)["time_s"][0] for fit in (fits.make(few), blind)]
     assert times[0] == pytest.approx(times[1], abs=1e-6)

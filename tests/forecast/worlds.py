@@ -8,7 +8,7 @@ import numpy as np
 from energynn import config
 from energynn.cluster.systems import Site
 from energynn.forecast import model
-from energynn.forecast.runs import Runs
+from energynn.forecast.runs import Runs, Taken
 
 IMAGES = 5004  # of a device in an epoch, and sixteen times as many
 MOST_DEVICES = 256
@@ -68,21 +68,23 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
             times = model.times_s(values, seen.work)
             time_s = time_s - np.minimum(times["updates"] + times["allreduce"], loading * times["images"])
         by_chance = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
-        changed = {"times_s": (time_s * by_chance[0]).tolist()}
-        changed["powers_W"] = (seen.power_W * by_chance[1]).tolist()
-        return msgspec.structs.replace(seen, **changed)
+        return with_results(seen, time_s * by_chance[0], seen.power_W * by_chance[1])
 
     seen = runs_of(_configs([n for n in (1, 2, 4, 8) if n <= per_node], workers))
     return World(seen, runs_of(_configs([n for n in (8, 16, 64, MOST_DEVICES) if n > per_node], workers)), values)
 
 
 def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Runs:
-    """What the model says that runs take, with parameters that are given; made several times each."""
-    number = len(configs)
-    plain, several, series = [config.to_dict(run) for run in configs], [5] * number, [""] * number
-    seen = Runs(workload, site, plain, [1.0] * number, [None] * number, several, series, **more)
-    time_s, power_W = model.predict(values, seen.work)
-    return msgspec.structs.replace(seen, times_s=time_s.tolist(), powers_W=power_W.tolist())
+    """Say by the model what runs take, with parameters that are given; made several times each."""
+    seen = Runs(workload, site, [Taken(config.to_dict(run), 1.0, repeats=5) for run in configs], **more)
+    return with_results(seen, *model.predict(values, seen.work))
+
+
+def with_results(seen: Runs, times_s, powers_W) -> Runs:
+    """Give the same runs other times and powers."""
+    results = zip(seen.taken, map(float, times_s), powers_W, strict=True)
+    taken = [msgspec.structs.replace(run, time_s=s, power_W=W and float(W)) for run, s, W in results]
+    return msgspec.structs.replace(seen, taken=taken)
 
 
 def _configs(devices: list[int], workers: int) -> list:

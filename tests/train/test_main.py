@@ -154,10 +154,11 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp
 
 
 def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
-    """bfloat16 in the products, one kernel for all updates, workers that live on."""
-    usual = train(tmp_path / "usual", "fourcastnet", epochs=2, **AFNO)
+    """bfloat16 in products and between ranks, one kernel for all updates, workers that live on."""
+    usual = train(tmp_path / "usual", "fourcastnet", epochs=2, devices=2, **AFNO)
     fast = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, loader_workers=1)
-    faster = train(tmp_path / "fast", "fourcastnet", epochs=2, persistent_workers=True, **fast, **AFNO)
+    fast |= dict(persistent_workers=True, gradient_compression="bfloat16", devices=2)
+    faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast, **AFNO)
     assert (usual.status, faster.status) == (0, 0), faster.output
     assert faster.losses == pytest.approx(usual.losses, rel=0.02) and faster.losses != usual.losses
 

@@ -182,19 +182,15 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
     newest = checkpoints.folder / "000000000030.pt"
     whole = newest.read_bytes()
     newest.write_bytes(whole.replace(struct.pack("<f", 30.0), struct.pack("<f", 31.0)))  # torch would load it
-    assert checkpoints.load()[0] == 20 and "its SHA-256 differs" in capsys.readouterr().err
+    assert checkpoints.load()[0] == 20 and "its SHA-256 differs" in capsys.readouterr().out
     newest.write_bytes(whole[:-3])
     assert checkpoints.load() == (20, {"losses": [20.0]}) and model.weight.item() == 20
-    assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().err
+    assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().out
     (checkpoints.folder / "000000000040.pt").write_bytes(b"half")  # killed before its SHA-256 was written
     assert checkpoints.load()[0] == 20
     capsys.readouterr()
     checkpoints.save(25, losses=[])  # going on from there: the whole one before stays, not the damaged one
     assert sorted(path.stem for path in checkpoints.folder.glob("*.pt")) == ["000000000020", "000000000025"]
-    model.weight.data[:] = float("nan")
-    checkpoints.save(35, losses=[])
-    assert "no checkpoint, weights are not finite after 35 optimizer steps" in capsys.readouterr().err
-    assert checkpoints.load()[0] == 25
 
 
 @pytest.mark.parametrize("period_s, elapsed_s, due", [(0, 1e9, False), (600, 599, False), (600, 601, True)])
@@ -213,7 +209,7 @@ def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch
     monkeypatch.setattr(
         checkpoint.distributed.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(2), [own, "x"])
     )
-    with pytest.raises(ValueError, match="ranks see different checkpoints .*None, 'x'.*; start again"):
+    with pytest.raises(ValueError, match="ranks see different checkpoints .*'', 'x'.*; start again"):
         checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
 
 
