@@ -11,7 +11,7 @@ import msgspec
 
 from energynn.data import era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
-from energynn.files import sha256, shipped, write_json
+from energynn.files import shipped, write_json
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what is said of each in words
 
@@ -35,10 +35,7 @@ def build(dataset: str, source: Path | None = None) -> None:
         elif dataset in manifests.PHOTOGRAPHS:
             shutil.rmtree(folder, ignore_errors=True)
             photographs.make_crops(folder)
-            details = {
-                "energynn:made_with": photographs.made_with(),
-                "energynn:sources": _sources(),
-            }
+            details = {"energynn:sources": photographs.PHOTOGRAPHS}
         elif not folder.is_dir():
             raise ValueError(f"{dataset}: {folder} is no folder; put its files into it")
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -53,20 +50,6 @@ def build(dataset: str, source: Path | None = None) -> None:
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     (target / "SHA256SUMS").write_text("".join(lines))
     write_json(target / "manifest.json", manifest)
-
-
-def _sources() -> list[dict]:
-    """List the photographs that the crops are made from, with their licences."""
-    return [
-        {
-            "class": name,
-            "package": package,
-            "file": file,
-            "license": licence,
-            "sha256": sha256(photographs.source_path(package, file)),
-        }
-        for name, (package, file, licence) in photographs.PHOTOGRAPHS.items()
-    ]
 
 
 def _imagenet(folder: Path) -> tuple[dict[str, str], dict]:

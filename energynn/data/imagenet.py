@@ -39,6 +39,7 @@ FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
 BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
 NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
 BATCH = 256  # images in memory at once while a store is written
+SHORTER_SIDE = 256  # at most, in pixels, of an image in a store
 
 
 @dataclass(frozen=True)
@@ -249,28 +250,28 @@ def summary(listing: Listing) -> Summary:
 # ------------------------------------------------------------------------------------ prepared store
 
 
-def prepare(root: Path, out: Path, shorter_side: int = 256) -> list[str]:
+def prepare(root: Path, out: Path) -> list[str]:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
 
-    Each image is a PPM (``ppm``) whose shorter side is at most ``shorter_side`` pixels (0: as it is): other pixels than
-    the originals', so a training with them is another experiment. Every call writes all anew. An image that cannot be
+    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE pixels: other pixels than the originals',
+    so a training with them is another experiment. Every call writes all anew. An image that cannot be
     decoded is kept as one without pixels, which training names as bad; returns where these lie.
     """
     out.mkdir(parents=True, exist_ok=True)
     bad = []
     for split, listing in zip(SPLITS, list_images(root), strict=True):
-        bad += _prepare_split(listing, out / f"{split}.ppm", shorter_side)
+        bad += _prepare_split(listing, out / f"{split}.ppm")
     return bad
 
 
-def _prepare_split(listing: Listing, path: Path, shorter_side: int) -> list[str]:
+def _prepare_split(listing: Listing, path: Path) -> list[str]:
     """Write the images of a split, then their table; returns where those lie that cannot be decoded."""
     indices, sizes_B = range(len(listing)), []
     advance = meter(f"prepare {path.stem}", len(listing), "images")
     with whole(path) as file, ThreadPoolExecutor() as pool:
         for start in indices[::BATCH]:
             batch = indices[start : start + BATCH]
-            for data in pool.map(lambda index: ppm(listing.read(index), shorter_side), batch):
+            for data in pool.map(lambda index: ppm(listing.read(index)), batch):
                 file.write(data)
                 sizes_B.append(len(data))
             advance(len(batch))
@@ -279,17 +280,16 @@ def _prepare_split(listing: Listing, path: Path, shorter_side: int) -> list[str]
     return [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
 
 
-def ppm(data: bytes, shorter_side: int) -> bytes:
-    """Make binary PPM of an image file, reduced to ``shorter_side``; its comment tells the original size."""
+def ppm(data: bytes) -> bytes:
+    """Make binary PPM of an image file, reduced to SHORTER_SIDE; its comment tells the original size."""
     from PIL import Image
 
     try:
         with open_image(data) as image:
             width, height = image.size
-            if shorter_side:  # libjpeg decodes at a fraction of the size where that is large enough
-                scale = shorter_side / min(width, height)
-                size = round(width * scale), round(height * scale)
-                image.thumbnail(size, Image.Resampling.BICUBIC)  # never enlarges
+            scale = SHORTER_SIDE / min(width, height)
+            # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
+            image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
             image = image.convert("RGB")
     except BAD_IMAGE:
         return NO_PIXELS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -50,8 +49,6 @@ class Images:
                 line = f"image {where} is broken ({error})"
                 if self.on_bad_image == "fail":
                     raise ValueError(f"{line}; copy it, or set on_bad_image to skip") from error
-                if not self.bad[candidate]:
-                    print(f"skipped: {line}", file=sys.stderr, flush=True)
                 self.bad[candidate] = True
         raise ValueError(f"images: {MOST_IN_A_ROW} in a row are broken, the last is {where}")
 
@@ -121,10 +118,11 @@ def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 def normalized(
-    batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+    images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> torch.Tensor:
-    """Normalize (samples, size, size, 3) uint8 to (samples, 3, size, size) float32, channels last, on its device."""
-    return (batch.permute(0, 3, 1, 2) - _of_255(mean, batch.device)) / _of_255(std, batch.device)
+    """Normalize (..., size, size, 3) uint8 to (..., 3, size, size) float32, channels last, on its device."""
+    device = images.device
+    return (images.movedim(-1, -3) - _of_255(mean, device)) / _of_255(std, device)
 
 
 @lru_cache

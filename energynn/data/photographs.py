@@ -47,14 +47,6 @@ def source_path(package: str, file: str) -> Path:
     return Path(spec.origin).parent / file
 
 
-def made_with() -> str:
-    """Name the versions of what decodes the photographs and encodes the crops; others may give other bytes."""
-    from PIL import features
-
-    versions = features.version("pil"), features.version("libjpeg_turbo") or "absent"
-    return "Pillow {}, libjpeg-turbo {}".format(*versions)
-
-
 def make_crops(target: Path) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
 
