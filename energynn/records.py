@@ -25,8 +25,6 @@ from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
     files_named,
-    read_hosts,
-    segments,
 )
 from energynn.reading import json_table, one_fault
 
@@ -258,6 +256,11 @@ def read(run_dir: Path) -> dict | None:
         return read_record(run_dir)
     except (OSError, ValueError):
         return None
+
+
+def reason(record: dict) -> str:
+    """Say why a run did not finish, or is not valid; empty for a valid one."""
+    return record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))
 
 
 def is_made(run_dir: Path) -> bool:

@@ -224,7 +224,7 @@ def test_foreign_era5(here, says):
     (here / "source").mkdir()
     ERA5[says](here / "source")
     words = ["data", "era5", "--source", here / "source", "--out", here / "store"]
-    refused(here, *words, "--years", "2019", "--workers", 1, says=says)
+    refused(here, *words, "--years", "2019", says=says)
     assert not list((here / "store").glob("*.npy")), "nothing of it was stored as good"
 
 

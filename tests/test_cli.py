@@ -138,7 +138,7 @@ def checkout(tmp_path_factory):
         ["compare", *RUNS[::2]],
         ["compare", *RUNS],
         ["export", "--csv", "all.csv"],
-        ["status", "--watch", RUNS[0], "--once"],
+        ["status", "--watch", RUNS[0]],
         ["import-perun", "train.hdf5"],
         ["run", "--list"],
         pytest.param(["claims"], marks=pytest.mark.slow),

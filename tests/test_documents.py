@@ -79,7 +79,6 @@ def commands(text: str, program: str) -> list[list[str]]:
 def parsed(words: list[str]) -> dict:
     """Parse a command line to the parameters of its function; nothing is done."""
     command = typer.main.get_command(cli.app)
-    words = cli._prepared(words)
     context = command.make_context("energynn", list(words), resilient_parsing=False)
     while hasattr(command, "resolve_command"):
         rest = [*context._protected_args, *context.args]
@@ -158,7 +157,7 @@ def test_commands_are_parsed(path, monkeypatch):
             config.make(**parameters_of([*(options["assigned"] or []), *(options["p"] or [])]))
         if words[0] in ("study", "submit"):
             names = [options["name"]] if "name" in options else options.get("studies") or []
-            studies.find([name for name in names if name not in OWN])
+            studies.find([name for name in names if name not in OWN and name[0] != "-"])
         system = options.get("system")
         assert (
             system in (None, "", "NAME", "local", *OWN)

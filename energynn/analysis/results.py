@@ -118,7 +118,8 @@ def _row(record: dict, run_dir: Path) -> dict:
 
 
 def _number(name: str, value) -> float:
-    if not isinstance(value, int | float) or (value < 0 and name in QUANTITIES):
+    may_be_negative = name not in QUANTITIES or name.startswith("energy_net_")  # noise of idling
+    if not isinstance(value, int | float) or (value < 0 and not may_be_negative):
         raise ValueError(f"{name} is no number that it can be: {value!r}")
     return float(value)
 

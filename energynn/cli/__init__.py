@@ -59,9 +59,8 @@ for _command, _example in COMMANDS.items():
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
-    words = sys.argv[1:] if arguments is None else arguments
     try:
-        status = app(_prepared(words), prog_name="energynn", standalone_mode=False)
+        status = app(arguments, prog_name="energynn", standalone_mode=False)
         if sys.stdout:  # which may be closed
             sys.stdout.flush()
         return status or 0
@@ -82,16 +81,3 @@ def main(arguments: list[str] | None = None) -> int:
 def _say(message: str) -> int:
     print(f"energynn: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-def _prepared(words: list[str]) -> list[str]:
-    """Join `-p NAME VALUE`, and give what follows `--` of submit to sbatch."""
-    end = words.index("--") if "--" in words else len(words)
-    prepared, rest = list(words[:end]), list(words[end:])
-    for place, word in enumerate(prepared[:-2]):
-        if word == "-p" and "=" not in prepared[place + 1]:
-            prepared[place + 1 : place + 3] = ["=".join(prepared[place + 1 : place + 3]), ""]
-    prepared = [word for word in prepared if word != ""]
-    if words[:1] == ["submit"]:
-        rest = [f"--sbatch={option}" for option in rest[1:]]
-    return prepared + rest

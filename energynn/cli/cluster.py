@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,10 @@ Studies = Annotated[
 
 def submit(
     studies: Annotated[
-        list[str], typer.Argument(metavar="STUDY", help="names, or files of your own")
+        list[str],
+        typer.Argument(
+            metavar="STUDY [-- OPTION]", help="names, or files of your own; options of sbatch"
+        ),
     ],
     system: Annotated[
         str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
@@ -29,19 +31,17 @@ def submit(
     ] = None,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
     reservation: Annotated[str, typer.Option(help="as sbatch takes it")] = "",
-    minutes: Annotated[int | None, typer.Option(min=1, help="time limit of each job")] = None,
-    sbatch: Annotated[list[str] | None, typer.Option(help="more options; also after --")] = None,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
     from energynn.cluster import submit
 
-    sbatch = sbatch or []
-    for name, value in (("account", account), ("reservation", reservation)):
-        if value:
-            sbatch = [*sbatch, f"--{name}={value}"]
+    names = [word for word in studies if not word.startswith("-")]
+    options = [word for word in studies if word.startswith("-")]
+    options += [f"--account={account}"] if account else []
+    options += [f"--reservation={reservation}"] if reservation else []
     folder = folder_of_runs(runs_dir)
-    return submit.submit_studies(studies, system, folder, dry_run, max_gpu_hours, minutes, sbatch)
+    return submit.submit_studies(names, system, folder, dry_run, max_gpu_hours, options)
 
 
 def status(
@@ -49,8 +49,6 @@ def status(
     watch: Annotated[
         str, typer.Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
-    every: Annotated[float, typer.Option(min=0, help="seconds between two looks")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="look once")] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -58,7 +56,7 @@ def status(
     if watch:
         from energynn.launch import watch as view
 
-        view.follow(find_run(watch, runs_dir), every, once)
+        view.follow(find_run(watch, runs_dir))
         return 0
     from energynn.cluster import status
 
@@ -78,7 +76,7 @@ def cancel(
 
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
-    folder: Path = folder_of_runs(runs_dir, must_exist=True)
-    number = submit.cancel(status.folders(folder.absolute(), studies or []))
+    folder = folder_of_runs(runs_dir, must_exist=True).absolute()
+    number = submit.cancel(status.folders(folder, studies or []))
     tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
     return 0

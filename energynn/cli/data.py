@@ -29,10 +29,7 @@ def verify(
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
             folder = manifests.verify(dataset, folder=root, every_byte=True)
-        message = f"{dataset}: every file is there and has its SHA-256"
-        if (folder / "train.ppm").is_file():
-            message += ", but for a prepared store's pixels, of which none is known"
-        tell(f"{message} ({folder})")
+        tell(f"{dataset}: every file of its manifest is there and has its SHA-256 ({folder})")
     return 0
 
 
@@ -54,15 +51,12 @@ def describe(
 def imagenet(
     root: Annotated[Path, typer.Option(metavar="DIR", help="folder tree or official archives")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
-    shorter_side: Annotated[int, typer.Option(min=0, help="pixels; 0: original size")] = 256,
 ) -> int:
-    """Write ImageNet as uint8 pixels, so that training decodes no JPEG."""
+    """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
     from energynn.data import imagenet
 
-    out.mkdir(parents=True, exist_ok=True)
-    undecodable = imagenet.prepare(root, out, shorter_side)
-    written_GB = sum(path.stat().st_size for path in out.glob("*.ppm")) / 1e9
-    tell(f"{out}: {written_GB:.3g} GB; other pixels than the originals: another experiment")
+    undecodable = imagenet.prepare(root, out)
+    tell(f"{out}: complete; other pixels than the originals: another experiment")
     for line in undecodable:
         print(f"cannot be decoded: {line}")
     return 1 if undecodable else 0
@@ -75,11 +69,10 @@ def era5(
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
     years: Annotated[str, typer.Option(help="those of the paper by default")] = "1979-2017,2019",
-    workers: Annotated[int, typer.Option(min=1, help="states read at the same time")] = 4,
 ) -> int:
     """Write the store that FourCastNet trains on at full size; resumable."""
     from energynn.data import era5_store
 
-    era5_store.prepare(source, out, era5_store.parse_years(years), workers)
+    era5_store.prepare(source, out, era5_store.parse_years(years))
     tell(f"{out}: complete; `energynn data describe era5 --root {out}` describes it")
     return 0

@@ -20,7 +20,7 @@ Run = Annotated[
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
+    typer.Option("-p", metavar="NAME=VALUE", help="a parameter of the run"),
 ]
 
 
@@ -95,7 +95,4 @@ def find_run(run: str, runs_dir: Path | None) -> Path:
         raise ValueError(
             f"run: {len(candidates)} runs begin with {run!r}, as {first.name} and {second.name}"
         )
-    from energynn.config import suggestion
-
-    near = suggestion(run, [folder.name for folder in known])
-    raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}{near}")
+    raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}")

@@ -124,12 +124,11 @@ def import_perun(
     from energynn.launch import command, perun_import
 
     folders = perun_import.import_file(file, folder_of_runs(runs_dir))
-    imported = [records.read(folder) for folder in folders]
+    imported = {str(folder): records.read_record(folder) for folder in folders}
     lines = []
-    for folder, record in zip(folders, imported, strict=True):
-        lines.append(command.report(record))
-        lines += [f"  method: {record['method']}", f"  record: {folder}"]
-    reply(as_json, {"runs": imported}, "\n".join(lines))
+    for folder, record in imported.items():
+        lines += [command.report(record), f"  method: {record['method']}", f"  record: {folder}"]
+    reply(as_json, {"runs": list(imported.values())}, "\n".join(lines))
     return 0
 
 
@@ -153,22 +152,15 @@ def claims(
 
 
 def _number(name: str, build_dir: Path) -> str:
-    """Value, source and notebook of a number, or the names that contain the given one."""
-    from energynn.config import suggestion
+    """Describe the numbers of the paper whose names contain this one."""
     from energynn.reading import json_table
 
-    path = build_dir / "numbers.json"
-    if not path.is_file():
-        raise ValueError(f"number: {path} is not there; `make paper` writes it")
-    numbers = json_table(path)
-    if name in numbers:
-        entry = numbers[name]
-        value = f"{name} = {entry['text']} {entry['unit']} ({entry['provenance']})"
-        return f"{value}\n  from {entry['source']}\n  by notebooks/{entry['notebook']}.ipynb"
-    alike = [known for known in numbers if name.lower() in known.lower()]
-    if not alike:
-        near = suggestion(name, numbers)
-        raise ValueError(f"number: no number of the paper is called {name!r}{near}")
-    return "\n".join(
-        f"{known} = {numbers[known]['text']} {numbers[known]['unit']}" for known in alike
-    )
+    lines = []
+    for known, entry in json_table(build_dir / "numbers.json").items():
+        if name.lower() in known.lower():
+            lines.append(f"{known} = {entry['text']} {entry['unit']} ({entry['provenance']})")
+            lines.append(f"  from {entry['source']}")
+            lines.append(f"  by notebooks/{entry['notebook']}.ipynb")
+    if not lines:
+        raise ValueError(f"number: the paper has none with {name!r} in its name")
+    return "\n".join(lines)

@@ -93,21 +93,20 @@ def study_run(
 @study.command("list")
 def study_list() -> int:
     """List all studies with their cost."""
-    return _show_studies(None)
+    from energynn import studies
+    from energynn.cluster import costs
+
+    tell(costs.report(studies.find(list(studies.STUDIES)), each_run=False))
+    return 0
 
 
 @study.command("show")
 def study_show(name: Study = "smoke") -> int:
     """Show the runs of a study and what they cost."""
-    return _show_studies(name)
-
-
-def _show_studies(name: str | None) -> int:
     from energynn import studies
     from energynn.cluster import costs
 
-    runs_by_study = studies.find([name] if name else list(studies.STUDIES))
-    tell(costs.report(runs_by_study, each_run=bool(name)))
+    tell(costs.report(studies.find([name]), each_run=True))
     return 0
 
 

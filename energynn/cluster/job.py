@@ -6,7 +6,6 @@ Slurm's signals reach it. COMMAND executes the run's notebook (energynn/cluster/
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -17,28 +16,21 @@ import msgspec
 from energynn import files, records
 from energynn.cluster import local, slurm, status
 from energynn.launchers import CAN_GO_ON
-from energynn.measure import machine
 from energynn.measure.samples import segments
 
 MOST_FAILURES = 3  # in a row, without a new checkpoint in between
 CANCELLED = 128 + signal.SIGTERM
-SUBMISSION_VARIABLE = "ENERGYNN_SUBMISSION"  # tells a job which call of `energynn submit` made it
 
 
 def main(run_dir: Path, command: list[str]) -> int:
     """Start the run's notebook once; returns the exit status, CAN_GO_ON to be queued again."""
     submitted_at = status.read_submission(run_dir).submitted_at
-    if os.environ.get(SUBMISSION_VARIABLE, submitted_at) != submitted_at:
-        print(f"energynn: {run_dir.name}: was submitted again; this job ends", flush=True)
-        return 0
     number = 1 + len(status.read_starts(run_dir))
     path = run_dir / "job" / f"start-{number}.json"
     start = {
         "started_at": files.utc_now(),
         "submission": submitted_at,
         "checkpoint": _newest_checkpoint(run_dir),
-        "host": os.uname().nodename,
-        **machine.job_of_process(),
     }
     print(f"energynn: {start['started_at']} {run_dir.name}: start {number}", flush=True)
     files.write_json(path, start)
@@ -58,8 +50,7 @@ def _judge(run_dir: Path, submitted_at: str, signals: list[int], last_line: str)
     record = records.read(run_dir) or {}
     if record.get("valid"):
         return 0, "finished", False
-    invalid = "; ".join(record.get("invalid_reasons", []))
-    reason = record.get("status_reason") or invalid or last_line
+    reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:  # cancelled or preempted; Slurm knows whether to queue it again
         return CANCELLED, "asked to stop", False
     if record.get("status") == "finished":  # the same would happen again

@@ -38,14 +38,13 @@ def run_study(
 ) -> list[str]:
     """Make every run that has no valid record yet; returns a line for each that was not.
 
-    minutes: a run that would not fit, judged by those like it so far, is left out.
+    minutes: a run that would not fit, if it took as long as the longest so far, is left out.
     run_minutes: a run that lasts longer is ended.
     archive: everything is packed into it after every run.
     warm_up: where none is made yet, the first run is made once before, and forgotten.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
-    _tell_valid(runs, runs_dir)
     begun = time.monotonic()
     failed, made = [], []
     try:
@@ -58,14 +57,16 @@ def run_study(
                 execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere), 60 * run_minutes)
         for number, run in enumerate(missing, 1):
             elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
-            if elapsed_s + _expected_s(run, made) > 60 * minutes:
+            # The first of all may be cold, and says least of the others.
+            if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
                 failed.append(f"{run_dir.name}: left out for lack of time")
                 continue
             so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
             tell(f"\n--- {so_far}: {run_dir.name}")
             status, last_line = execute(command(run, runs_dir), run_dir, 60 * run_minutes)
-            made.append((run, time.monotonic() - begun - elapsed_s))
-            if reason := _reason(run_dir) or (last_line if status else ""):
+            made.append(time.monotonic() - begun - elapsed_s)
+            reason = records.reason(records.read(run_dir) or {})
+            if reason := reason or (last_line if status else ""):
                 tell(f"energynn: {run_dir.name}: {reason}")
             if status:
                 failed.append(f"{run_dir.name}: {reason}")
@@ -75,24 +76,9 @@ def run_study(
         if archive:
             pack(runs_dir, archive)
             tell(f"packed into {archive}: {archive.stat().st_size / 2**20:.1f} MiB")
-    _tell_valid(runs, runs_dir)
-    return failed
-
-
-def _tell_valid(runs: list[RunConfig], runs_dir: Path) -> None:
     valid = sum(_is_done(run, runs_dir) for run in runs)
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
-
-
-def _expected_s(run: RunConfig, made: list[tuple[RunConfig, float]]) -> float:
-    """Return the duration of the longest run so far, of the same recipe if there is any; or 0."""
-    known = made[1:] or made  # the first of all may be cold
-
-    def recipe(of: RunConfig) -> tuple:
-        return of.workload, of.preset, of.compile, of.epochs
-
-    alike = [seconds for other, seconds in known if recipe(other) == recipe(run)]
-    return max(alike or [seconds for _, seconds in known], default=0.0)
+    return failed
 
 
 def command(run: RunConfig, runs_dir: Path) -> list[str]:
@@ -145,14 +131,11 @@ def pack(runs_dir: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
     with tarfile.open(unfinished, "w:gz", compresslevel=4) as file:
-        for run_dir in runs_dir.glob("*/*"):
-            name = f"{run_dir.parent.name}/{run_dir.name}"
-            file.add(run_dir, name, filter=_without_checkpoints)
+        for member in runs_dir.rglob("*"):
+            name = member.relative_to(runs_dir)
+            if "checkpoint" not in name.parts:
+                file.add(member, name, recursive=False)
     unfinished.replace(path)
-
-
-def _without_checkpoints(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if member.name.endswith("/checkpoint") else member
 
 
 def _folder(run: RunConfig, runs_dir: Path) -> Path:
@@ -161,8 +144,3 @@ def _folder(run: RunConfig, runs_dir: Path) -> Path:
 
 def _is_done(run: RunConfig, runs_dir: Path) -> bool:
     return records.is_made(_folder(run, runs_dir))
-
-
-def _reason(run_dir: Path) -> str:
-    record = records.read(run_dir) or {}
-    return record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))

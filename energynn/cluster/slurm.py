@@ -57,14 +57,6 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
     return queued
 
 
-def ends(jobs: list[str]) -> dict[str, str]:
-    """Ask how jobs have ended, by job; raises ValueError where a site has no accounting."""
-    if not jobs:
-        return {}
-    lines = call("sacct", "-nXP", "-o", "JobID,State", "-j", ",".join(jobs)).splitlines()
-    return dict(line.split("|", 1) for line in lines)
-
-
 def cancel(jobs: list[str]) -> None:
     """Cancel jobs."""
     call("scancel", *jobs)

@@ -5,7 +5,6 @@ A run's record decides, then the queue, then the last start of its job.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -20,22 +19,18 @@ from energynn.measure.energy import JOULE_PER_KWH
 from energynn.progress import energy_words, entry
 from energynn.reading import one_fault
 
-NOISE = ("slurmstepd:", "srun:")
-STATES = dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING"), "running") | {
-    "SUSPENDED": "suspended"
-}
-UNFINISHED = ("queued", "running", "suspended")
+RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
+UNFINISHED = ("queued", "running")
 
 
 class Submission(msgspec.Struct):
     """What `energynn submit` writes beside a run.
 
-    job_id: ARRAY_TASK. after: the run that it waits for.
+    job_id: ARRAY_TASK.
     """
 
     submitted_at: str = ""
     job_id: Annotated[str, Meta(pattern=r"^([1-9]\d{0,9}_\d{1,9})?\Z")] = ""
-    after: str = ""
 
 
 class Start(msgspec.Struct):
@@ -111,14 +106,6 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     for folder, submission in submissions.items():
         with one_fault(f"{folder.name}: its files cannot be read", notes):
             rows.append(_row(folder, submission, queue))
-    lost = [row for row in rows if row["state"] == "lost"]
-    ends = {}
-    with contextlib.suppress(ValueError):  # a site without accounting
-        ends = slurm.ends([row["job"] for row in lost])
-    for row in lost:
-        end = ends.get(row["job"], "nobody remembers it")
-        row["state"] = "stopped" if end.startswith("CANCELLED") else "failed"
-        row["reason"] = f"its job {row['job']} is gone ({end}); nothing was recorded"
     return rows, notes
 
 
@@ -147,7 +134,6 @@ def _row(folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | 
         "epoch": live.epoch,
         "epochs": live.epochs,
         "power_W": live.power_W if state == "running" else None,
-        "log": _last_line_of_log(folder) if state in ("failed", "stopped", "lost") else "",
     }
 
 
@@ -155,17 +141,17 @@ def _state(
     folder: Path, submission: Submission, record: dict, last: Start, queue
 ) -> tuple[str, str]:
     """Return the state of a run and the reason for it."""
-    reason = record.get("status_reason") or "; ".join(record.get("invalid_reasons", []))
+    reason = records.reason(record)
     # A measured command has ended even where it was too short to be evidence.
     has_ended = record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
     if record.get("valid") or has_ended:
         return "finished", reason
     job = (queue or {}).get(submission.job_id)
     if job:
-        waits = f" on {submission.after}" if job.reason.startswith("Dependency") else ""
         continues = f"continues: {last.outcome}" if last.outcome else ""
-        parts = [job.reason.removeprefix("None") + waits, continues]
-        return STATES.get(job.state, "queued"), "; ".join(filter(None, parts))
+        parts = [job.reason.removeprefix("None"), continues]
+        state = "running" if job.state in RUNNING else "queued"
+        return state, "; ".join(filter(None, parts))
     if records.is_running(folder):
         return "running", ""
     if queue is None and submission.job_id and not last.outcome:
@@ -175,20 +161,11 @@ def _state(
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if submission.job_id:
-        return "lost", ""
+        job_id = submission.job_id
+        return "stopped", f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"
     if (folder / "run.json").exists():
         return "failed", "its launcher died; `energynn check --recover` says more"
     return "not submitted", ""
-
-
-def _last_line_of_log(folder: Path) -> str:
-    """Return the last line of the job's log that is not Slurm's own."""
-    path = folder / "job" / "log.txt"
-    if not path.exists():
-        return ""
-    with path.open(errors="replace") as file:
-        lines = [line.strip() for line in file if not line.startswith(NOISE)]
-    return next(filter(None, reversed(lines)), "")
 
 
 def text(rows: list[dict], notes: list[str]) -> str:
@@ -216,5 +193,5 @@ def _words(row: dict) -> str:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:
         parts.append(f"job {row['job']}" + (f" of {row['user']}" if row["user"] else ""))
-    parts += [row["reason"], row["log"].removesuffix(row["reason"])]
+    parts.append(row["reason"])
     return "; ".join(filter(None, parts))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import shlex
 import string
 import sys
@@ -17,7 +16,6 @@ from pathlib import Path
 from energynn import config as configuration
 from energynn import files, records, studies
 from energynn.cluster import costs, slurm, status, systems
-from energynn.cluster.job import SUBMISSION_VARIABLE
 from energynn.cluster.local import NOTEBOOK
 from energynn.cluster.status import Submission
 from energynn.cluster.systems import Site
@@ -57,20 +55,19 @@ def submit_studies(
     runs_dir: Path,
     dry_run: bool = False,
     max_gpu_hours: float | None = None,
-    minutes: int | None = None,
     options: list[str] = (),
 ) -> int:
     """Submit the runs of studies that are neither made nor queued; returns the exit status.
 
-    minutes: time limit of each job. options: of sbatch. Raises ValueError with the remedy, also
+    options: of sbatch. Raises ValueError with the remedy, also
     where the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
     """
     site = _cluster(system)
     site = systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
     system_dir = runs_dir.absolute() / site.name
-    by_study = studies.find(names, site.name)
-    runs = list(dict.fromkeys(itertools.chain(*by_study.values())))
-    jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run), minutes)
+    by_study = studies.find(names, site.name).values()
+    runs = list(dict.fromkeys(itertools.chain(*by_study)))
+    jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run))
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
@@ -81,15 +78,14 @@ def submit_studies(
     if jobs:
         expected = costs.total(costs.expect(run, site.gpu) for run in missing)
         tell(f"expected: {costs.in_words(expected)}; {hours:,.1f} GPU hours of whole nodes")
-    title = re.sub(r"[^\w.-]", "_", "+".join(by_study))[:40]
     if dry_run:
-        print(*(script(job, site, title) for job in jobs), sep="\n")
+        print(*(script(job, site, "energynn") for job in jobs), sep="\n")
         return 0
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         raise ValueError(f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}")
     for job in jobs:
-        print(submit(job, site, title), flush=True)
+        print(submit(job, site), flush=True)
     return 0
 
 
@@ -118,7 +114,6 @@ def plan(
     site: Site,
     system_dir: Path,
     queued: set[Path],
-    minutes: int | None = None,
 ) -> list[Job]:
     """Group the missing runs into job arrays; fine-tuning comes after its pre-training.
 
@@ -139,7 +134,7 @@ def plan(
             raise ValueError(f"initial_run: {initial} is not made yet; submit its study as well")
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
-        limit = minutes or math.ceil(60 * hours)
+        limit = math.ceil(60 * hours)
         nodes = math.ceil(run.devices / site.devices_per_node)
         job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
         job.runs[folder] = run
@@ -151,7 +146,7 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
+def script(job: Job, site: Site, name: str) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
     Raises ValueError for a text that no script should hold.
@@ -170,7 +165,7 @@ def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
         "log_folder": folders[0] / "job",
         "options": "\n".join(f"#SBATCH {option}" for option in site.sbatch),
         "runs": "\n".join(f"  {quote(folder)}" for folder in folders),
-        "setup": "\n".join(_setup(site, submitted_at)),
+        "setup": "\n".join(_setup(site)),
         "repository": quote(REPOSITORY),
         "python": quote(sys.executable),
         "notebook": quote(NOTEBOOK),
@@ -178,12 +173,11 @@ def script(job: Job, site: Site, name: str, submitted_at: str = "") -> str:
     return JobScript((Path(__file__).parent / "job.sh").read_text()).substitute(values)
 
 
-def _setup(site: Site, submitted_at: str) -> Iterator[str]:
+def _setup(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
     environment = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])}
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
-    environment[SUBMISSION_VARIABLE] = submitted_at
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
     if site.python:
@@ -201,18 +195,15 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(job: Job, site: Site, title: str) -> str:
+def submit(job: Job, site: Site) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
-    # Slurm itself reads % and quotes in a path.
-    if not re.fullmatch(r"[\w./ +=,@:-]+", str(folders[0])):
-        raise ValueError(f"runs_dir: {str(folders[0])!r} has characters that Slurm cannot hold")
-    submission = Submission(files.utc_now(), after=job.after.name if job.after else "")
-    name = f"energynn-{title}-{time.time_ns()}"
-    text = script(job, site, name, submission.submitted_at)
+    submission = Submission(files.utc_now())
+    name = f"energynn-{time.time_ns()}"
+    text = script(job, site, name)
     for folder, run in job.runs.items():  # all before the job, which may start at once
         configuration.checksum_file(run.dataset)  # without it the run could not be made
         (folder / "job").mkdir(parents=True, exist_ok=True)
@@ -260,13 +251,12 @@ def check(system: str) -> int:
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = runs_dir / site.name / configuration.run_id(run)
-    print(submit(Job({folder: run}, 2, 10), site, "check"), flush=True)
+    print(submit(Job({folder: run}, 2, 10), site), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))
     record = records.read(folder) or {}
-    kind = "gpu" if any("gpu" in option for option in site.sbatch) else "cpu core"
-    expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node, device_kind=kind)
+    expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: record.get(name) for name in expected}
     print(f"as {site.file} says" if found == expected else f"WRONG: {found} instead of {expected}")
     return 0 if found == expected else 1

@@ -99,16 +99,16 @@ def text(state: dict) -> str:
     return "\n".join(lines)
 
 
-def follow(run_dir: Path, every_s: float, once: bool) -> None:
-    """Print looks until the run has its record."""
+def follow(run_dir: Path) -> None:
+    """Print a look every two seconds until the run has its record."""
     if not (run_dir / "run.json").exists():
         raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json")
     while True:
         with one_fault(run_dir):
             print(text(look(run_dir)), flush=True)
-        if once or (run_dir / "record.json").exists():
+        if (run_dir / "record.json").exists():
             return
-        time.sleep(every_s)
+        time.sleep(2.0)
 
 
 def in_notebook(run_dir: Path) -> threading.Event:

@@ -84,11 +84,6 @@ def test_a_run_that_finished_and_is_not_valid_is_not_made_again_by_itself(start)
     assert start(record={"valid": True}) == 0 and start.last()["outcome"] == "finished"
 
 
-def test_a_job_of_an_earlier_submission_makes_nothing(start, monkeypatch):
-    monkeypatch.setenv(job.SUBMISSION_VARIABLE, "earlier")
-    assert start() == 0 and not status.read_starts(start.run_dir)
-
-
 def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch):
     """The last task of an array has the array's own number as SLURM_JOB_ID."""
     for name, value in (("JOB_ID", "9"), ("ARRAY_JOB_ID", "9"), ("ARRAY_TASK_ID", "3")):

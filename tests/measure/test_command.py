@@ -287,9 +287,9 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir, capsys):
     assert state["power_W"] == pytest.approx(120, rel=0.01)
     assert state["energy_per_sample_J"] == pytest.approx(1200 / 320, rel=0.02)
     assert state["time_left_s"] == pytest.approx(10) and state["status"] == "training"
-    assert cli.main(["status", "--watch", str(run_dir), "--once"]) == 0
+    assert cli.main(["status", "--watch", str(run_dir)]) == 0
     assert "120.0 W" in capsys.readouterr().out
-    assert cli.main(["status", "--watch", str(run_dir.parent), "--once"]) == 2
+    assert cli.main(["status", "--watch", str(run_dir.parent)]) == 2
     kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own joules
     path.write_text("".join(json.dumps(event) + "\n" for event in kept))
     resumed = watch.look(run_dir)
