@@ -211,7 +211,8 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     provenances = {record.get("energy_total_provenance") for record in chosen}
-    components = {tuple(f"energy_{part}_J" in record for part in COMPONENTS) for record in chosen}
+    energies = {f"energy_{part}_J" for part in COMPONENTS}
+    components = {frozenset(energies & record.keys()) for record in chosen}
     has_watts = len(components) == 1 and provenances in ({"measured"}, {"simulated"})
     grouped = defaultdict(list)
     for record in chosen:
