@@ -37,14 +37,6 @@ NAMES = {
 DIMENSIONS = {"valid_time": "time", "pressure_level": "level", "isobaricInhPa": "level"}
 
 
-# All levels of a variable are read at once, because a chunk of such a store holds every level.
-FIELDS = {
-    name: [int(channel[1:]) for channel in CHANNELS if channel not in NAMES and channel[0] == name]
-    for name in NAMES
-    if name != "q"
-}
-
-
 @dataclass(frozen=True)
 class Source:
     """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in SI units and %.
@@ -162,7 +154,12 @@ def _read_state(datasets: list, hour: int) -> np.ndarray:
         if time in dataset.time.values:
             variables |= dataset.sel(time=time).data_vars
     planes: dict[str, np.ndarray] = {}
-    for name, levels_hPa in FIELDS.items():
+    for name in NAMES:
+        if name == "q":  # no channel
+            continue
+        # All levels are read at once, because a chunk of such a store holds every level.
+        of_levels = [channel for channel in CHANNELS if channel[0] == name and channel not in NAMES]
+        levels_hPa = [int(channel[1:]) for channel in of_levels]
         if name == "r" and "r" not in variables:
             humidity = _field(variables, "q", levels_hPa, hour)
             pressure_Pa = 100 * np.array(levels_hPa, np.float32)[:, None, None]
@@ -170,7 +167,7 @@ def _read_state(datasets: list, hour: int) -> np.ndarray:
             values = relative_humidity_percent(temperature_K, humidity, pressure_Pa)
         else:
             values = _field(variables, name, levels_hPa, hour)
-        planes |= zip([f"{name}{level}" for level in levels_hPa] or [name], values, strict=True)
+        planes |= zip(of_levels or [name], values, strict=True)
     return np.stack([planes[channel] for channel in CHANNELS])
 
 
