@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from scipy.io import netcdf_file
 
 from energynn.data import era5, manifests
 
@@ -56,25 +55,9 @@ def test_split_is_by_time_and_the_last_time_is_never_trained_on(steps, training_
 
 
 
-
 def test_latitude_weights():
     weights = era5.latitude_weights(np.array([60.0, 0.0, -60.0]))
     assert weights == pytest.approx([0.75, 1.5, 0.75])
     training, _ = era5.load_ensemble(FILE, 1)
     assert training.latitude_weights.mean() == pytest.approx(1)
     assert training.latitude_weights.argmax() == 30  # the equator: rows are 90, 87, ..., -87
-
-
-def test_a_missing_value_is_named(tmp_path):
-    path = tmp_path / "damaged.nc"
-    with netcdf_file(path, "w") as file:
-        for name, length in (("member", 1), ("time", 2), ("latitude", 2), ("longitude", 2)):
-            file.createDimension(name, length)
-        file.createVariable("latitude", "f4", ("latitude",))[:] = [90, -90]
-        for channel in era5.CHANNELS:
-            values = np.ones((1, 2, 2, 2), dtype=np.float32)
-            if channel == "z500":
-                values[0, 1, 0, 0] = np.nan
-            file.createVariable(channel, "f4", ("member", "time", "latitude", "longitude"))[:] = values
-    with pytest.raises(ValueError, match="NaN in z500 at time 1, member 0"):
-        era5.read_states(path)

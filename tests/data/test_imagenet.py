@@ -40,10 +40,6 @@ def photograph(name: str, seed: int, size=(500, 375)) -> bytes:
     return as_jpegs([name], 1, size, seed)[0]
 
 
-def silent(line):
-    pass
-
-
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     """A tree, and the same images in archives as image-net.org has them: synset ids are not in alphabetical order."""
@@ -83,8 +79,6 @@ def add(archive, name, data):
     archive.addfile(member, io.BytesIO(data))
 
 
-
-
 def test_the_rule_as_facts_data_md_states_it():
     expected = []
     columns = [
@@ -97,10 +91,6 @@ def test_the_rule_as_facts_data_md_states_it():
     assert found == expected
 
 
-
-
-
-
 def test_tree_is_image_folder_s(tree):
     for listing, split in zip(list_images(tree), imagenet.SPLITS, strict=True):
         folder = ImageFolder(tree / split)
@@ -110,7 +100,7 @@ def test_tree_is_image_folder_s(tree):
 
 def test_archives_are_read_in_place_and_are_the_same_listing(tree):
     for _ in range(2):  # the second time from the index
-        for here, there in zip(list_images(tree), list_images(tree.parent / "official", silent), strict=True):
+        for here, there in zip(list_images(tree), list_images(tree.parent / "official"), strict=True):
             assert here.classes == there.classes and (here.labels == there.labels).all()
             assert (here.names == there.names).all()
             assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
@@ -121,12 +111,12 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
 def test_damaged_or_incomplete_archives_are_named(tree):
     official = tree.parent / "official"
     kit = (official / imagenet.DEVELOPMENT_KIT).rename(official / "hidden")
-    with pytest.raises(ValueError, match="img_val.tar.*devkit.*is missing"):
+    with pytest.raises(FileNotFoundError, match="devkit"):
         list_images(official)
     kit.rename(official / imagenet.DEVELOPMENT_KIT)
     archive = official / imagenet.TRAINING_ARCHIVE
     archive.write_bytes(archive.read_bytes()[:6000])
-    with pytest.raises(ValueError, match="img_train.tar cannot be indexed.*copy it again"):
+    with pytest.raises(ValueError, match="img_train.tar is damaged.*copy it again"):
         list_images(official)
 
 
@@ -141,10 +131,7 @@ def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
 
 def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
-    with pytest.raises(ValueError, match="class n02 is missing in .*/val"):
-        list_images(tree)
-    (tree / "val" / "n02").mkdir()
-    with pytest.raises(ValueError, match="val/n02 has no images"):
+    with pytest.raises(ValueError, match="class n02 is in one split only"):
         list_images(tree)
     with pytest.raises(ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"):
         list_images(tree.parent)
@@ -152,7 +139,7 @@ def test_missing_folders_are_named(tree):
 
 @pytest.mark.parametrize("data", [b"", b"no image", jpeg(1)[:300]], ids=["zero bytes", "no image", "truncated"])
 @pytest.mark.parametrize("load", [load_pillow, decode], ids=["pillow", "torchvision"])
-def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys, data, load):
+def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, data, load):
     broken = tree / "train" / "n01" / "n01_1.JPEG"
     broken.write_bytes(data)
     listing = list_images(tree)[0]
@@ -161,7 +148,7 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
     images = Images(listing, np.arange(11), load, "skip")
     for _ in range(2):
         assert images[1][1] == images[2][1] == 1  # the next image stands in, with its own label
-    assert images.skipped() == [str(broken)] and capsys.readouterr().err.count(str(broken)) == 1
+    assert images.skipped() == [str(broken)]
     last = Images(listing, np.array([0, 1]), load, "skip")
     assert last[1][1] == 0
     with pytest.raises(ValueError, match="in a row are broken"):
@@ -171,16 +158,12 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
         images[1]
 
 
-
-
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
 def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     data = jpeg(3, mode={"L": "L", "CMYK": "CMYK"}[mode])
     pixels, size = decode(data)
     assert size == (38, 50) and pixels.shape == (3, 38, 50)
     assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
-
-
 
 
 @pytest.mark.parametrize("scale_min", [0.08, 0.5])
@@ -220,12 +203,12 @@ def test_centre_crop_and_normalization_are_the_usual_ones():
     assert (batch[0] - usual(data)).abs().mean() * 255 * np.mean(STD) < 1
 
 
-def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys):
+def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(imagenet, "SHORTER_SIDE", 20)
     (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"broken")
     out = tmp_path / "store"
     assert cli.main(["data", "imagenet", "--root", str(tree), "--out", str(out)]) == 1
     assert "n02_3.JPEG" in capsys.readouterr().out
-    imagenet.prepare(tree, out, 20)
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
     training = list_images(out)[0]
@@ -233,8 +216,6 @@ def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, 
     assert pixels.shape == (3, 20, 26) and size == (38, 50)
     with pytest.raises(ValueError, match="n02_3.JPEG is broken.*when the store was prepared"):
         Images(training, np.arange(11), decode)[5]
-
-
 
 
 @pytest.mark.parametrize("on_bad_image", ["fail", "skip"])
@@ -272,7 +253,6 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
     assert done.returncode == 0, done.stdout
     assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
     assert all("n02_" in path for path in events[-1]["first"])
-    assert done.stdout.count("skipped: ") == 2  # each once, not in every epoch
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
     (tmp_path / "stopped").mkdir()

@@ -24,8 +24,6 @@ def test_tree_has_the_promised_crops(crops):
                 assert crop.size == (64, 64) and crop.format == "JPEG" and crop.mode == "RGB"
 
 
-
-
 def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     target = tmp_path / "photographs"
     threads = [threading.Thread(target=photographs.make_crops, args=(target,)) for _ in range(2)]
@@ -37,8 +35,6 @@ def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     files = [path.relative_to(crops) for path in sorted(crops.rglob("*.jpg"))]
     assert len(files) == 1250
     assert all((crops / file).read_bytes() == (target / file).read_bytes() for file in files)
-
-
 
 
 def test_missing_package_names_the_remedy(monkeypatch):

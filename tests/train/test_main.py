@@ -112,9 +112,9 @@ def test_persistence_is_the_known_one(runs):
     [
         ("fourcastnet", 1, dict(devices=2, **AFNO), "devices: 2 asked for, .* a world of 1.*--mpi=pmi2"),
         ("fourcastnet", 1, dict(epochs=1, learning_rate=1e6, **AFNO), "loss is (nan|inf) in epoch 1, step [2-5]"),
-        ("fourcastnet", 1, dict(local_batch_size=21, **AFNO), "20 training samples are less than one batch of 21"),
-        ("fourcastnet", 1, dict(stage="finetune", initial_run="none", **AFNO), "initial_run: no weights in .*none"),
-        ("resnet50", 1, dict(RESNET50, training_samples=3), "3 training and 10 validation samples are less than one"),
+        ("fourcastnet", 1, dict(local_batch_size=21, **AFNO), "local_batch_size: 20 samples on each device"),
+        ("fourcastnet", 1, dict(stage="finetune", initial_run="none", **AFNO), "initial_run: .*none/weights.pt is missing"),
+        ("resnet50", 1, dict(RESNET50, training_samples=3), "local_batch_size: 3 samples on each device"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(tmp_path, train, workload, ranks, parameters, message):
