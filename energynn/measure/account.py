@@ -59,13 +59,13 @@ def account(run_dir: Path, thresholds: dict | None = None) -> dict:
     segments does not count. What cannot be known is absent. ``doubts`` are the reasons against the
     energies.
     """
+    limits = THRESHOLDS | (thresholds or {})
     parts = [
-        read_segment(folder, events, number, THRESHOLDS | (thresholds or {}))
+        read_segment(folder, events, number, limits)
         for number, (folder, events) in enumerate(events_of_segments(run_dir).items(), start=1)
     ]
     hosts = list(chain.from_iterable(parts))
-    trained = [[host for host in part if host.window_s] for part in parts]
-    trained = [part for part in trained if part]
+    trained = [part for part in map(_that_trained, parts) if part]
     result = {
         "segments": [_segment(part) for part in trained],
         "sensors": [sensor for host in hosts for sensor in host.sensors],
@@ -90,6 +90,10 @@ def account(run_dir: Path, thresholds: dict | None = None) -> dict:
     result["energy_phases"] = _phases(hosts, result)
     result["phases"] = _phase_times(result["energy_phases"])
     return result
+
+
+def _that_trained(part: list[Host]) -> list[Host]:
+    return [host for host in part if host.window_s]
 
 
 def _worst(part: list[Host], name: str) -> float:
