@@ -5,6 +5,7 @@ Each host is accounted on its own clock, between the marks that its own ranks wr
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -21,30 +22,29 @@ from energynn.measure.samples import (
     read_events,
     read_hosts,
     read_phases,
-    times_of_hosts,
 )
 
 FEWEST_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training
-NOT_SAMPLED = {"sensors": [], "unaccounted": ["no samples of this host: its energy is missing"]}
 
 
 @dataclass
 class Host:
     """What one host did in one segment, a start of the run.
 
-    window_s: of its training, on its own clock; None if none began. sensors: with their energies.
-    doubts: reasons against them. idle_W: (component, when) -> mean power. phases: of its ranks, an
-    entry of time and energies for each.
+    time_s: of its training; 0 if none began. sensors: with their energies. doubts: reasons against
+    them. idle_W: (component, when) -> mean power. phases: of its ranks, with times and energies.
     """
 
+    name: str
     segment: int
-    events: list[dict]
-    samples: Samples
-    window_s: tuple[float, float] | None
-    sensors: list[dict] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    idle_W: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    period_s: float = 0.0
+    start_wall_ns: float = np.inf
+    time_s: float = 0.0
+    sensors: list[dict] = field(default_factory=list)
+    idle_W: dict[tuple[str, str], float] = field(default_factory=dict)
     phases: list[dict] = field(default_factory=list)
 
     @property
@@ -60,31 +60,29 @@ def account(run_dir: Path, thresholds: dict | None = None) -> dict:
     energies.
     """
     limits = THRESHOLDS | (thresholds or {})
-    parts = [
-        read_segment(folder, events, number, limits)
-        for number, (folder, events) in enumerate(events_of_segments(run_dir).items(), start=1)
-    ]
+    starts = enumerate(events_of_segments(run_dir).items(), start=1)
+    parts = [read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in map(_that_trained, parts) if part]
+    trained = [part for part in parts if _time_s(part)]
     result = {
-        "segments": [_segment(part) for part in trained],
+        "segments": list(map(_segment, trained)),
         "sensors": [sensor for host in hosts for sensor in host.sensors],
-        "flags": sorted({problem for host in hosts for problem in host.samples.problems}),
+        "flags": sorted({problem for host in hosts for problem in host.problems}),
         "doubts": [text for host in hosts for text in host.doubts],
-        "energy_phases": [],
         "phases": [],
+        "energy_phases": [],
     }
     if hosts:
-        result["hosts"] = [_about(host) for host in hosts]
         result["nodes"] = max(map(len, parts))
-        result["sampling_period_s"] = max(host.samples.period_s for host in hosts)
+        result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    result["doubts"] += _absences(hosts) + _overlaps(result["segments"])
-    time_s = sum(part["training_time_s"] for part in result["segments"])
-    worst = [_worst(part, "samples") for part in trained]
-    coverage = min(_worst(part, "coverage") for part in trained)
-    result |= {"training_time_s": time_s, "samples_in_training": sum(worst), "coverage": coverage}
+    result["doubts"] += _absences(list(chain.from_iterable(trained)))
+    result["doubts"] += _overlaps(result["segments"])
+    time_s = sum(map(_time_s, trained))
+    result["training_time_s"] = time_s
+    result["samples_in_training"] = sum(_least(part, "samples") for part in trained)
+    result["coverage"] = min(_least(part, "coverage") for part in trained)
     result |= energy.totals(result["sensors"], time_s)
     result |= _idle(trained, result)
     result["energy_phases"] = _phases(hosts, result)
@@ -92,40 +90,32 @@ def account(run_dir: Path, thresholds: dict | None = None) -> dict:
     return result
 
 
-def _that_trained(part: list[Host]) -> list[Host]:
-    return [host for host in part if host.window_s]
+def _time_s(part: list[Host]) -> float:
+    return max((host.time_s for host in part), default=0.0)
 
 
-def _worst(part: list[Host], name: str) -> float:
+def _least(part: list[Host], name: str) -> float:
     """Return a number of the primary sensor that has the least of it; 0 if a host has no sensor."""
     return min(min((one[name] for one in host.primary), default=0) for host in part)
-
-
-def _about(host: Host) -> dict:
-    """Say what a host is, as its own sampler tells: CPU, memory, kernel, job."""
-    place = {"segment": host.segment, "host": host.samples.host}
-    return place | host.samples.header.get("machine", {})
 
 
 def _segment(part: list[Host]) -> dict:
     """Say when a segment began, how long it trained, and what it took."""
     sensors = [sensor for host in part for sensor in host.sensors]
-    marks = [event for host in part for event in host.events]
-    time_s = max(host.window_s[1] - host.window_s[0] for host in part)
     return {
-        "start_wall_ns": min(one["t_wall_ns"] for one in events_of_kind(marks, "training_start")),
-        "training_time_s": time_s,
-        "energy_total_J": energy.totals(sensors, time_s).get("energy_total_J"),
+        "start_wall_ns": min(host.start_wall_ns for host in part),
+        "training_time_s": _time_s(part),
+        "energy_total_J": energy.totals(sensors, 1.0).get("energy_total_J"),
     }
 
 
 def _absences(hosts: list[Host]) -> list[str]:
     """D: a component that another host or segment has."""
-    of_hosts = [{sensor["component"] for sensor in host.primary} for host in hosts]
+    everywhere = {sensor["component"] for host in hosts for sensor in host.primary}
     reasons = []
-    for host, components in zip(hosts, of_hosts, strict=True):
-        for component in sorted(set().union(*of_hosts) - components):
-            where = f"{host.samples.host} in segment {host.segment}"
+    for host in hosts:
+        for component in sorted(everywhere - {sensor["component"] for sensor in host.primary}):
+            where = f"{host.name} in segment {host.segment}"
             reasons.append(f"D: {where} has no sensor of {component}")
     return reasons
 
@@ -144,52 +134,44 @@ def read_segment(folder: Path, events: list[dict], number: int, limits: dict) ->
     """Read the samples and phases of one start of a run, host by host."""
     names = host_of_rank(events)
     phases = read_phases(folder)
-    nothing = np.zeros(0, dtype=np.int64)
-    of_host = {
-        name: Samples(NOT_SAMPLED | {"host": name, "period_s": 0}, nothing, nothing, nothing)
-        for name in names.values()
-    }
-    of_host |= {samples.host: samples for samples in read_hosts(folder)}
     hosts = []
-    for name in sorted(of_host):
-        own = [event for event in events if names.get(event["rank"]) == name]
-        hosts.append(_read_host(of_host[name], own, number, phases, limits))
+    for samples in read_hosts(folder):
+        own = [event for event in events if names.get(event["rank"]) == samples.host]
+        hosts.append(_read_host(samples, own, number, phases, limits))
+    for name in sorted({*names.values()} - {host.name for host in hosts}):
+        hosts.append(Host(name, number, [f"D: no samples of {name}: its energy is missing"]))
     return hosts
 
 
 def _read_host(samples: Samples, events, number: int, phases: dict, limits: dict) -> Host:
     """Account for one host; events: of its own ranks."""
-    t_s = samples.t_ns / 1e9
-    host = Host(number, events, samples, _window(events, t_s))
-    sensors, unread = in_use(samples.header["sensors"], events)
+    header, t_s = samples.header, samples.t_ns / 1e9
+    host = Host(samples.host, number, problems=samples.problems, period_s=samples.period_s)
+    sensors, unread = in_use(header["sensors"], events)
     curves = energy.curves(t_s, samples.readings, sensors, samples.period_s)
-    if host.window_s:
-        where = {"segment": number, "host": samples.host}
-        entries = energy.entries_of(curves, *host.window_s, limits)
+    primary = [one for one in curves if one.sensor["primary"]]
+    starts = events_of_kind(events, "training_start")
+    begin_s = min(_times_ns(events, "training_start").values(), default=np.inf) / 1e9
+    # A run that died trained until its last sample.
+    last_ns = samples.t_ns.max(initial=0)
+    end_s = max(_times_ns(events, "training_end").values(), default=last_ns) / 1e9
+    if begin_s < end_s:
+        where = {"segment": number, "host": host.name}
+        entries = energy.entries_of(curves, begin_s, end_s, limits)
         host.sensors = [where | entry for entry in entries]
-        unread += samples.header.get("unaccounted", [])
-        host.doubts = energy.doubts(curves, *host.window_s, unread, limits)
-        host.phases = _phases_of_ranks(host, phases, curves)
+        unread += header.get("unaccounted", [])
+        host.doubts = energy.doubts(curves, begin_s, end_s, unread, limits)
+        host.phases = list(_phases_of_ranks(host.name, events, phases, primary, last_ns))
+        host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
+        host.time_s = end_s - begin_s
     for when in IDLE:
-        for component in COMPONENTS:
-            host.idle_W[component, when] = _idle_W(curves, component, _idle_span(events, when))
-    samples.readings = None  # they may be large
+        host.idle_W |= _idle_W(primary, events, when)
     return host
 
 
 def _times_ns(events: list[dict], kind: str) -> dict[int, int]:
     """Rank -> time of an event on its host's clock."""
     return {event["rank"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
-
-
-def _window(events: list[dict], t_s: np.ndarray) -> tuple[float, float] | None:
-    """Tell when a host trained, from its first rank's start to its last rank's end.
-
-    If no rank wrote an end, it is the host's last sample.
-    """
-    begin_s = min(_times_ns(events, "training_start").values(), default=np.inf) / 1e9
-    end_s = max(_times_ns(events, "training_end").values(), default=t_s.max(initial=0) * 1e9) / 1e9
-    return (begin_s, end_s) if begin_s < end_s else None
 
 
 def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[str]]:
@@ -200,11 +182,10 @@ def in_use(sensors: list[dict], events: list[dict]) -> tuple[list[dict], list[st
     used = set(_gpus_of_ranks(events).values())
     if not used or None in used:
         return sensors, []
-    unused = {"primary": False, "checks": None, "used": False}
     marked = []
     for one in sensors:
         is_used = one["component"] != "gpu" or _uuid_of(one) in used
-        marked.append(one if is_used else one | unused)
+        marked.append(one if is_used else one | {"primary": False, "checks": None})
     unread = sorted(used - set(map(_uuid_of, sensors)))
     return marked, [f"no sensor of GPU {uuid}, which a rank uses" for uuid in unread]
 
@@ -226,22 +207,22 @@ def _plain(uuid: str | None) -> str | None:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_span(events: list[dict], when: str) -> tuple[float, float]:
-    """Tell when all ranks of a host were idle, in s; the end is before the begin if never."""
+def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[tuple[str, str], float]:
+    """Return the mean power of each component while all ranks of a host were idle.
+
+    It is absent where a sensor has too few readings.
+    """
     marks = [event for event in events if event.get("when") == when]
-    begin_ns = max(_times_ns(marks, "idle_start").values(), default=np.inf)
-    end_ns = min(_times_ns(marks, "idle_end").values(), default=0)
-    return begin_ns / 1e9, end_ns / 1e9
-
-
-def _idle_W(curves: list[Curve], component: str, span_s: tuple[float, float]) -> float | None:
-    """Return the mean power of a component; None where a sensor has too few readings."""
-    own = [one for one in curves if one.sensor["component"] == component and one.sensor["primary"]]
-    begin_s, end_s = span_s
-    counts = [((one.t_s >= begin_s) & (one.t_s <= end_s)).sum() for one in own]
-    if min(counts, default=0) < FEWEST_IDLE_SAMPLES:
-        return None
-    return sum(float(one.at(end_s) - one.at(begin_s)) for one in own) / (end_s - begin_s)
+    begin_s = max(_times_ns(marks, "idle_start").values(), default=np.inf) / 1e9
+    end_s = min(_times_ns(marks, "idle_end").values(), default=0) / 1e9
+    watts = {}
+    for component in COMPONENTS:
+        own = [one for one in primary if one.sensor["component"] == component]
+        fewest = min((one.readings_in(begin_s, end_s) for one in own), default=0)
+        if fewest >= FEWEST_IDLE_SAMPLES:
+            joules = sum(one.at(end_s) - one.at(begin_s) for one in own)
+            watts[component, when] = float(joules) / (end_s - begin_s)
+    return watts
 
 
 def _idle(parts: list[list[Host]], totals: dict) -> dict:
@@ -249,21 +230,19 @@ def _idle(parts: list[list[Host]], totals: dict) -> dict:
 
     The power that a device has when all is ready is the one to take off, where it was measured.
     """
-    result: dict = {}
-    net_J = []
+    watts: dict[tuple[str, str], float] = {}
+    for part in parts:
+        for known in set.intersection(*(set(host.idle_W) for host in part)):
+            watts.setdefault(known, sum(host.idle_W[known] for host in part))
+    result, net_J = {}, []
     for component in COMPONENTS:
         if f"energy_{component}_J" not in totals:
             continue
-        watts: dict[str, float] = {}
-        for when in IDLE:
-            for part in parts:
-                of_hosts = [host.idle_W[component, when] for host in part]
-                if None not in of_hosts:
-                    watts.setdefault(when, sum(of_hosts))
-        if not watts:
+        idle_W = {when: watts[component, when] for when in IDLE if (component, when) in watts}
+        if not idle_W:
             return result
-        result |= {f"idle_power_{component}_{when}_W": watts[when] for when in watts}
-        mean_W = watts.get("ready", sum(watts.values()) / len(watts))
+        result |= {f"idle_power_{component}_{when}_W": idle_W[when] for when in idle_W}
+        mean_W = idle_W.get("ready", sum(idle_W.values()) / len(idle_W))
         net_J.append(totals[f"energy_{component}_J"] - mean_W * totals["training_time_s"])
         result[f"energy_net_{component}_J"] = net_J[-1]
     return result | ({"energy_net_total_J": sum(net_J)} if net_J else {})
@@ -272,44 +251,45 @@ def _idle(parts: list[list[Host]], totals: dict) -> dict:
 # ---------------------------------------------------------------------------------------- phases
 
 
-def _phases_of_ranks(host: Host, phases: dict, curves: list[Curve]) -> list[dict]:
+def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> Iterator[dict]:
     """Give time and energy of each phase of each rank; ``idle`` is what lies in no phase.
 
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
-    starts_ns = _times_ns(host.events, "training_start")
-    ends_ns = _times_ns(host.events, "training_end")
-    gpus = _gpus_of_ranks(host.events)
-    entries = []
+    starts_ns, ends_ns = _times_ns(events, "training_start"), _times_ns(events, "training_end")
+    gpus = _gpus_of_ranks(events)
     for rank in gpus.keys() & phases.keys() & starts_ns.keys():
         kinds, begin_ns, end_ns, names = phases[rank]
-        span_ns = starts_ns[rank], ends_ns.get(rank, int(host.window_s[1] * 1e9))
-        spans_ns = np.clip([begin_ns, end_ns], *span_ns)
-        spans_ns = np.column_stack([spans_ns, span_ns])  # the last: the training
+        training_ns = starts_ns[rank], ends_ns.get(rank, last_ns)
+        spans_ns = np.clip([begin_ns, end_ns], *training_ns)
+        spans_ns = np.column_stack([spans_ns, training_ns])  # the last: the training
         columns = {"time_s": np.diff(spans_ns, axis=0)[0] / 1e9}
-        for curve in curves:
-            is_gpu = curve.sensor["component"] == "gpu"
-            if curve.sensor["primary"] and (not is_gpu or _uuid_of(curve.sensor) == gpus[rank]):
-                joules = np.diff(curve.at(spans_ns / 1e9), axis=0)[0] / (1 if is_gpu else len(gpus))
-                name = f"energy_{curve.sensor['component']}_J"
-                columns[name] = columns.get(name, 0.0) + joules
-        where = {"rank": rank, "host": host.samples.host, "device": gpus[rank] or "cpu"}
+        for curve in primary:
+            component = curve.sensor["component"]
+            joules = np.diff(curve.at(spans_ns / 1e9), axis=0)[0]
+            if component != "gpu":
+                joules = joules / len(gpus)
+            elif _uuid_of(curve.sensor) != gpus[rank]:
+                continue
+            name = f"energy_{component}_J"
+            columns[name] = columns.get(name, 0.0) + joules
+        where = {"rank": rank, "host": host, "device": gpus[rank] or "cpu"}
         for index, phase in enumerate(names):
             sums = {name: float(each[:-1][kinds == index].sum()) for name, each in columns.items()}
-            entries.append(where | {"phase": phase} | sums)
+            yield where | {"phase": phase} | sums
         idle = {name: float(each[-1] - each[:-1].sum()) for name, each in columns.items()}
-        entries.append(where | {"phase": "idle"} | idle)
-    return entries
+        yield where | {"phase": "idle"} | idle
 
 
 def _phases(hosts: list[Host], totals: dict) -> list[dict]:
     """Give energy per rank, device and phase, and what belongs to no rank; together the totals."""
     sums: dict[tuple, dict] = {}
     for entry in chain.from_iterable(host.phases for host in hosts):
-        same = sums.setdefault((entry["rank"], entry["phase"]), dict.fromkeys(entry, 0.0))
-        for name, value in entry.items():
-            same[name] = same.get(name, 0.0) + value if name.endswith(("_J", "_s")) else value
+        same = sums.setdefault((entry["rank"], entry["phase"]), entry)
+        if same is not entry:  # of an earlier segment
+            for name in entry.keys() - {"rank", "host", "device", "phase"}:
+                same[name] = same.get(name, 0.0) + entry[name]
     rest = {"rank": None, "host": None, "device": None, "phase": "unattributed"}
     for name in [f"energy_{component}_J" for component in COMPONENTS]:
         if name in totals:
@@ -318,7 +298,7 @@ def _phases(hosts: list[Host], totals: dict) -> list[dict]:
     return [*(sums[key] for key in sorted(sums)), rest] if sums else []
 
 
-def _phase_times(entries: list[dict]) -> list[dict]:
+def _phase_times(entries: Iterable[dict]) -> list[dict]:
     """Give seconds of each rank in each phase, from the entries of ``_phases``."""
     ranks: dict[int, dict] = {}
     for entry in entries:
@@ -338,13 +318,12 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     the id carries the host's name. Hosts are put on one axis by their wall clocks.
     """
     hosts = [samples for samples in read_hosts(run_dir) if len(samples.t_ns) > 1]
-    ahead_s = {one.host: (one.wall_ns[0] - one.t_ns[0]) / 1e9 for one in hosts}
-    begun_ns = times_of_hosts(read_events(run_dir), "training_start")
-    walls_s = [begun_ns[host] / 1e9 + ahead_s[host] for host in begun_ns.keys() & ahead_s.keys()]
+    starts = events_of_kind(read_events(run_dir), "training_start")
+    walls_ns = [event["t_wall_ns"] for event in starts] or [one.wall_ns[0] for one in hosts]
     traces = {}
     for samples in hosts:
-        t_s = samples.t_ns / 1e9 + ahead_s[samples.host]
-        t_s -= min(walls_s, default=t_s[0])
+        ahead_ns = samples.wall_ns[0] - samples.t_ns[0] - min(walls_ns)
+        t_s = (samples.t_ns + ahead_ns) / 1e9
         sensors = samples.header["sensors"]
         for curve in energy.curves(t_s, samples.readings, sensors, samples.period_s):
             first, last = curve.t_s[[0, -1]] / period_s

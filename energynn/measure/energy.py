@@ -87,6 +87,9 @@ class Curve:
         edges_s = np.arange(max(begin_s, self.t_s[0]), min(end_s, self.t_s[-1]), step_s)
         return np.diff(self.at(edges_s)) / step_s
 
+    def readings_in(self, begin_s: float, end_s: float) -> int:
+        return int(((self.t_s >= begin_s) & (self.t_s <= end_s)).sum())
+
     def lost_s(self, begin_s: float, end_s: float) -> np.ndarray:
         """(gaps,): how long each gap lasts within a window."""
         return np.diff(np.clip(self.gaps_s, begin_s, end_s), axis=1).ravel()
@@ -314,8 +317,7 @@ def entries_of(
         window = one.window(begin_s, end_s)._asdict()
         if impossible(one, begin_s, end_s, limits) or np.isnan(window["energy_J"]):
             window = {"coverage": window["coverage"]}
-        read = int(((one.t_s >= begin_s) & (one.t_s <= end_s)).sum())
-        entries.append(one.sensor | {"samples": read} | window)
+        entries.append(one.sensor | {"samples": one.readings_in(begin_s, end_s)} | window)
     return entries
 
 

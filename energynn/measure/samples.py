@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -30,11 +27,7 @@ LIMITS_S = {
 
 def limit_s(name: str) -> float:
     """Return one of LIMITS_S, or what the environment says (ENERGYNN_SILENCE_LIMIT_S ...)."""
-    return float(os.environ.get(limit_variable(name), LIMITS_S[name]))
-
-
-def limit_variable(name: str) -> str:
-    return f"ENERGYNN_{name.upper()}"
+    return float(os.environ.get(f"ENERGYNN_{name.upper()}", LIMITS_S[name]))
 
 
 # ----------------------------------------------------------------------------------------- samples
@@ -144,44 +137,6 @@ def has_begun(folder: Path, host: str) -> bool:
     return False
 
 
-class Lines:
-    """Append lines to a file from a thread, so that a slow disk delays nobody.
-
-    While the disk does not answer or is full, lines wait in memory.
-    """
-
-    AGAIN_S = 0.5  # after a write that failed
-
-    def __init__(self, path: Path):
-        self.file = open(path, "ab", buffering=0)
-        self.waiting: queue.Queue[bytes] = queue.Queue()
-        threading.Thread(target=self._write, name="energynn-lines", daemon=True).start()
-
-    def add(self, line: dict) -> None:
-        self.waiting.put(msgspec.json.encode(line) + b"\n")
-
-    def flush(self, patience_s: float) -> bool:
-        """Wait until all lines are written; False if that takes longer."""
-        deadline_s = time.monotonic() + patience_s
-        while self.waiting.unfinished_tasks and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        return not self.waiting.unfinished_tasks
-
-    def _write(self) -> None:
-        is_told = False
-        while rest := self.waiting.get():
-            while rest:
-                try:
-                    rest = rest[self.file.write(rest) :]
-                except OSError as error:
-                    if not is_told:
-                        what = f"samples are not written: {error.strerror}; free some space"
-                        print(f"energynn: {what}", file=sys.stderr)
-                    is_told = True
-                    time.sleep(self.AGAIN_S)
-            self.waiting.task_done()
-
-
 # -------------------------------------------------------------------------------- events and phases
 
 
@@ -277,9 +232,8 @@ def read_phases(
             elif "length_us" in line:
                 columns = [line["phase"], line["gap_us"], line["length_us"]]
                 kind, gap_us, length_us = np.array(columns, dtype=np.int64)
-                if kind.max(initial=-1) < len(names):  # others have no name
-                    end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
-                    parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
+                end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
+                parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
         if names:
             phases[rank] = (*np.concatenate(parts, axis=1), names)
     return phases

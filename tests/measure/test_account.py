@@ -139,7 +139,7 @@ def test_a_gpu_that_no_rank_uses_is_in_no_sum(two_gpus):
     rewrite(two_gpus / "events-rank1.jsonl", change)
     found = account(two_gpus)
     assert found["energy_gpu_J"] == pytest.approx(2000, rel=1e-3) and found["doubts"] == []
-    assert [one["id"] for one in found["sensors"] if not one.get("used", True)] == ["gpu_1"]
+    assert [one["id"] for one in found["sensors"] if not one["primary"]] == ["gpu_1"]
 
 
 def test_a_host_trains_from_its_first_rank_to_its_last(two_gpus):

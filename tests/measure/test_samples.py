@@ -1,14 +1,13 @@
 """The files of a run: a writer that delays nobody, and readers that skip what was cut."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energynn.measure.samples import Lines, Reader, read_events, read_phases, read_samples
+from energynn.measure.samples import Reader, read_events, read_phases, read_samples
 
 HEADER = {
     "header": "energynn-samples/1",
@@ -96,60 +95,9 @@ def test_phases_follow_each_other(tmp_path):
     lines = [
         {"names": ["forward", "backward"]},
         {"t": 1000, "phase": [0, 1], "gap_us": [1, 0], "length_us": [2, 3]},
-        {"t": 9000, "phase": [2], "gap_us": [0], "length_us": [1]},  # has no name
         {"t": 9000, "phase": [1], "gap_us": [0], "length_us": [1]},
     ]
     (tmp_path / "phases-rank3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
     assert kinds.tolist() == [0, 1, 1] and names == ["forward", "backward"]
     assert begin_ns.tolist() == [2000, 4000, 9000] and end_ns.tolist() == [4000, 7000, 10000]
-
-
-@pytest.fixture
-def stalled(tmp_path):
-    """A pipe that nobody reads: a write to it waits, as one to a file system that stands still."""
-    os.mkfifo(tmp_path / "file")
-    reader = os.open(tmp_path / "file", os.O_RDONLY | os.O_NONBLOCK)
-    yield Lines(tmp_path / "file"), os.fdopen(reader, "rb", buffering=0)
-
-
-def read_all(pipe, lines):
-    os.set_blocking(pipe.fileno(), True)
-    text = b""
-    while not (lines.flush(0) and text.endswith(b"\n")):
-        text += pipe.read(2**16)
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_disk_that_stands_still_delays_nobody_and_costs_no_line(stalled):
-    lines, pipe = stalled
-    for number in range(3000):
-        lines.add({"number": number, "filler": "x" * 80})
-    assert not lines.flush(0.2), "the pipe holds 64 KiB only"
-    assert [line["number"] for line in read_all(pipe, lines)] == list(range(3000))
-
-
-class Disk:
-    """A file on a disk that is full at first, and takes a part of a line only, as at the edge."""
-
-    def __init__(self, file):
-        self.file, self.is_full = file, True
-
-    def write(self, data):
-        if self.is_full:
-            raise OSError(28, "No space left on device")
-        return self.file.write(data[:7])
-
-
-def test_a_full_disk_is_said_once_and_written_to_when_there_is_room(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Lines, "AGAIN_S", 0.02)
-    lines = Lines(tmp_path / "file")
-    lines.file = disk = Disk(lines.file)
-    for number in range(5):
-        lines.add({"number": number})
-    assert not lines.flush(0.2)
-    disk.is_full = False
-    assert lines.flush(10)
-    assert capsys.readouterr().err.count("No space left on device; free some space") == 1
-    text = (tmp_path / "file").read_text().splitlines()
-    assert [json.loads(line)["number"] for line in text] == list(range(5))
