@@ -416,7 +416,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     other = config.make("fourcastnet", stage="finetune", initial_run="none")
     with pytest.raises(ValueError, match="make that run first"):
         start.prepare(other, run_dir)
-    with pytest.raises(ValueError, match="no manifest"):
+    with pytest.raises(ValueError, match="data describe era6"):
         start.prepare(config.make("fourcastnet", dataset="era6"), run_dir)
     intent = start.prepare(made, run_dir)
     start.begin(intent, run_dir)
