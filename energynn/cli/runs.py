@@ -38,7 +38,7 @@ def run(
     from energynn.launch import start
 
     if list_parameters:
-        print(config.help_text())
+        tell(config.help_text())
         return 0
     parameters = parameters_of([*(assigned or []), *(p or [])])
     try:
