@@ -38,19 +38,17 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     """
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
-    beside = [name for name in long if name.endswith(("_half", "_place", "_provenance"))]
-    own = observations.distinct(long).drop(columns=beside)
-    table = pd.concat([own, others], ignore_index=True)
+    quantities = [name for name in long if name.removesuffix("_std") in observations.QUANTITIES]
+    own = observations.distinct(long)[["run", *TEXTS, *quantities]]
+    table = pd.concat([own, others], ignore_index=True).set_index("run")
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
-    table = table.dropna(axis="columns", how="all").set_index("run")
-    runs = xr.Dataset.from_dataframe(table.drop(columns=["repeats"], errors="ignore"))
+    runs = xr.Dataset.from_dataframe(table.dropna(axis="columns", how="all"))
     for name in runs.data_vars:
         unit = UNITS.get(name.removesuffix("_std").rsplit("_", 1)[-1])
         runs[name].attrs |= {"units": unit} if unit else {}
-    coordinates = [name for name in TEXTS if name in runs]
     excluded = long.attrs["excluded"] + others.attrs["excluded"]
-    return runs.set_coords(coordinates).assign_attrs(excluded=excluded)
+    return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
 
 
 def export(
@@ -95,13 +93,12 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """
     if not (Path(run) / "run.json").is_file():
         raise ValueError(f"trace: {run} is no run; give a folder with a run.json")
-    found = account.power_trace(Path(run), period_s)
-    if not found:
+    traces = account.power_trace(Path(run), period_s)
+    if not traces:
         raise ValueError(f"trace: {run} has no samples of any sensor")
-    powers = [
-        xr.DataArray(watts, {"time": np.round(t_s, 6)}, "time") for t_s, watts in found.values()
-    ]
-    power = xr.concat(powers, pd.Index(list(found), name="sensor"), join="outer").rename("power_W")
+    powers = {name: pd.Series(watts, np.round(t_s, 6)) for name, (t_s, watts) in traces.items()}
+    table = pd.DataFrame(powers).rename_axis(index="time", columns="sensor").T
+    power = xr.DataArray(table, name="power_W")
     power["time"].attrs["units"] = "s"
     return power.assign_attrs(units="W", long_name="mean power of a step")
 
@@ -113,26 +110,23 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     energies by the bounds of both; what their sensors have in common is not in them. Parameters
     that differ stand below. Raises ValueError for fewer than two runs, or one without a record.
     """
-    known = {}
+    columns = {}
     for run in runs:
         record = records.read(Path(run))
         if record is None:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")
-        known[record["run_id"]] = record | record["config"] | record["metrics"]
-    if len(known) < max(2, len(runs)):
+        columns[record["run_id"]] = record | record["config"] | record["metrics"]
+    if len(columns) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    first, *_, last = known.values()
+    first, *_, last = columns.values()
     quantities = [*COMPARED, *sorted(first["metrics"] | last["metrics"])]
-    rows = {}
-    for name in [*quantities, *first["config"]]:
-        row = {run_id: run.get(name) for run_id, run in known.items()}
-        if name in quantities:
-            rows[name] = row | _ratio(first, last, name)
-        elif any(value != first[name] for value in row.values()):
-            rows[name] = row
-    table = pd.DataFrame(rows.values(), pd.Index(rows, name="quantity"))
-    return table.dropna(how="all")
+    parameters = [name for name in first["config"] if name not in quantities]
+    table = pd.DataFrame(columns).reindex([*quantities, *parameters]).rename_axis("quantity")
+    is_same = table.eq(table.iloc[:, 0], axis=0).all(axis=1)
+    table = table[~is_same | table.index.isin(quantities)].dropna(how="all")
+    ratios = {name: _ratio(first, last, name) for name in quantities}
+    return table.join(pd.DataFrame.from_dict(ratios, orient="index"))
 
 
 def _ratio(first: dict, last: dict, name: str) -> dict:

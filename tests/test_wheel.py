@@ -12,7 +12,16 @@ import pytest
 from energynn.files import REPOSITORY
 
 pytestmark = pytest.mark.slow
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "energynn", "systems", "data_manifests", "paper", "notebooks")
+BUILT_FROM = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "energynn",
+    "systems",
+    "data_manifests",
+    "paper",
+    "notebooks",
+)
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
@@ -22,11 +31,24 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     for name in (*BUILT_FROM, "runs/published"):
         if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                REPOSITORY / name,
+                folder / "copy" / name,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         else:
             (folder / "copy").mkdir(exist_ok=True)
             shutil.copy(REPOSITORY / name, folder / "copy" / name)
-    command = [*PIP, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", folder, folder / "copy"]
+    command = [
+        *PIP,
+        "wheel",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder,
+        folder / "copy",
+    ]
     subprocess.run(command, check=True)
     (path,) = folder.glob("*.whl")
     return path
@@ -50,7 +72,11 @@ def installed(wheel, tmp_path_factory):
         )
 
     program = "import energynn, energynn.files as files; print(energynn.__file__, files.IS_CHECKOUT, files.REPOSITORY)"
-    assert python("-c", program).stdout.split() == [str(target / "energynn" / "__init__.py"), "False", str(here)]
+    assert python("-c", program).stdout.split() == [
+        str(target / "energynn" / "__init__.py"),
+        "False",
+        str(here),
+    ]
     python.folder = here
     return python
 
@@ -79,13 +105,15 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(installed
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("check", "1 records below runs, 1 of them valid as evidence; 0 faults"),
+        ("check", "1 records below runs, 1 of them valid; 0 faults"),
         ("claims", "lbs-speed-up-near-optimal"),
-        ("system list", "horeka-a100"),
         ("study list", "GPU hours"),
-        ("study show smoke", "together 10 runs"),
-        ("submit kick-the-tires --system local --dry-run", "cd {folder}"),
-        ("manifest verify", "photographs: every file is there and has its SHA-256 ({folder}/build/data"),
+        ("study show smoke", "10 runs"),
+        ("submit kick-the-tires --system horeka-a100 --dry-run", "cd {folder}"),
+        (
+            "data verify",
+            "photographs: every file of its manifest is there and has its SHA-256 ({folder}/build/data",
+        ),
     ],
 )
 def test_a_command_works_in_an_empty_folder(installed, measured, words, expected):

@@ -34,6 +34,9 @@ from energynn.files import shipped
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
+ABOUT = ("id", "place", "says", "base", "group")
+NOT_OF_THE_TEST = (*ABOUT, "quantity")
+UNIT = ["unit", "series", "value", "error", "freedom"]
 DATA_SETS = ("imagenet", "era5")
 THRESHOLD = math.log(1.1)
 EXPECT = {
@@ -54,32 +57,28 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     and the number of each verdict by statement (``counts``) and by fact (``groups``).
     """
     table = observations.means(observations.load(runs_dir))
-    study = configurations(table[table["origin"] == "published"])
+    study = with_scatter(table[table["origin"] == "published"])
     own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
     own = own[own["dataset"].isin(DATA_SETS)]
     machines = own.groupby(own["system"] + " " + own["hardware"])
-    groups = {name: configurations(rows) for name, rows in machines}
-    every = {"all": configurations(own)} if len(own) else {}
+    groups = {name: with_scatter(rows) for name, rows in machines}
+    all_own = {"all": with_scatter(own)}
+    errata = published.errata()
     claims = []
     for claim in read():
-        entry = {name: claim[name] for name in ("id", "place", "says", "base") if name in claim}
-        entry["group"] = claim.get("group", claim["id"])
+        entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
         entry["test"] = describe(claim)
-        entry["errata"] = [
-            one["id"] for one in published.errata() if claim["id"] in one.get("claims", [])
-        ]
+        entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
         entry["published"] = judge(claim, study)
         crosses = "hardware" in claim.get("a", {})
-        judged = [
-            {"on": name, **judge(claim, rows)}
-            for name, rows in (every if crosses else groups).items()
-        ]
+        columns = all_own if crosses else groups
+        judged = [{"on": name, **judge(claim, rows)} for name, rows in columns.items()]
         tested = [verdict for verdict in judged if "value" in verdict]
         nothing = {"on": "", "verdict": NO_DATA, "reason": "no measured own run tests it"}
         entry["own"] = tested or [nothing]
         claims.append(entry)
-    counted = {"counts": counts(claims), "groups": counts(claims, by_group=True)}
-    return {**counted, "claims": claims, "errata": published.errata()}
+    counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
+    return {**counted, "claims": claims, "errata": errata}
 
 
 def read() -> list[dict]:
@@ -87,39 +86,38 @@ def read() -> list[dict]:
     return tomllib.loads(CLAIMS.read_text())["claim"]
 
 
-def counts(claims: list[dict], by_group: bool = False) -> dict[str, dict[str, int]]:
-    """Count the statements, or the groups that rest on one fact, by column and verdict."""
+def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
+    """Count the statements ("id"), or the facts that they rest on ("group"), by verdict."""
     rows = []
-    for number, claim in enumerate(claims):
-        name = claim["group"] if by_group else number
-        rows.append(("published", name, "", claim["published"]["verdict"]))
-        rows += [("own", name, judged["on"], judged["verdict"]) for judged in claim["own"]]
-    table = pd.DataFrame(rows, columns=["column", "name", "on", "verdict"]).drop_duplicates()
+    for claim in claims:
+        rows.append((claim[by], "published", "", claim["published"]["verdict"]))
+        rows += [(claim[by], "own", judged["on"], judged["verdict"]) for judged in claim["own"]]
+    table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
     number_of = pd.crosstab(table["verdict"], table["column"])
     return number_of.reindex(VERDICTS, fill_value=0)[["published", "own"]].to_dict()
 
 
-def configurations(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the scatter of repeated runs to the rows of ``observations.means``.
+def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add how much repeated runs scatter to rows of ``observations.means``, by workload.
 
-    ``attrs["scatter"]``: relative standard deviation and its degrees of freedom by workload and
-    quantity.
+    ``<quantity>_scatter`` is the relative standard deviation, ``<quantity>_freedom`` its degrees of
+    freedom.
     """
-    runs = observations.distinct(table[table["repeats"] > 1])
+    runs = observations.distinct(rows[rows["repeats"] > 1])
     freedom = (runs["repeats"] - 1).astype(float)
-    scatter = {}
+    columns = {}
     for quantity in observations.QUANTITIES:
         squares = freedom * (runs.get(f"{quantity}_std", np.nan) / runs[quantity]) ** 2
         known = pd.DataFrame({"squares": squares, "freedom": freedom}).dropna()
-        for workload, sums in known.groupby(runs["workload"]).sum().iterrows():
-            root = math.sqrt(sums["squares"] / sums["freedom"])
-            scatter[workload, quantity] = (root, sums["freedom"])
-    table.attrs["scatter"] = scatter
-    return table
+        sums = known.groupby(runs["workload"]).sum()
+        scatter = np.sqrt(sums["squares"] / sums["freedom"])
+        columns[f"{quantity}_scatter"] = rows["workload"].map(scatter)
+        columns[f"{quantity}_freedom"] = rows["workload"].map(sums["freedom"])
+    return rows.join(pd.DataFrame(columns))
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
-    """Judge one statement on configurations.
+    """Judge one statement on rows of ``with_scatter``.
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high`` of
     the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
@@ -133,73 +131,64 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     table = units(claim, rows)
     if table.empty:
         return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
-    low, high = ends(table, claim.get("every", False))
+    shown = intervals(table, claim.get("every", False))
+    low, high = shown["low"], shown["high"]
     lowest, highest = allowed(claim)
     verdict = INCONCLUSIVE
     if ((low >= lowest) & (high <= highest)).all():
         verdict = SUPPORTED
     elif ((high < lowest) | (low > highest)).any():
         verdict = CONTRADICTED
-    verdict = OPPOSITE.get(verdict, verdict) if claim.get("expect") == "differs" else verdict
+    if claim.get("expect") == "differs":
+        verdict = OPPOSITE.get(verdict, verdict)
     asked = claim.get("series", [])
     known = [name for name in asked if name in set(table["series"])]
     reason = ""
     if len(known) < len(asked) / 2:
         verdict = INCONCLUSIVE
         reason = f"only {len(known)} of its {len(asked)} series are known"
-    at = int(np.argmin(np.minimum(low - lowest, highest - high)))
-    is_mean = len(low) < len(table)
-    value = table["value"].mean() if is_mean else table["value"].iloc[at]
-    printed = [_printed(claim, log) for log in (value, low[at], high[at], lowest, highest)]
+    room = np.minimum(low - lowest, highest - high).to_numpy()
+    decisive = shown.iloc[room.argmin()]
+    values = zip(table["unit"], table["value"], strict=True)
     return {
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
-        "value": printed[0],
-        "low": printed[1],
-        "high": printed[2],
-        "allowed": printed[3:],
-        "of": "mean" if is_mean else table["unit"].iloc[at],
-        "units": {
-            unit: _printed(claim, log)
-            for unit, log in zip(table["unit"], table["value"], strict=True)
-        },
+        **{name: _printed(claim, decisive[name]) for name in ("value", "low", "high")},
+        "allowed": [_printed(claim, end) for end in (lowest, highest)],
+        "of": decisive["unit"],
+        "units": {unit: _printed(claim, log) for unit, log in values},
         "coverage": {"of": asked, "with": known},
     }
 
 
 def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the log ratios: unit, series, value, its standard error and degrees of freedom."""
-    needed = [claim["quantity"], *([claim["per"]] if "per" in claim else [])]
-    scatter = rows.attrs["scatter"]
-    provenance = observations.provenance(claim["quantity"], rows)
-    rows = rows[provenance.isin(["published", "measured"])]
-    rows = match(rows, claim.get("where", {})).dropna(subset=needed)
-    scatters = [_scatter(scatter, workload, claim) for workload in rows["workload"]]
+    quantity = claim["quantity"]
+    provenance = observations.provenance(quantity, rows)
+    rows = match(rows[provenance.isin(["published", "measured"])], claim.get("where", {}))
+    rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
+    spread = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
+    scatter, freedom = (
+        rows[f"{spread}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
+        for column in ("scatter", "freedom")
+    )
     rows = rows.assign(
-        log=np.log(rows[claim["quantity"]].astype(float)),
-        error=[error for error, _ in scatters] / np.sqrt(rows["repeats"].astype(float)),
-        freedom=[freedom for _, freedom in scatters],
+        value=np.log(rows[quantity].astype(float)),
+        error=scatter / np.sqrt(rows["repeats"].astype(float)),
+        freedom=freedom,
     )
     if "series" in claim:
-        found = [unit for name in claim["series"] for unit in _growth(claim, name, rows)]
-    elif "a" in claim:
-        found = _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
-    else:
-        each = observations.distinct(rows)
-        names = each["series"] + " n=" + each["devices"].astype(str)
-        found = zip(names, each["series"], each["log"], each["error"], each["freedom"], strict=True)
-    return pd.DataFrame(found, columns=["unit", "series", "value", "error", "freedom"])
+        changes = [change for name in claim["series"] for change in _growth(claim, name, rows)]
+        return pd.DataFrame(changes, columns=UNIT)
+    if "a" in claim:
+        return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
+    each = observations.distinct(rows)
+    return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
 
-def _scatter(scatter: dict, workload: str, claim: dict) -> tuple[float, float]:
-    """Find the scatter of a quantity, else of the energy, over a workload's repeated runs."""
-    quantity = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else claim["quantity"]
-    energy = scatter.get((workload, "energy_total_kWh"), (math.nan, 1))
-    return scatter.get((workload, quantity), energy)
-
-
-def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[tuple]:
+def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[dict]:
+    """Compare the ends of one series."""
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
@@ -209,47 +198,67 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[tuple]:
         end[name] if isinstance(end, dict) else end
         for end in (claim.get("from", rows.index[0]), claim.get("to", rows.index[-1]))
     )
-    found = []
+    changes = []
     for end in last if isinstance(last, list) else [last]:
         if first == end or not {first, end} <= set(rows.index):
             continue
         before, after = rows.loc[first], rows.loc[end]
-        value = after["log"] - before["log"]
-        error = math.hypot(before["error"], after["error"])
+        change = {
+            "unit": f"{name} n={first} to {end}",
+            "series": name,
+            "value": after["value"] - before["value"],
+            "error": math.hypot(before["error"], after["error"]),
+            "freedom": before["freedom"],
+        }
         if "per" in claim:
             span = math.log(after[claim["per"]] / before[claim["per"]])
-            value = value / span - 1
-            error /= abs(span)
-        found.append((f"{name} n={first} to {end}", name, value, error, before["freedom"]))
-    return found
+            change["value"] = change["value"] / span - 1
+            change["error"] /= abs(span)
+        changes.append(change)
+    return changes
 
 
-def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> list[tuple]:
+def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
+    """Compare runs that are equal in ``match``, or the means of both sides."""
+    names = claim.get("match", ["unit"])
     if "match" not in claim:
-        sides = [part for part in (a, b) if len(part)]
-        if len(sides) < 2:
-            return []
-        error = math.hypot(*(math.sqrt((part["error"] ** 2).sum()) / len(part) for part in sides))
-        freedom = min(part["freedom"].min() for part in sides)
-        return [("means", "", a["log"].mean() - b["log"].mean(), error, freedom)]
-    both = a.merge(b, on=claim["match"], suffixes=("", "_b"))
-    labels = both[claim["match"]].astype(str).agg(", ".join, axis=1) if len(both) else []
-    value = both["log"] - both["log_b"]
-    error = np.hypot(both["error"], both["error_b"])
-    return list(zip(labels, both["series"], value, error, both["freedom"], strict=True))
+        a, b = _mean(a), _mean(b)
+    columns = [*names, *UNIT[1:]]
+    both = a[columns].merge(b[columns], on=names, suffixes=("", "_b"))
+    words = [both[name].astype(str) for name in names]
+    return both.assign(
+        unit=words[0].str.cat(words[1:], sep=", "),
+        value=both["value"] - both["value_b"],
+        error=np.hypot(both["error"], both["error_b"]),
+        freedom=both[["freedom", "freedom_b"]].min(axis=1),
+    )[UNIT]
 
 
-def ends(table: pd.DataFrame, every: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Compute 95 % intervals: one of the mean of three or more units, else of each by repeats."""
-    value = table["value"].to_numpy()
-    error = table["error"].to_numpy()
-    freedom = table["freedom"].to_numpy(float)
-    if len(value) >= 3 and not every:
-        freedom = np.array([len(value) - 1])
-        error = np.array([stats.sem(value)])
-        value = np.array([value.mean()])
-    reach = stats.t.ppf(0.975, freedom) * error
-    return value - reach, value + reach
+def _mean(rows: pd.DataFrame) -> pd.DataFrame:
+    """Reduce rows to their mean, one row; none of none."""
+    mean = {
+        "unit": "means",
+        "series": "",
+        "value": rows["value"].mean(),
+        "error": math.sqrt((rows["error"] ** 2).sum()) / max(len(rows), 1),
+        "freedom": rows["freedom"].min(),
+    }
+    return pd.DataFrame([mean]).head(len(rows))
+
+
+def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:
+    """Add 95 % intervals: of the mean of three or more units, else of each by repeats."""
+    if len(table) >= 3 and not every:
+        value = table["value"]
+        mean = {
+            "unit": "mean",
+            "value": value.mean(),
+            "error": value.sem(),
+            "freedom": len(value) - 1,
+        }
+        table = pd.DataFrame([mean])
+    reach = stats.t.ppf(0.975, table["freedom"].astype(float)) * table["error"]
+    return table.assign(low=table["value"] - reach, high=table["value"] + reach)
 
 
 def allowed(claim: dict) -> tuple[float, float]:
@@ -288,11 +297,8 @@ def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
 
 def describe(claim: dict) -> str:
     """Describe the test in one line."""
-    if "quantity" not in claim:
-        return "none"
-    fields = ("per", "series", "from", "to", "a", "b", "match", "where", "range", "every", "expect")
-    words = [f"{name} {claim[name]}" for name in fields if name in claim]
-    return ", ".join([claim["quantity"], *words])
+    fields = [f"{name} {value}" for name, value in claim.items() if name not in NOT_OF_THE_TEST]
+    return ", ".join([claim["quantity"], *fields]) if "quantity" in claim else "none"
 
 
 def report(found: dict) -> str:

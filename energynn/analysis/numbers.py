@@ -111,33 +111,34 @@ class Numbers:
         provenance: str,
         model: str = "least squares",
         term: str = "",
-        digits: int = 3,
-        decimals: int | None = None,
-        source: str = "",
-        reason: str = "",
+        **about,
     ) -> None:
-        """Add a coefficient of a fit as ``name``, and the ends of its interval as ``<name>_low`` and ``<name>_high``.
+        """Add a coefficient of a fit as ``name``, and its interval as ``<name>_low``, ``_high``.
 
-        The coefficient is that of ``term``. Without one it is the slope, and R2, kind of standard errors and largest
-        leverage are added too. The source tells model, formula and rows; ``source`` and ``reason`` are for a fit that
-        could not be made (None).
+        The coefficient is that of ``term``. Without one it is the slope, and R2, kind of standard
+        errors and largest leverage are added too. The source tells model, formula and rows; a
+        ``source`` and a ``reason`` are for a fit that could not be made (None).
         """
+        about["provenance"] = provenance
+        coefficient, quality = {}, dict.fromkeys(("r_squared", "leverage", "covariance"))
         if fit is not None:
-            source = f"{model} {fit.formula}, {fit.covariance} errors, on {rows(fit.data)}".strip()
-        about = {"source": source, "provenance": provenance, "reason": reason}
-        coefficient = fit.parameters.loc[term or fit.regressor] if fit else {}
-        for column, end in (("value", name), ("low", f"{name}_low"), ("high", f"{name}_high")):
-            self.add(end, coefficient.get(column), unit, digits, decimals=decimals, **about)
-        if not term:
-            self.add(
-                f"{name}_r_squared", fit.r_squared if fit else None, "", 4, decimals=4, **about
-            )
-            self.add(
-                f"{name}_leverage", fit.leverage.max() if fit else None, "", 2, decimals=2, **about
-            )
-            self.add(
-                f"{name}_covariance", fit.covariance if fit else None, source=source, reason=reason
-            )
+            fitted_to = f"{fit.formula}, {fit.covariance} errors, on {rows(fit.data)}"
+            about["source"] = f"{model} {fitted_to}".strip()
+            coefficient = fit.parameters.loc[term or fit.regressor]
+            quality = {
+                "r_squared": fit.r_squared,
+                "leverage": fit.leverage.max(),
+                "covariance": fit.covariance,
+            }
+        for column, end in (("value", ""), ("low", "_low"), ("high", "_high")):
+            self.add(name + end, coefficient.get(column), unit, **about)
+        if term:
+            return
+        for quantity, digits in (("r_squared", 4), ("leverage", 2)):
+            precision = {"digits": digits, "decimals": digits}
+            self.add(f"{name}_{quantity}", quality[quantity], **about | precision)
+        reason = about.get("reason", "")
+        self.add(f"{name}_covariance", quality["covariance"], source=about["source"], reason=reason)
 
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
@@ -182,13 +183,11 @@ def text(value: float | int | str | None, digits: int = 3, decimals: int | None 
         return "not available"
     if isinstance(value, str | int):
         return str(value)
+    if value == 0 and decimals is None:
+        return "0"
     if decimals is None:
-        if value == 0:
-            return "0"
-        rounded = float(
-            f"{value:.{digits - 1}e}"
-        )  # 9.996 becomes 10.0: one more digit before the point
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+        exponent = f"{value:.{digits - 1}e}".partition("e")[2]  # of 9.996 that of 10.0
+        decimals = max(0, digits - 1 - int(exponent))
     return f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
@@ -197,17 +196,16 @@ def merge(build_dir: str | Path = "build") -> dict[str, dict]:
 
     Raises ValueError if two notebooks give one name.
     """
-    build_dir = Path(build_dir)
     merged: dict[str, dict] = {}
-    for path in sorted((build_dir / "numbers").glob("*.json")):
-        for name, entry in json_table(path).items():
-            if name in merged:
-                raise ValueError(
-                    f"{name}: in both {merged[name]['notebook']} and {entry['notebook']}; rename one"
-                )
-            merged[name] = entry
+    for path in sorted(Path(build_dir, "numbers").glob("*.json")):
+        entries = json_table(path)
+        for name in entries.keys() & merged.keys():
+            raise ValueError(
+                f"{name}: in both {merged[name]['notebook']} and {path.stem}; rename one"
+            )
+        merged |= entries
     merged = dict(sorted(merged.items()))
-    write_json(build_dir / "numbers.json", merged)
+    write_json(Path(build_dir, "numbers.json"), merged)
     return merged
 
 

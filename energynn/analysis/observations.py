@@ -11,7 +11,6 @@ import pandas as pd
 from energynn import records
 from energynn.analysis import published, results
 from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
-from energynn.reading import one_fault
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
@@ -57,8 +56,10 @@ WHAT = [
     *COUNTED,
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-SUFFIXES = ("_std", "_half", "_place")
-PARTS = [f"energy_{component}_provenance" for component in results.COMPONENTS[:3]]
+SUFFIXES = ("", "_std", "_half", "_place")
+PARTS = results.PROVENANCES[:3]
+# Workload -> origin of runs that train none of our networks.
+ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
 DERIVED_FROM = {
     "energy_per_gpu_hour_kW": ["energy_total_kWh", "gpu_hours"],
@@ -84,6 +85,9 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """
     runs = results.load(runs_dir, only_the_studys=True)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
+    quantities = [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
+    about = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
+    table = table[table.columns.intersection([*about, *quantities])]
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -142,13 +146,6 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
     return of_energy.replace("estimated", "measured")
 
 
-def _columns(runs: pd.DataFrame) -> pd.DataFrame:
-    beside = [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
-    beside = [name for name in beside if name in runs]
-    about = ["repeats", "run", "run_dir", "provenance", *PARTS]
-    return runs.reindex(columns=[*WHAT, *about, *QUANTITIES, *beside])
-
-
 def published_runs() -> pd.DataFrame:
     """Make the published rows of ``load``."""
     runs = published.runs()
@@ -168,21 +165,15 @@ def published_runs() -> pd.DataFrame:
         runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(sum(ratio**2 for ratio in relative))
     series = published.series()
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
-    runs["name"] = runs["series"].map(lambda name: _label(name, series))
-    runs["data"] = runs["series"].map(lambda name: series.get(name, {}).get("data", "fixed"))
-    return _columns(_with_speed_up(runs, ["series", "device_name"]))
-
-
-def _label(name: str, series: dict[str, dict]) -> str:
-    return f"{name}: {series[name]['label']}" if name in series else name
-
-
-# Workload -> origin of runs that train none of our networks.
-ORIGINS = {"command": "command", "perun import": "imported"}
+    labels = {name: f"{name}: {about['label']}" for name, about in series.items()}
+    data = {name: about["data"] for name, about in series.items()}
+    runs["name"] = runs["series"].map(labels).fillna(runs["series"])
+    runs["data"] = runs["series"].map(data).fillna("fixed")
+    return _with_speed_up(runs, ["series", "device_name"])
 
 
 def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
-    """Tabulate measured commands and imported perun files with the columns of ``wide`` they have.
+    """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
     ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in
     ``attrs["excluded"]``.
@@ -190,44 +181,39 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
     rows, excluded = [], []
     for run_dir in records.run_dirs(Path(runs_dir)):
         record = records.read(run_dir)
-        if record is None or record["workload"] not in records.NO_TRAINING:
+        if record is None or record["workload"] not in ORIGINS:
             continue
-        with one_fault(run_dir, excluded):
-            if not record["valid"]:
-                raise ValueError("; ".join(record["invalid_reasons"]))
+        if record["valid"]:
             rows.append(_row_without_training(record, run_dir))
+        else:
+            excluded.append(f"{run_dir}: {'; '.join(record['invalid_reasons'])}")
     table = pd.DataFrame(rows)
     if rows:
         table["hardware"] = _hardware(table)
+        table["energy_per_gpu_hour_kW"] = table["energy_total_kWh"] / table["gpu_hours"]
     table.attrs["excluded"] = excluded
     return table
 
 
 def _row_without_training(record: dict, run_dir: Path) -> dict:
-    hours = record["device_hours_training"]
-    row = {name: record.get(name) for name in ("workload", "system", "device_kind", "device_name")}
-    row |= {f"energy_{c}_kWh": _kWh(record, c) for c in results.COMPONENTS}
-    return row | {
-        "devices": record.get("devices"),
+    names = ("workload", "system", "device_kind", "device_name", "devices")
+    energies_J = {part: record.get(f"energy_{part}_J", np.nan) for part in results.COMPONENTS}
+    return {
+        **{name: record.get(name) for name in names},
+        **{f"energy_{part}_kWh": joules / JOULE_PER_KWH for part, joules in energies_J.items()},
         "run": record["run_id"],
         "run_dir": str(run_dir),
         "series": "",
         "origin": ORIGINS[record["workload"]],
         "name": record["config"].get("command", record["run_id"]),
-        "provenance": record.get("energy_total_provenance", ""),
+        "provenance": record["energy_total_provenance"],
         "training_time_h": record["training_time_s"] / SECOND_PER_HOUR,
-        "gpu_hours": hours,
-        "energy_per_gpu_hour_kW": row["energy_total_kWh"] / hours if hours else np.nan,
+        "gpu_hours": record["device_hours_training"] or np.nan,
     }
-
-
-def _kWh(record: dict, component: str) -> float:
-    return record.get(f"energy_{component}_J", np.nan) / JOULE_PER_KWH
 
 
 def _own(runs) -> pd.DataFrame:
     table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
-    per_device = table["devices"].replace(0, np.nan)
     # Published energies are perun's; own ones are taken in the same way where all is measured.
     by_perun = (table["energy_total_provenance"] == "measured") & table[
         "energy_perun_total_kWh"
@@ -237,52 +223,33 @@ def _own(runs) -> pd.DataFrame:
     table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
     table["provenance"] = table["energy_total_provenance"]
     table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
-    table["sockets_per_gpu"] = table["sockets"] / per_device
+    table["sockets_per_gpu"] = table["sockets"] / table["devices"]
     table["top1_error_percent"] = 100 * table["top1_error"]
     table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
     table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
-    table = _with_derived(_with_forecast_error(table))
+    table = _with_derived(table)
     selected = results.scaling_series(table)
-    selected["series"] = selected["stage"].map(STAGES).fillna("") + selected["series"]
-    selected["name"] = selected["series"]
-    series = published.series()
-    for name, conditions in series.items():
+    stage = selected["stage"].map(STAGES).fillna("")
+    selected["series"] = selected["name"] = stage + selected["series"]
+    for name, conditions in published.series().items():
         belongs = _belongs(selected, conditions)
-        selected.loc[belongs, ["series", "name"]] = name, _label(name, series)
+        selected.loc[belongs, ["series", "name"]] = name, f"{name}: {conditions['label']}"
     alone = table[~table["run"].isin(selected["run"])]
-    alone = alone.assign(series="", name="no series", data="", base_devices=alone["devices"])
+    alone = alone.assign(series="", name="no series", data="")
     table = pd.concat([selected, alone], ignore_index=True)
-    return _columns(_with_speed_up(table, ["system", "device_name", "recipe", "name"]))
+    return _with_speed_up(table, ["system", "device_name", "recipe", "name"])
 
 
-def _belongs(runs: pd.DataFrame, conditions: dict) -> np.ndarray:
+def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     """Select the runs of scaling series that meet the conditions of one of the study's."""
     constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
-    wanted = {
-        name: conditions[name] for name in ("workload", "dataset", "data", "epochs", constant)
-    }
-    wanted |= {"constant": constant, "stage": conditions.get("stage", "")}
-    is_same = (runs[list(wanted)] == pd.Series(wanted)).all(axis=1)
-    samples = runs["dataset_samples"]
-    if conditions["data"] == "scaled":
-        samples = samples / runs["devices"]
+    wanted = {"stage": "", "constant": constant} | conditions
+    names = ["workload", "stage", "dataset", "data", "epochs", "constant", constant]
+    is_same = (runs[names] == [wanted[name] for name in names]).all(axis=1)
+    shares = runs["devices"].where(runs["data"] == "scaled", 1)
     whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
-    is_near = (samples / whole - 1).abs() < 0.01  # shares are rounded
+    is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01  # shares are rounded
     return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
-
-
-def _with_forecast_error(table: pd.DataFrame) -> pd.DataFrame:
-    """Z500 RMSE at the lead time that a stage was trained for: pre-training's shortest, fine-tuning's longest."""
-    table = table.assign(z500_rmse_m=np.nan, persistence_m=np.nan, lead_time_h=np.nan)
-    metrics = [name for name in table if name.startswith("z500_rmse_") and name.endswith("h_m")]
-    for metric in sorted(metrics, key=results.lead_time_h):
-        is_longest = (table["stage"] == "finetune") | table["z500_rmse_m"].isna()
-        chosen = table[metric].notna() & is_longest
-        persistence = f"{metric.removesuffix('_m')}_persistence_m"
-        table.loc[chosen, "z500_rmse_m"] = table[metric]
-        table.loc[chosen, "persistence_m"] = table.get(persistence, np.nan)
-        table.loc[chosen, "lead_time_h"] = results.lead_time_h(metric)
-    return table
 
 
 def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
@@ -308,10 +275,9 @@ def _hardware(table: pd.DataFrame) -> pd.Series:
 
 
 def _with_speed_up(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Add the smallest number of devices within each of the groups ``by``, and the speed-up over it."""
-    known = table[table["training_time_h"].notna()]
-    smallest = known.groupby(by)["devices"].min()
-    groups = pd.MultiIndex.from_frame(table[by])
-    table["base_devices"] = smallest.reindex(groups).to_numpy()
-    at_base = table[table["devices"] == table["base_devices"]].groupby(by)["training_time_h"].mean()
-    return table.assign(speed_up=at_base.reindex(groups).to_numpy() / table["training_time_h"])
+    """Add the fewest devices within each of the groups ``by``, and the speed-up over them."""
+    groups = [table[name] for name in by]
+    hours, devices = table["training_time_h"], table["devices"]
+    base = devices.where(hours.notna()).groupby(groups).transform("min")
+    base_hours = hours.where(devices == base).groupby(groups).transform("mean")
+    return table.assign(base_devices=base, speed_up=base_hours / hours)

@@ -9,10 +9,9 @@ from pathlib import Path
 import typst
 
 from energynn.files import shipped
+from energynn.reading import json_table
 
 PAPER = shipped("paper")
-
-
 MANUSCRIPTS = {"paper.pdf": PAPER / "energynn.typ", "supplement.pdf": PAPER / "supplement.typ"}
 
 
@@ -22,21 +21,13 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a figure.
     """
     build_dir = Path(build_dir).resolve()
-    numbers = build_dir / "numbers.json"
-    if not numbers.is_file():
-        raise ValueError(
-            f"{numbers} is missing; run the notebooks and energynn.analysis.numbers.merge first"
-        )
+    require(build_dir, ["numbers.json"])
     manuscript = "".join(path.read_text() for path in MANUSCRIPTS.values())
-    known = json.loads(numbers.read_text())
-    missing = sorted(set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys())
+    known = json_table(build_dir / "numbers.json")
+    missing = set(re.findall(r'#?num\("(\w+)"', manuscript)) - known.keys()
     files = ["claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]
-    missing += [name for name in files if not (build_dir / name).is_file()]
-    if missing:
-        raise ValueError(
-            f"the manuscript needs {', '.join(missing)} in {build_dir}; run the notebooks first"
-        )
+    require(build_dir, files, sorted(missing))
     # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
     inputs = {"build": str(build_dir)}
     for name, path in MANUSCRIPTS.items():
@@ -44,6 +35,13 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
             path, output=build_dir / name, root="/", ignore_system_fonts=True, sys_inputs=inputs
         )
     return [build_dir / name for name in MANUSCRIPTS]
+
+
+def require(build_dir: Path, files: list[str], missing: list[str] = ()) -> None:
+    """Raise ValueError for files that notebooks write, or other names, that are missing."""
+    missing = [*missing, *(name for name in files if not (build_dir / name).is_file())]
+    if missing:
+        raise ValueError(f"{build_dir}: {', '.join(missing)} is missing; run the notebooks first")
 
 
 def figures(manuscript: str) -> list[str]:

@@ -10,8 +10,8 @@ from scipy import signal
 
 from energynn.measure import account, energy
 from energynn.measure.samples import segments
-from energynn.reading import json_table, one_fault
-from energynn.records import read_record
+from energynn.reading import json_table
+from energynn.records import read
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
@@ -36,72 +36,64 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     """List all valid runs that have a trace, also measured commands and imported perun files.
 
     ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` its idle power per
-    sensor, NaN if unknown.
+    sensor, measured before the run, NaN if unknown.
     """
-    rows, faults = [pd.DataFrame(columns=COLUMNS)], []
+    rows = []
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
-        with one_fault(path.parent, faults):  # told where records are loaded
-            record = read_record(path.parent)
-            if record["valid"] and any(path.parent.rglob("samples-*.jsonl")):
-                rows.append(_row(record, path.parent))
-    return pd.concat(rows, ignore_index=True)
+        record = read(path.parent) or {}
+        if record.get("valid") and any(path.parent.rglob("samples-*.jsonl")):
+            rows.append(_row(record, path.parent))
+    table = pd.DataFrame(rows).reindex(columns=COLUMNS)
+    names = ["stage", "device_name"]
+    table[names] = table[names].astype(object).fillna("")
+    return table
 
 
-def _row(record: dict, run_dir: Path) -> pd.DataFrame:
+def _row(record: dict, run_dir: Path) -> dict:
     component = "gpu" if "energy_gpu_J" in record else "cpu"
-    row = {"local_batch_size": np.nan, **record["config"], **record}
-    row |= {"run": record["run_id"], "run_dir": str(run_dir), "component": component}
-    row["idle_W"] = idle_W(record, component)
-    row["provenance"] = record[f"energy_{component}_provenance"]
-    return pd.DataFrame([[row.get(name, "") for name in COLUMNS]], columns=COLUMNS)
+    idle_W = record.get(f"idle_power_{component}_before_W", np.nan)
+    return {
+        **record["config"],
+        **record,
+        "run": record["run_id"],
+        "run_dir": str(run_dir),
+        "component": component,
+        "idle_W": idle_W / max(len(_primary(record, component)), 1),
+        "provenance": record[f"energy_{component}_provenance"],
+    }
 
 
-def _sensors(record: dict, component: str) -> list[dict]:
-    every = record.get("sensors", [])
+def _primary(record: dict, component: str) -> list[str]:
+    """Name the primary sensors of a component, with their hosts as traces do."""
     return [
-        sensor
-        for sensor in every
-        if sensor.get("component") == component and sensor.get("primary", True)
+        f"{sensor.get('host')}:{sensor['id']}"
+        for sensor in record["sensors"]
+        if sensor["component"] == component and sensor.get("primary", True)
     ]
-
-
-def idle_W(record: dict, component: str = "gpu") -> float:
-    """Idle power in W of one sensor of a component, measured before the run; NaN if it was not."""
-    return record.get(f"idle_power_{component}_before_W", np.nan) / max(
-        len(_sensors(record, component)), 1
-    )
 
 
 def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
-    """Mean power of every primary sensor of a component in steps of ``period_s``: time_s, device, power_W.
+    """Return mean power of each primary sensor of a component: time_s, device, power_W.
 
-    Time counts from the start of the training, only within it; segments of a resumed run follow one another without the
-    gaps between them. Empty if the run has no such sensor or no samples. Works on own runs and on imported perun files.
+    In steps of ``period_s`` from the start of the training, only within it; segments of a resumed
+    run follow one another without the gaps between them. Empty without such a sensor or samples.
     """
     run_dir = Path(run_dir)
     record = json_table(run_dir / "record.json")
-    sensors = _sensors(record, component)
-    names = {sensor["id"] for sensor in sensors} | {
-        f"{sensor.get('host')}:{sensor['id']}" for sensor in sensors
-    }
-    lengths_s = [part.get("training_time_s", 0.0) for part in record.get("segments", [])] or [
-        record["training_time_s"]
-    ]
-    parts, begin_s = [], 0.0
-    for folder, length_s in zip(segments(run_dir) or [run_dir], lengths_s, strict=False):
+    names = _primary(record, component)
+    names += [name.partition(":")[2] for name in names]
+    folders = segments(run_dir) or [run_dir]
+    parts = record["segments"] or [record]
+    rows = [pd.DataFrame(columns=["time_s", "device", "power_W"])]
+    begin_s = 0.0
+    for folder, part in zip(folders, parts, strict=False):
+        length_s = part.get("training_time_s", 0.0)
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
             inside = (t_s > 0) & (t_s < length_s) & (device in names)
-            parts.append(
-                pd.DataFrame({"time_s": begin_s + t_s, "device": device, "power_W": power_W})[
-                    inside
-                ]
-            )
+            columns = {"time_s": begin_s + t_s, "device": device, "power_W": power_W}
+            rows.append(pd.DataFrame(columns)[inside])
         begin_s += length_s
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=["time_s", "device", "power_W"])
-    )
+    return pd.concat([part for part in rows if len(part)] or rows, ignore_index=True)
 
 
 def summary(profile: pd.DataFrame, idle_W: float | None = None) -> dict:

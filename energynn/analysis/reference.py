@@ -8,10 +8,10 @@ from pathlib import Path
 
 from energynn import config, records, studies
 from energynn.analysis import results
-from energynn.files import shipped
+from energynn.analysis.paper import PAPER, require
 from energynn.reading import json_table
 
-REFERENCE = shipped("paper") / "reference.json"
+REFERENCE = PAPER / "reference.json"
 
 
 def compare(
@@ -22,15 +22,14 @@ def compare(
     Each band has a quantity (of ``study_quantities``, or a name in numbers.json), the lowest and the highest value
     that count as the same, and why. Raises ValueError if the paper was not built yet.
     """
-    path = build_dir / "numbers.json"
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; `make paper` writes it")
-    found = {name: entry["value"] for name, entry in json_table(path).items()}
-    found |= study_quantities(runs_dir)
+    require(build_dir, ["numbers.json"])
+    numbers = json_table(build_dir / "numbers.json")
+    values = {name: entry["value"] for name, entry in numbers.items()}
+    values |= study_quantities(runs_dir)
     lines, passed = ["", "Compared with the committed reference (paper/reference.json):"], 0
     bands = json.loads(REFERENCE.read_text())
     for band in bands:
-        value = found.get(band["quantity"], math.nan)
+        value = values.get(band["quantity"], math.nan)
         is_good = band["low"] <= value <= band["high"]
         passed += is_good
         verdict = "PASS" if is_good else "FAIL"
@@ -59,10 +58,8 @@ def study_quantities(runs_dir: Path) -> dict[str, float]:
         "resnet50_top1_error_highest": image["top1_error"].max(),
         "resnet50_repeats_differ_in_error": on_one.max() - on_one.min(),
     }
-    for stage, name in (("pretrain", "z500_rmse_12h"), ("finetune", "z500_rmse_24h")):
-        part = table[table["stage"] == stage].reindex(
-            columns=[f"{name}_m", f"{name}_persistence_m"]
-        )
-        ratio = part[f"{name}_m"] / part[f"{name}_persistence_m"]
-        found[f"fourcastnet_{stage}_rmse_over_persistence"] = ratio.max()
+    ratio = table["z500_rmse_m"] / table["persistence_m"]
+    for stage in ("pretrain", "finetune"):
+        highest = ratio[table["stage"] == stage].max()
+        found[f"fourcastnet_{stage}_rmse_over_persistence"] = highest
     return found

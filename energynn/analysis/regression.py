@@ -75,7 +75,7 @@ def fit(
     freedom = len(data) - model.exog.shape[1]
     if freedom < 1:
         raise ValueError(f"{formula}: {len(data)} observations are too few; give more rows")
-    leverage = np.einsum("ij,ji->i", model.wexog, np.linalg.pinv(model.wexog))
+    leverage = (model.wexog * np.linalg.pinv(model.wexog).T).sum(axis=1)
     if covariance == "auto":
         is_enough = freedom >= HC3_LEAST_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
         covariance = "HC3" if is_enough else "classical"
@@ -86,14 +86,18 @@ def fit(
 
 
 def describe(fits: dict[str, Fit]) -> pd.DataFrame:
-    """Tabulate several fits, one row each, under their names."""
-    rows = []
+    """Tabulate several fits by their names: slope, its interval, and how good the fit is."""
+    rows = {}
     for name, one in fits.items():
-        row = {"fit": name, "formula": one.formula, "n": len(one.data), **one.slope}
-        row["intercept"] = one.parameters["value"].get("Intercept", np.nan)
-        row |= {"covariance": one.covariance, "r_squared": one.r_squared}
-        rows.append(row | {"largest_leverage": one.leverage.max()})
-    return pd.DataFrame(rows).rename(columns={"value": "slope"})
+        rows[name] = {
+            **one.slope,
+            "n": len(one.data),
+            "intercept": one.parameters["value"].get("Intercept"),
+            "covariance": one.covariance,
+            "r_squared": one.r_squared,
+            "largest_leverage": one.leverage.max(),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename(columns={"value": "slope"})
 
 
 def weights(data: pd.DataFrame, y: str, x: str, slope: float) -> np.ndarray:

@@ -12,8 +12,10 @@ import pandas as pd
 import vl_convert
 
 from energynn.analysis import claims
-from energynn.analysis.paper import PAPER, captions
+from energynn.analysis.paper import PAPER, captions, require
 from energynn.progress import energy_words
+
+ERRATA = ["where", "what", "treated"]
 
 
 def build(build_dir: str | Path = "build") -> Path:
@@ -22,10 +24,7 @@ def build(build_dir: str | Path = "build") -> Path:
     Raises ValueError if the notebooks have not made them yet.
     """
     build_dir = Path(build_dir)
-    needed = ("claims.json", "numbers.json", "figures/plan.json", "figures/explore.json")
-    missing = [name for name in needed if not (build_dir / name).is_file()]
-    if missing:
-        raise ValueError(f"{build_dir} has no {', '.join(missing)}; run the notebooks first")
+    require(build_dir, ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"])
     said = captions(build_dir)
     paths = {name: build_dir / "figures" / f"{name}.json" for name in ("plan", "explore", *said)}
     ledger = json.loads((build_dir / "claims.json").read_text())
@@ -42,7 +41,9 @@ def build(build_dir: str | Path = "build") -> Path:
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
-        "errata": _table([_erratum(erratum) for erratum in ledger["errata"]]),
+        "errata": _table(
+            [one | {"where": "; ".join(one["where"])} for one in ledger["errata"]], ERRATA
+        ),
         "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
         "renderer": "svg" if points < 3000 else "canvas",
         "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
@@ -52,9 +53,9 @@ def build(build_dir: str | Path = "build") -> Path:
     return path
 
 
-def _table(rows: list[dict]) -> str:
+def _table(rows: list[dict], columns: list[str] | None = None) -> str:
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(rows).to_html(index=False, border=0)
+        return pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
 
 
 def _figure(name: str, caption: str) -> str:
@@ -68,19 +69,17 @@ def _measured(path: Path) -> str:
     rows = json.loads(path.read_text()) if path.is_file() else []
     if not rows:
         return "<p>None yet. <code>energynn measure -- python train.py</code> measures any command.</p>"
-    table = []
-    for row in sorted(rows, key=lambda row: row["run"], reverse=True):
-        power_W = 1000 * row["energy_total_kWh"] / row["training_time_h"]
-        table.append(
-            {
-                "what": f"{row['name']} ({row['origin']})",
-                "energy": energy_words(1000 * row["energy_total_kWh"]),
-                "provenance": row["provenance"],
-                "time": f"{3600 * row['training_time_h']:.1f} s",
-                "mean power": f"{power_W:.1f} W",
-                "run": row["run"],
-            }
-        )
+    table = [
+        {
+            "what": f"{row['name']} ({row['origin']})",
+            "energy": energy_words(1000 * row["energy_total_kWh"]),
+            "provenance": row["provenance"],
+            "time": f"{3600 * row['training_time_h']:.1f} s",
+            "mean power": f"{1000 * row['energy_total_kWh'] / row['training_time_h']:.1f} W",
+            "run": row["run"],
+        }
+        for row in sorted(rows, key=lambda row: row["run"], reverse=True)
+    ]
     return _table(table)
 
 
@@ -90,14 +89,6 @@ def _bundle(build_dir: Path) -> str:
     if not path.is_file():
         path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
     return path.read_text()
-
-
-def _erratum(erratum: dict) -> dict:
-    return {
-        "where": "; ".join(erratum["where"]),
-        "what": erratum["what"],
-        "treated": erratum["treated"],
-    }
 
 
 def _statement(claim: dict) -> dict:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -17,39 +17,19 @@ from energynn.reading import json_table, one_fault
 COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become variables; units and meanings stand in records.FIELDS.
-QUANTITIES = tuple(
+QUANTITIES = [
     name for name, kind in records.KIND_OF.items() if kind == "number" and name != "devices"
-)
-CPU_MODEL = ("cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores")
-METRICS = (
-    "top1_error",
-    "validation_loss",
-)  # others, named with lead times, where records have them
+]
+CPU_MODEL = ["cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores"]
+METRICS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
 # What can be selected by; the rest of the configuration enters ``recipe``.
-CONFIG_NUMBERS = ("devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat")
-LABELS = (
-    "run_id",
-    "workload",
-    "stage",
-    "dataset",
-    "system",
-    "device_kind",
-    "device_name",
-    "recipe",
-    "recipe_at_any_pace",
-    "preset",
-    "loader",
-    "run_dir",
-)
-TEXTS = (
-    "status",
-    "started_at",
-    "git_commit",
-    *(f"energy_{c}_provenance" for c in COMPONENTS),
-    "machine_cpu",
-    "cpu_model",
-)
-VARIED = (  # within a recipe
+CONFIG_NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat"]
+CONFIG_TEXTS = ["stage", "dataset", "preset"]
+RECORD_TEXTS = ["run_id", "workload", "system", "device_kind", "device_name"]
+LABELS = [*RECORD_TEXTS, *CONFIG_TEXTS, "recipe", "recipe_at_any_pace", "loader", "run_dir"]
+PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
+TEXTS = [*LABELS, *PROVENANCES, "started_at", "machine_cpu", "cpu_model"]
+VARIED = [  # within a recipe
     "devices",
     "local_batch_size",
     "global_batch_size",
@@ -58,7 +38,7 @@ VARIED = (  # within a recipe
     "initial_run",
     "training_samples",
     "validation_samples",
-)
+]
 
 
 def load(
@@ -74,7 +54,7 @@ def load(
     record. ``only_the_studys`` leaves out workloads of one's own. Records that were left out stand
     with the reason in ``attrs["excluded"]``.
     """
-    rows, excluded, seen = [], [], {}
+    rows, metrics, excluded, seen = [], [], [], {}
     for path in sorted(Path(runs_dir).glob("*/*/record.json")):
         run_dir = path.parent
         with one_fault(run_dir, excluded):
@@ -85,42 +65,53 @@ def load(
             if only_the_studys and row["workload"] not in run_config.CONFIGS:
                 raise ValueError(f"workload {row['workload']!r} belongs to no series")
             if only_valid and not record["valid"]:
-                reasons = record.get("invalid_reasons", [])
-                raise ValueError("; ".join(reasons) or "marked as not valid, without a reason")
+                raise ValueError("; ".join(record["invalid_reasons"]))
             other = seen.setdefault(row["run_id"], run_dir)
             if other != run_dir:
                 raise ValueError(f"run_id is the same as of {other}; keep one of the two")
+            metrics.append(_metrics(record["metrics"], row["stage"]))
             rows.append(row)
-    return _dataset(rows, excluded)
+    return _dataset(rows, metrics, excluded)
 
 
 def _row(record: dict, run_dir: Path) -> dict:
-    """Flatten one record; ValueError says in one line why it cannot be used."""
+    """Flatten one record."""
     config = record["config"]
-    row = {name: record.get(name, "") for name in (*LABELS, *TEXTS)}
-    row |= {name: config.get(name, "") for name in ("stage", "dataset", "preset")}
-    row |= {name: int(_number(name, config[name])) for name in CONFIG_NUMBERS}
-    row["loader"] = _loader(config)
-    row["run_dir"] = str(run_dir)
-    row["recipe"] = _recipe(record, VARIED)
-    row["recipe_at_any_pace"] = _recipe(record, _varied_with_pace(config))
-    row["machine_cpu"] = record.get("machine", {}).get("cpu", "")
-    for sensor in record.get("sensors", []):
-        model = sensor.get("model") or {}
-        if model:
-            row["cpu_model"] = model.get("name", "")
-            row |= {name: model.get(name.removeprefix("cpu_model_")) for name in CPU_MODEL}
+    loader = _loader(config)
+    pace = ["step_period_s"]
+    if loader == "device":
+        pace.append("epochs")  # they only make a run on one batch longer
+    row = {
+        "run_dir": str(run_dir),
+        "loader": loader,
+        "recipe": _recipe(record, VARIED),
+        "recipe_at_any_pace": _recipe(record, VARIED + pace),
+        "machine_cpu": record["machine"].get("cpu"),
+    }
+    models = [sensor["model"] for sensor in record["sensors"] if sensor.get("model")]
+    for model in models:
+        row["cpu_model"] = model["name"]
+        row |= {f"cpu_model_{name}": value for name, value in model.items() if name != "name"}
     for component in COMPONENTS:  # records of earlier versions have a statistical interval instead
-        statistical_J = record.get(f"energy_{component}_statistical_J", np.nan)
-        row[f"energy_{component}_bound_J"] = statistical_J
-    row |= {name: _number(name, record[name]) for name in QUANTITIES if name in record}
-    return row | {name: _number(name, value) for name, value in record.get("metrics", {}).items()}
+        row[f"energy_{component}_bound_J"] = record.get(f"energy_{component}_statistical_J")
+    row |= {name: config[name] for name in CONFIG_NUMBERS}
+    row |= {name: config.get(name) for name in CONFIG_TEXTS}
+    return row | {name: record[name] for name in (*TEXTS, *QUANTITIES) if name in record}
 
 
-def _number(name: str, value) -> float:
-    if not isinstance(value, int | float) or (value < 0 and name in QUANTITIES):
-        raise ValueError(f"{name} is no number that it can be: {value!r}")
-    return float(value)
+def _metrics(metrics: dict, stage: str) -> dict[str, float]:
+    """Name also the Z500 RMSE at the lead time that a stage is trained for.
+
+    That is the shortest of pre-training, and the longest of fine-tuning.
+    """
+    values = {name: float(value) for name, value in metrics.items()}
+    leads_h = sorted(int(h) for h in re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(values)))
+    if leads_h:
+        lead_h = leads_h[-1 if stage == "finetune" else 0]
+        values["lead_time_h"] = lead_h
+        values["z500_rmse_m"] = values[f"z500_rmse_{lead_h}h_m"]
+        values["persistence_m"] = values.get(f"z500_rmse_{lead_h}h_persistence_m", math.nan)
+    return values
 
 
 def _loader(config: dict) -> str:
@@ -131,28 +122,21 @@ def _loader(config: dict) -> str:
     return f"{loading}-{config.get('loader_workers', 0)}"
 
 
-def _varied_with_pace(config: dict) -> tuple[str, ...]:
-    """Name what may vary where power is asked for: epochs only make a run on one batch longer."""
-    pace = ("step_period_s", "epochs") if _loader(config) == "device" else ("step_period_s",)
-    return VARIED + pace
-
-
-def _recipe(record: dict, varied: tuple[str, ...]) -> str:
+def _recipe(record: dict, varied: list[str]) -> str:
     """Compute a short digest of all of a configuration but what ``varied`` names."""
     kept = {name: value for name, value in record["config"].items() if name not in varied}
     return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
 
 
-def _dataset(rows: list[dict], excluded: list[str]) -> xr.Dataset:
-    table = pd.DataFrame(rows)
-    whole = (*LABELS, *TEXTS, *CONFIG_NUMBERS)
-    known = dict.fromkeys((*whole, *QUANTITIES, *METRICS, *CPU_MODEL))
-    table = table.reindex(columns=[*known, *table.columns.difference([*known])])
-    numbers = dict.fromkeys(table.columns.difference(whole), float)
-    kinds = dict.fromkeys((*LABELS, *TEXTS), object) | dict.fromkeys(CONFIG_NUMBERS, int)
-    runs = xr.Dataset.from_dataframe(table.astype(numbers | kinds).rename_axis("run"))
+def _dataset(rows: list[dict], metrics: list[dict], excluded: list[str]) -> xr.Dataset:
+    metrics = pd.DataFrame(metrics, range(len(rows)))
+    names = dict.fromkeys([*QUANTITIES, *CPU_MODEL, *METRICS, *metrics])
+    table = pd.DataFrame(rows).join(metrics).reindex(columns=[*TEXTS, *CONFIG_NUMBERS, *names])
+    table[TEXTS] = table[TEXTS].astype(object).fillna("")
+    kinds = dict.fromkeys(names, float) | dict.fromkeys(CONFIG_NUMBERS, int)
+    runs = xr.Dataset.from_dataframe(table.astype(kinds).rename_axis("run"))
     runs = runs.drop_vars("run").set_coords([*LABELS, *CONFIG_NUMBERS])
-    for name in numbers:
+    for name in names:
         unit, meaning = records.FIELDS.get(name, (metric_unit(name), f"final value of {name}"))
         runs[name].attrs = {"units": unit or "1", "long_name": meaning}
     for method in ("energy", "energy_perun"):
@@ -166,15 +150,10 @@ def _dataset(rows: list[dict], excluded: list[str]) -> xr.Dataset:
 
 def metric_unit(name: str) -> str:
     """Unit of a final metric, which stands at the end of its name; errors and losses have none."""
-    for ending, unit in (("_m2_s2", "m2 s-2"), ("_m", "m"), ("_s", "s"), ("_K", "K")):
+    for ending, unit in (("_m2_s2", "m2 s-2"), ("_m", "m"), ("_s", "s"), ("_K", "K"), ("_h", "h")):
         if name.endswith(ending):
             return unit
     return "1"
-
-
-def lead_time_h(metric: str) -> int:
-    """Lead time in hours that stands in a forecast metric's name, as in ``z500_rmse_12h_m``."""
-    return int(re.search(r"_(\d+)h", metric).group(1))
 
 
 def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
@@ -183,24 +162,20 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     Runs belong to one series if they share recipe, system and device, either the local or the
     global batch size, and either the data set's size or its size per device, on at least two device
     counts; one run can be in several. Adds the columns ``series``, the label, ``constant``, a
-    column's name, ``data``, "fixed" or "scaled", and ``base_devices``, the fewest of the series.
+    column's name, and ``data``, "fixed" or "scaled".
     """
     alike = ["workload", "stage", "dataset", "system", "device_name", "recipe", "seed"]
     samples = table["dataset_samples"].fillna(0)
-    per_device = samples // table["devices"]  # shares are rounded down
-    parts = [table.iloc[:0].assign(series="", constant="", data="", base_devices=0)]
+    sizes = {"fixed": samples, "scaled": samples // table["devices"]}  # shares are rounded down
+    seed = (", seed " + table["seed"].astype(str)).where(table["seed"] > 0, "")
+    parts = []
     for constant, label in (("local_batch_size", "LBS"), ("global_batch_size", "GBS")):
-        for data, size in (("fixed", samples), ("scaled", per_device)):
-            for key, rows in table.groupby([*alike, constant, size]):
-                if rows["devices"].nunique() < 2:
-                    continue
-                *_, seed, batch, _ = key
-                series = f"constant {label} = {batch}"
-                series += ", scaled data" if data == "scaled" else ""
-                series += f", seed {seed}" if seed else ""
-                base = rows["devices"].min()
-                about = {"series": series, "constant": constant, "data": data}
-                parts.append(rows.assign(**about, base_devices=base))
+        for data, size in sizes.items():
+            counts = table.groupby([*alike, constant, size])["devices"].transform("nunique")
+            kind = ", scaled data" if data == "scaled" else ""
+            series = f"constant {label} = " + table[constant].astype(str) + kind + seed
+            part = table.assign(series=series, constant=constant, data=data)
+            parts.append(part[counts > 1])
     return pd.concat(parts, ignore_index=True)
 
 

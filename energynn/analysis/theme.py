@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-# Figures have the size of a screen; in print 1 px becomes 0.625 pt. Widths of a column and of a page of the ACM format.
+# Figures have the size of a screen; in print 1 px becomes 0.625 pt. PAGE_px is the width of a page of the ACM format.
 PRINT_pt_per_px = 0.625
-COLUMN_px = 384
 PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
 IN_JUPYTERLAB = (
@@ -27,15 +26,13 @@ COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 GREY = "#6b6b6b"
 # The study's series have fixed colours in all figures. Those of one workload share panels: each is lighter than the one
 # before by at least 10 of 100 steps, so that they differ in grey, and with any kind of colour blindness.
-RESNET50 = {
+SERIES = {
     "R1": "#03336D",
     "R4": "#9E046E",
     "R2": "#CC4216",
     "R3": "#09A570",
     "R5": "#EB9E14",
     "R6": "#82D7FD",
-}
-FOURCASTNET = {
     "F1": "#19247E",
     "F2": "#970246",
     "F4": "#9F40A7",
@@ -43,7 +40,6 @@ FOURCASTNET = {
     "F5": "#B7AF16",
     "T1": "#FBC1C9",
 }
-SERIES = RESNET50 | FOURCASTNET
 # "viridis" in steps that differ in grey, too, darkest first
 RAMP = [
     "#440154",
@@ -65,8 +61,8 @@ VERDICTS = {
     "contradicted": "#C8501E",
     "inconclusive": "#E8B93A",
     "no data": "#F0F0F0",
+    "restated": "#969696",
 }
-VERDICTS |= {"restated": "#969696"}
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
 # Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.
@@ -234,13 +230,10 @@ def log_axis(
     )
 
 
-def placeholder(message: str, width: int = COLUMN_px, height: int = 96) -> alt.Chart:
-    """A figure that says why there is nothing to see; no invented point."""
-    words = pd.DataFrame({"message": [message]})
-    text = alt.Chart(words, width=width, height=height).mark_text(
-        fontSize=13, color=GREY, lineBreak="\n"
-    )
-    return text.encode(alt.Text("message:N"))
+def placeholder(message: str) -> alt.Chart:
+    """Draw the words that say why there is nothing to see."""
+    text = alt.Chart(width=384, height=96).mark_text(fontSize=13, color=GREY, lineBreak="\n")
+    return text.encode(text=alt.datum(message)).properties(data=alt.InlineData([{}]))
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
@@ -276,15 +269,11 @@ def with_error_bars(
     y: alt.Y,
     color: alt.Color,
     shape: alt.Shape,
-    clip: bool = alt.Undefined,
 ) -> alt.LayerChart:
-    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour.
-
-    ``clip``: whether bars end at the panel's edge.
-    """
+    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour."""
     base = chart.encode(x, color=color)
     line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(y, detail="origin:N")
-    bars = base.mark_rule(strokeWidth=1.6, clip=clip).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
@@ -293,12 +282,10 @@ def fitted_lines(fits: list, x: alt.X, color: alt.Color) -> list[alt.Chart]:
     lines = []
     for fit in fits:
         observed = fit.data[fit.regressor]
-        line = fit.line(np.geomspace(observed.min(), observed.max(), 20)).assign(
-            name=fit.data["name"].iloc[0]
-        )
-        lines.append(
-            alt.Chart(line).mark_line(strokeWidth=1.4).encode(x, alt.Y("mean:Q"), color=color)
-        )
+        line = fit.line(np.geomspace(observed.min(), observed.max(), 20))
+        line["name"] = fit.data["name"].iloc[0]
+        chart = alt.Chart(line).mark_line(strokeWidth=1.4)
+        lines.append(chart.encode(x, alt.Y("mean:Q"), color=color))
     return lines
 
 

@@ -119,10 +119,10 @@ def table_of(units, freedom):
 
 
 def test_an_interval_is_from_units_or_from_repeats():
-    low, high = claims.ends(table_of(([0.1, 0.2, 0.3], 9.0), 2), every=False)
-    assert (high - low)[0] == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
-    low, high = claims.ends(table_of(([0.1, 0.2], 0.05), 2), every=False)
-    assert high - low == pytest.approx(2 * A95 * 0.05, rel=1e-3)
+    own = claims.intervals(table_of(([0.1, 0.2, 0.3], 9.0), 2), every=False)
+    assert (own["high"] - own["low"])[0] == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
+    repeats = claims.intervals(table_of(([0.1, 0.2], 0.05), 2), every=False)
+    assert (repeats["high"] - repeats["low"]).to_list() == pytest.approx([2 * A95 * 0.05] * 2, rel=1e-3)
 
 
 WORLDS = [pytest.param(400, id="400"), pytest.param(4000, id="4000", marks=pytest.mark.nightly)]
@@ -137,8 +137,8 @@ def test_intervals_hold_95_percent_in_worlds_with_known_truth(worlds, units, fre
     for _ in range(worlds):
         values = 0.3 + random.normal(0, 0.036, units)
         error = 0.036 * np.sqrt(random.chisquare(freedom) / freedom)
-        low, high = claims.ends(table_of((values, error), freedom), every=False)
-        held.append(((low <= 0.3) & (high >= 0.3)).mean())
+        ends = claims.intervals(table_of((values, error), freedom), every=False)
+        held.append(((ends["low"] <= 0.3) & (ends["high"] >= 0.3)).mean())
     assert np.mean(held) == pytest.approx(0.95, abs=0.01 if worlds == 4000 else 0.035)
 
 
