@@ -174,8 +174,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 LATER = ("gradient_compression", "gradient_buckets", "step_period_s")
 LATER += ("idle_ready_s", "setup_timeout_s", "states_on_device")
 
-IMAGE_LOADING = ("pil", "fast", "store", "device")
-
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     """ResNet50 on images; recipe constants as the paper states them (section 3.2.1).
@@ -210,7 +208,7 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     image_size: Count
     training_samples: CountOrNone = 0
     validation_samples: CountOrNone = 0
-    image_loading: Literal[IMAGE_LOADING] = "pil"
+    image_loading: Literal["pil", "fast", "store", "device"] = "pil"
     uint8_to_device: bool = False
     channels_last: bool = False
     validation_crop: Literal["random", "center"] = "random"

@@ -52,7 +52,7 @@ def test_damage_is_named_with_its_remedy(copies):
 
 
 def test_missing_and_damaged_manifests_are_named(copies):
-    with pytest.raises(ValueError, match="imagenet: no manifest.*era5_ensemble, photographs"):
+    with pytest.raises(ValueError, match="imagenet: no checksums.*data describe imagenet"):
         manifests.verify("imagenet", silent)
     folder = copies / "data_manifests" / "era5_ensemble"
     for text in ("{", '{"distribution": [{"name": 3}]}'):
