@@ -24,7 +24,6 @@ LIMITS_S = {
     "silence_limit_s": 90.0,  # for a sample that somebody waits for
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process, and for ranks that wait for each other's files
-    "rank_limit_s": 0.0,  # for a rank in the training, where collective_timeout_s is shorter
 }
 
 
