@@ -28,7 +28,7 @@ def build(dataset: str, source: Path | None = None) -> None:
     details: dict = {}
     if dataset == "imagenet":
         sums, details = _imagenet(folder)
-        files = _official_archives()
+        files = []  # a million of them
     else:
         if dataset == "era5":
             details = {"energynn:times": era5_store.contents(folder)}
@@ -58,16 +58,6 @@ def _imagenet(folder: Path) -> tuple[dict[str, str], dict]:
     summaries = dict(zip(imagenet.SPLITS, map(imagenet.summary, listings), strict=True))
     details = {"energynn:splits": msgspec.to_builtins(summaries)}
     return dict(digests(imagenet.pieces(listings))), details
-
-
-def _official_archives() -> list[dict]:
-    """List ImageNet's archives with their published MD5."""
-    entries = []
-    for name, md5 in imagenet.ARCHIVES.items():
-        url = f"https://image-net.org/data/ILSVRC2012/{name}"
-        entry = {"@type": "cr:FileObject", "@id": name, "name": name, "md5": md5}
-        entries.append(entry | {"contentUrl": url, "encodingFormat": "application/x-tar"})
-    return entries
 
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:

@@ -24,6 +24,7 @@ from energynn.progress import meter
 from energynn.reading import one_fault
 
 AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
+WORKERS = 4  # threads that read them
 INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
 TEST_STEPS = 2  # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
 
@@ -53,7 +54,7 @@ def parse_years(text: str) -> list[int]:
     return sorted(years)
 
 
-def prepare(source: str, out: Path, years: list[int], workers: int = 4) -> None:
+def prepare(source: str, out: Path, years: list[int]) -> None:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
 
     Years that are there stay; one that was interrupted is made anew. Several calls at the same time must have different
@@ -61,7 +62,7 @@ def prepare(source: str, out: Path, years: list[int], workers: int = 4) -> None:
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
-    with one_fault(source), ThreadPoolExecutor(workers) as pool:
+    with one_fault(source), ThreadPoolExecutor(WORKERS) as pool:
         sources = {year: era5_sources.open_year(source, year) for year in missing}
         times = sum(len(opened.hours) for opened in sources.values())
         advance = meter("era5", times, "states")

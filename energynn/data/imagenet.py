@@ -37,7 +37,6 @@ TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
 BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
-NO_PIXELS = b"P6\n# 0 0\n0 0\n255\n"
 BATCH = 256  # images in memory at once while a store is written
 SHORTER_SIDE = 256  # at most, in pixels, of an image in a store
 
@@ -195,11 +194,11 @@ def _validation_images(flat: tarfile.TarFile, archive: Path) -> Iterator[tuple[b
 
 
 def stratified_prefix(
-    names: Sequence[str | bytes], labels: Sequence[int], count: int, seed: int = 0
+    names: Sequence[str | bytes], labels: Sequence[int], count: int
 ) -> np.ndarray:
     """Choose the first ``count`` samples (0: all), as indices, in an order that takes one sample of each class in turn.
 
-    Inside a class the order is that of sha256("seed|file name"), so that a larger subset contains every smaller one
+    Inside a class the order is that of sha256("0|file name"), so that a larger subset contains every smaller one
     on any machine; a class without samples left is skipped. Raises ValueError if there are fewer than ``count``.
     """
     if count > len(names):
@@ -208,11 +207,10 @@ def stratified_prefix(
         )
     if count == 0:
         return np.arange(len(names))
-    labels, prefix = np.asarray(labels), f"{seed}|".encode()
     file_names = (os.path.basename(os.fsencode(name)) for name in names)
-    keys = np.array([hashlib.sha256(prefix + name).digest() for name in file_names])
+    keys = np.array([hashlib.sha256(b"0|" + name).digest() for name in file_names])
     by_class = np.lexsort((keys, labels))
-    sorted_labels = labels[by_class]
+    sorted_labels = np.asarray(labels)[by_class]
     turn = np.arange(len(names)) - np.searchsorted(sorted_labels, sorted_labels)
     return by_class[np.lexsort((sorted_labels, turn))][:count]
 
@@ -250,50 +248,52 @@ def summary(listing: Listing) -> Summary:
 # ------------------------------------------------------------------------------------ prepared store
 
 
-def prepare(root: Path, out: Path) -> list[str]:
+def prepare(root: Path, out: Path) -> None:
     """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
 
     Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE pixels: other pixels than the originals',
-    so a training with them is another experiment. Every call writes all anew. An image that cannot be
-    decoded is kept as one without pixels, which training names as bad; returns where these lie.
+    so a training with them is another experiment. Every call writes all anew. Raises ValueError naming an image that
+    cannot be decoded.
     """
     out.mkdir(parents=True, exist_ok=True)
-    bad = []
     for split, listing in zip(SPLITS, list_images(root), strict=True):
-        bad += _prepare_split(listing, out / f"{split}.ppm")
-    return bad
+        _prepare_split(listing, out / f"{split}.ppm")
 
 
-def _prepare_split(listing: Listing, path: Path) -> list[str]:
-    """Write the images of a split, then their table; returns where those lie that cannot be decoded."""
-    indices, sizes_B = range(len(listing)), []
+def _prepare_split(listing: Listing, path: Path) -> None:
+    """Write the images of a split, then their table."""
+
+    def as_ppm(index: int) -> bytes:
+        try:
+            return ppm(listing.read(index))
+        except BAD_IMAGE as error:
+            raise ValueError(f"{listing.where(index)} is broken ({error}); copy it again") from error
+
+    indices = range(len(listing))
+    sizes_B: list[int] = []
     advance = meter(f"prepare {path.stem}", len(listing), "images")
     with whole(path) as file, ThreadPoolExecutor() as pool:
         for start in indices[::BATCH]:
             batch = indices[start : start + BATCH]
-            for data in pool.map(lambda index: ppm(listing.read(index)), batch):
+            for data in pool.map(as_ppm, batch):
                 file.write(data)
                 sizes_B.append(len(data))
             advance(len(batch))
         sizes = np.array(sizes_B)
         _save(path.with_suffix(".npz"), listing.names, np.cumsum(sizes) - sizes, sizes)
-    return [listing.where(index) for index in np.flatnonzero(sizes == len(NO_PIXELS))]
 
 
 def ppm(data: bytes) -> bytes:
     """Make binary PPM of an image file, reduced to SHORTER_SIDE; its comment tells the original size."""
     from PIL import Image
 
-    try:
-        with open_image(data) as image:
-            width, height = image.size
-            scale = SHORTER_SIDE / min(width, height)
-            # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
-            image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
-            image = image.convert("RGB")
-    except BAD_IMAGE:
-        return NO_PIXELS
-    return b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *image.size) + image.tobytes()
+    with open_image(data) as image:
+        width, height = image.size
+        scale = SHORTER_SIDE / min(width, height)
+        # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
+        image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+        pixels = image.convert("RGB")
+    return b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *pixels.size) + pixels.tobytes()
 
 
 def open_image(data: bytes):
@@ -310,8 +310,6 @@ def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
     """Read pixels (height, width, 3) uint8 and the original (height, width) of what ``ppm`` wrote."""
     _, original, size, _, _ = data[:64].split(b"\n", 4)
     width, height = map(int, size.split())
-    if not width:
-        raise ValueError("could not be decoded when the store was prepared")
     original_width, original_height = map(int, original.split()[1:])
     pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - 3 * width * height)
     return pixels.reshape(height, width, 3), (original_height, original_width)

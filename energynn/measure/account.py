@@ -17,7 +17,6 @@ from energynn.measure.energy import COMPONENTS, THRESHOLDS, Curve
 from energynn.measure.samples import (
     Samples,
     events_of_kind,
-    events_of_segments,
     host_of_rank,
     read_events,
     read_hosts,
@@ -48,19 +47,23 @@ class Host:
     phases: list[dict] = field(default_factory=list)
 
     @property
-    def primary(self) -> list[dict]:
-        return [sensor for sensor in self.sensors if sensor["primary"]]
+    def components(self) -> set[str]:
+        return {sensor["component"] for sensor in self.sensors if sensor["primary"]}
+
+    def least(self, name: str) -> float:
+        """Return a number of the primary sensor that has the least of it; 0 without a sensor."""
+        return min((sensor[name] for sensor in self.sensors if sensor["primary"]), default=0)
 
 
-def account(run_dir: Path, thresholds: dict | None = None) -> dict:
+def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
 
-    thresholds: of this system, where they differ from ``energy.THRESHOLDS``. The time between two
+    events: of each segment, by its folder. thresholds: of this system, where they differ from ``energy.THRESHOLDS``. The time between two
     segments does not count. What cannot be known is absent. ``doubts`` are the reasons against the
     energies.
     """
     limits = THRESHOLDS | (thresholds or {})
-    starts = enumerate(events_of_segments(run_dir).items(), start=1)
+    starts = enumerate(events.items(), start=1)
     parts = [read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
     trained = [part for part in parts if _time_s(part)]
@@ -95,8 +98,7 @@ def _time_s(part: list[Host]) -> float:
 
 
 def _least(part: list[Host], name: str) -> float:
-    """Return a number of the primary sensor that has the least of it; 0 if a host has no sensor."""
-    return min(min((one[name] for one in host.primary), default=0) for host in part)
+    return min(host.least(name) for host in part)
 
 
 def _segment(part: list[Host]) -> dict:
@@ -111,13 +113,12 @@ def _segment(part: list[Host]) -> dict:
 
 def _absences(hosts: list[Host]) -> list[str]:
     """D: a component that another host or segment has."""
-    everywhere = {sensor["component"] for host in hosts for sensor in host.primary}
-    reasons = []
-    for host in hosts:
-        for component in sorted(everywhere - {sensor["component"] for sensor in host.primary}):
-            where = f"{host.name} in segment {host.segment}"
-            reasons.append(f"D: {where} has no sensor of {component}")
-    return reasons
+    everywhere = set.union(*(host.components for host in hosts))
+    return [
+        f"D: {host.name} in segment {host.segment} has no sensor of {component}"
+        for host in hosts
+        for component in sorted(everywhere - host.components)
+    ]
 
 
 def _overlaps(segments: list[dict]) -> list[str]:

@@ -5,11 +5,16 @@ import json
 import numpy as np
 import pytest
 
-from energynn.measure.account import account, power_trace
+from energynn.measure.account import account as account_of, power_trace
+from energynn.measure.samples import events_of_segments
 from tests.measure.worlds import sensor
 
 T0 = 10**12
 HOST_W, GPU_W = 100.0, (200.0, 300.0)
+
+
+def account(run_dir, thresholds=None):
+    return account_of(events_of_segments(run_dir), thresholds)
 
 
 def write_lines(path, lines):

@@ -54,10 +54,11 @@ def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
         assert torch.equal(found, expected) and own_label == label
 
 
+@pytest.mark.parametrize("name", ["coffee", "flower", "temple"])
 @pytest.mark.parametrize("crop", ["random", "center"])
-def test_every_way_of_loading_gives_the_same_crop(crop):
+def test_every_way_of_loading_gives_the_same_crop(crop, name):
     """Over uint8 up to the rounding of a float; the fast ones within one of 255, on average."""
-    (data,) = as_jpegs(["coffee"], 1, (500, 375))
+    (data,) = as_jpegs([name], 1, (500, 375))
     expected = crops_of(data, crop=crop)
     assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
     pixels = crops_of(data, crop=crop, uint8_to_device=True)
