@@ -100,7 +100,7 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    system: dict = {"cpu_model": machine.CPU_MODEL}
+    system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
     if (default_runs_dir() / "local" / "system.toml").exists():
         system = machine.load(default_runs_dir(), "local", described)
     return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {

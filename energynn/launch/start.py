@@ -110,7 +110,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
-    manifests.verify(config.dataset, config=config)  # before anything is written
+    manifests.verify(config.dataset)  # before anything is written
     supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))

@@ -40,8 +40,7 @@ def facts(run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus:
     return {
         "run_id": run_dir.name,
         "started_at": utc_now(),
-        "cpu_model": system["cpu_model"],
-        **machine.thresholds_of(system),
+        **system,
         "uses_gpus": uses_gpus,
         **machine.facts_of_run(described, on_gpu),
     }
