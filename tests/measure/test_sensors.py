@@ -231,21 +231,6 @@ def test_a_variable_that_names_no_gpu_makes_it_unaccounted(nvml):
     assert "names 5, no whole GPU" in inventory.unaccounted[0]
 
 
-def test_all_ranks_of_a_host_say_which_gpus_they_see(tmp_path, monkeypatch):
-    for rank, value in enumerate(["0", "2"]):
-        monkeypatch.setenv("PMI_RANK", str(rank))
-        monkeypatch.setenv("PMI_SIZE", "2")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        sampler_process.announce_gpus(tmp_path)
-    assert sampler_process.visible_gpus(tmp_path, 2) == "0,2"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    sampler_process.announce_gpus(tmp_path)
-    assert sampler_process.visible_gpus(tmp_path, 2) == "0"
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    sampler_process.announce_gpus(tmp_path)
-    assert sampler_process.visible_gpus(tmp_path, 2) is None, "one sees all"
-
-
 # ------------------------------------------------------------------------------------------ sampler
 
 
