@@ -88,7 +88,7 @@ class AFNO(nn.Module):
         return x.reshape(len(x), -1, h * p1, w * p2)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
-        """As of torch, but a published checkpoint's unused final LayerNorm is left out."""
+        """Load weights without a published checkpoint's final LayerNorm, which is unused."""
         used = {name: value for name, value in state_dict.items() if name not in ("norm.weight", "norm.bias")}
         return super().load_state_dict(used, strict, assign)
 
@@ -135,7 +135,7 @@ class MLP(nn.Module):
 
 
 class TwoLayers(torch.autograd.Function):
-    """Two linear layers with GELU between them, whose output is not kept for the backward pass but computed again.
+    """Apply two linear layers with GELU between them, whose output is computed again in the backward pass.
 
     It is the largest tensor of a block and the output of its cheapest function. ``torch.utils.checkpoint`` would do
     the same at more cost: here GELU's gradient takes the place of its output's, too. A CPU has the hidden columns
@@ -178,7 +178,7 @@ class TwoLayers(torch.autograd.Function):
 
 
 class FourierFilter(nn.Module):
-    """Two complex layers, block-diagonal over channels, applied to each Fourier mode of the patch grid.
+    """Apply two complex layers, block-diagonal over channels, to each Fourier mode of the patch grid.
 
     Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
     computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
@@ -229,7 +229,7 @@ class FourierFilter(nn.Module):
         return z.reshape(x.shape).to(x.dtype) + x
 
     def modes(self, h: int, w: int) -> tuple[int, int, int]:
-        """The first meridional frequency that passes, how many of them do, and how many zonal ones, from 0 on."""
+        """Return the first meridional frequency that passes, how many do, and how many zonal ones."""
         share = self.hard_thresholding_fraction
         if self.filter_modes == "zonal":
             half = math.ceil(h / 2 * share)
@@ -243,7 +243,7 @@ class FourierFilter(nn.Module):
 
 @torch.compiler.assume_constant_result  # a compiled network holds them; else it would make them in each step
 def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
+    """Return the matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
     with torch.inference_mode(False):
         return _make_transforms(*of)
 
@@ -252,7 +252,7 @@ def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def _make_transforms(
     h: int, w: int, first: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional (2 rows, 2 h).
+    """Make matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional one.
 
     ``torch.fft`` with norm="ortho" gives the same, but for rounding; channels lie innermost, where products are faster,
     and only the modes that pass are computed. Complex numbers are pairs: of the zonal modes all real parts come first,
@@ -271,7 +271,7 @@ def _make_transforms(
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
+    """Compute weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
 
     weight (2, B, S, S), bias (2, B, S). A real matrix of twice the size instead of a complex one: one product.
     """
