@@ -24,7 +24,6 @@ from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
-    files_named,
 )
 from energynn.reading import json_table, one_fault
 
@@ -87,7 +86,7 @@ def derive(run_dir: Path, intent: dict, status: str, trusted: Collection[str] = 
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    accounts = account(run_dir, by_segment, intent.get("thresholds"))
+    accounts = account(by_segment, intent.get("thresholds"))
     result = {name: intent[name] for name in FROM_INTENT if name in intent}
     result |= {"status": status, "history": history, "metrics": {}, **accounts}
     result |= _counts(events, history)
@@ -134,7 +133,7 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
     """Add up what perun's files say, and flag each file that cannot be read."""
     sums = Counter()
     for path in chain.from_iterable(
-        files_named(folder / "perun", "", ".hdf5") for folder in folders
+        sorted((folder / "perun").glob("*.hdf5")) for folder in folders
     ):
         name = str(path.relative_to(run_dir))
         try:
