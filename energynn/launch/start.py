@@ -256,7 +256,7 @@ def _hang(folder: Path, devices: int) -> str:
     newest_s = max(path.stat().st_mtime for path in [folder, *paths])
     if time.time() < newest_s + SILENT_S:
         return ""
-    if len(paths) == devices and not events_of_kind(read_events(folder, 0), "rank_end"):
+    if len(paths) == devices and not events_of_kind(read_events(folder), "rank_end"):
         return ""
     return f"its ranks were silent for {SILENT_S:.0f} s, before or after the training"
 
