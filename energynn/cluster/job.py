@@ -92,8 +92,6 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
     _, last_line = local.execute(command, run_dir)
     ended.set()
-    for number in signals:
-        print(f"energynn: {run_dir.name}: was sent {signal.Signals(number).name}", flush=True)
     return last_line
 
 

@@ -100,8 +100,6 @@ def text(state: dict) -> str:
 
 def follow(run_dir: Path) -> None:
     """Print a look every two seconds until the run has its record."""
-    if not (run_dir / "run.json").exists():
-        raise ValueError(f"watch: {run_dir} is no run; give a folder with a run.json")
     while True:
         with one_fault(run_dir):
             print(text(look(run_dir)), flush=True)
