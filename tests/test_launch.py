@@ -251,7 +251,7 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     """Stopped or killed, then started again by the same command: energies of all starts add up."""
     runs_dir = tmp_path / "runs"
     parameters = LONGER | dict(epochs=40, checkpoint_period_s=0.5)
-    words = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
+    words = [f"{name}={value}" for name, value in parameters.items()]
     command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *words]
     energies_J = []
     for number, (who, how, status) in enumerate(

@@ -180,7 +180,7 @@ def go_on(folder, checkpoint_s):
     words = ["run", "--runs-dir", str(folder / "runs")]
     given = LONG | {"checkpoint_period_s": checkpoint_s}
     for name, value in given.items():
-        words += ["-p", name, str(value)]
+        words.append(f"{name}={value}")
     with open(folder / "output", "a") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "energynn.cli", *words],
