@@ -7,24 +7,15 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from energynn.analysis.regression import Fit
 from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.reading import json_table
 
-if TYPE_CHECKING:  # the command line starts without waiting for them
-    import pandas as pd
-
-    from energynn.analysis.regression import Fit
-
-PROVENANCES = (
-    "measured",
-    "estimated",
-    "simulated",
-    "published",
-    "exact",
-)  # exact: counted, or chosen by us
+PROVENANCES = (*energy.PROVENANCES, "exact")  # exact: counted, or chosen by us
 PACKAGES = ("altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
 
 
@@ -164,13 +155,6 @@ def rows(table) -> str:
     for row in table.itertuples():
         names.append(f"{row.series} n={row.devices}" if row.origin == "published" else row.run)
     return ", ".join(dict.fromkeys(names))
-
-
-def energy_and_unit(energy_kWh: float | None) -> tuple[float | None, str]:
-    """Give an energy in kWh, or in Wh where it is no more than one kWh; None stays None."""
-    if energy_kWh is not None and energy_kWh > 1:
-        return energy_kWh, "kWh"
-    return energy_kWh and 1000 * energy_kWh, "Wh"
 
 
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:

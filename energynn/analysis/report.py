@@ -13,9 +13,8 @@ import vl_convert
 
 from energynn.analysis import claims
 from energynn.analysis.paper import PAPER, captions, require
-from energynn.progress import energy_words
 
-ERRATA = ["where", "what", "treated"]
+MEASURED = ["name", "origin", "energy_Wh", "provenance", "time_s", "mean_power_W", "run"]
 
 
 def build(build_dir: str | Path = "build") -> Path:
@@ -41,9 +40,7 @@ def build(build_dir: str | Path = "build") -> Path:
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
-        "errata": _table(
-            [one | {"where": "; ".join(one["where"])} for one in ledger["errata"]], ERRATA
-        ),
+        "errata": _table([_erratum(one) for one in ledger["errata"]]),
         "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
         "renderer": "svg" if points < 3000 else "canvas",
         "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
@@ -53,9 +50,9 @@ def build(build_dir: str | Path = "build") -> Path:
     return path
 
 
-def _table(rows: list[dict], columns: list[str] | None = None) -> str:
+def _table(rows: list[dict] | pd.DataFrame) -> str:
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
+        return pd.DataFrame(rows).to_html(index=False, border=0)
 
 
 def _figure(name: str, caption: str) -> str:
@@ -69,18 +66,11 @@ def _measured(path: Path) -> str:
     rows = json.loads(path.read_text()) if path.is_file() else []
     if not rows:
         return "<p>None yet. <code>energynn measure -- python train.py</code> measures any command.</p>"
-    table = [
-        {
-            "what": f"{row['name']} ({row['origin']})",
-            "energy": energy_words(1000 * row["energy_total_kWh"]),
-            "provenance": row["provenance"],
-            "time": f"{3600 * row['training_time_h']:.1f} s",
-            "mean power": f"{1000 * row['energy_total_kWh'] / row['training_time_h']:.1f} W",
-            "run": row["run"],
-        }
-        for row in sorted(rows, key=lambda row: row["run"], reverse=True)
-    ]
-    return _table(table)
+    table = pd.DataFrame(rows).sort_values("run", ascending=False)
+    table["energy_Wh"] = 1000 * table["energy_total_kWh"]
+    table["time_s"] = 3600 * table["training_time_h"]
+    table["mean_power_W"] = 3600 * table["energy_Wh"] / table["time_s"]
+    return _table(table[MEASURED])
 
 
 def _bundle(build_dir: Path) -> str:
@@ -89,6 +79,11 @@ def _bundle(build_dir: Path) -> str:
     if not path.is_file():
         path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
     return path.read_text()
+
+
+def _erratum(erratum: dict) -> dict:
+    where = "; ".join(erratum["where"])
+    return {"where": where, "what": erratum["what"], "treated": erratum["treated"]}
 
 
 def _statement(claim: dict) -> dict:
