@@ -23,7 +23,7 @@ CONFIG_NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", 
 CONFIG_TEXTS = ["stage", "dataset", "preset", "command"]
 RECORD_TEXTS = ["run_id", "workload", "system", "device_kind", "device_name", "started_at"]
 PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
-OWN_TEXTS = ["recipe", "recipe_at_any_pace", "loader", "run_dir", "machine_cpu", "cpu_model"]
+OWN_TEXTS = ["recipe", "recipe_at_any_pace", "loader", "run_dir", "machine_cpu", "cpu_model_name"]
 TEXTS = [*RECORD_TEXTS, *PROVENANCES, *CONFIG_TEXTS, *OWN_TEXTS]
 COLUMNS = [*TEXTS, *CONFIG_NUMBERS, *QUANTITIES, *CPU_MODEL, *METRICS]
 VARIED = [  # within a recipe
@@ -84,13 +84,13 @@ def _row(record: dict, run_dir: Path) -> dict:
         "recipe_at_any_pace": _recipe(record, VARIED + pace),
         "machine_cpu": record["machine"].get("cpu"),
     }
-    models = [sensor["model"] for sensor in record["sensors"] if sensor.get("model")]
-    for model in models:
-        row["cpu_model"] = model["name"]
-        row |= {f"cpu_model_{name}": value for name, value in model.items() if name != "name"}
-    for component in COMPONENTS:  # records of earlier versions have a statistical interval instead
-        row[f"energy_{component}_bound_J"] = record.get(f"energy_{component}_statistical_J")
     known = config | record
+    for sensor in record["sensors"]:
+        if model := sensor.get("model"):
+            known |= {f"cpu_model_{name}": value for name, value in model.items()}
+    for component in COMPONENTS:  # records of earlier versions have a statistical interval instead
+        bound_J = f"energy_{component}_bound_J"
+        known.setdefault(bound_J, record.get(f"energy_{component}_statistical_J"))
     row |= {name: known[name] for name in COLUMNS if name in known}
     return _metrics(record["metrics"], config.get("stage", "")) | row
 
