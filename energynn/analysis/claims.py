@@ -213,7 +213,7 @@ def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     names = claim.get("match", ["side"])
     both = _means(a, names).merge(_means(b, names), on=names, suffixes=("", "_b"))
     return both.assign(
-        unit=both[names].astype(str).agg(", ".join, axis=1),
+        unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
         freedom=both[["freedom", "freedom_b"]].min(axis=1),
