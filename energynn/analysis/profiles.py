@@ -16,6 +16,7 @@ from energynn.reading import json_table
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
+PROFILE = ["time_s", "device", "power_W"]
 LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant period
 
 
@@ -53,18 +54,17 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     for sensor in record["sensors"]:
         if sensor["component"] == component and sensor.get("primary", True):
             names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]  # as traces name them
-    folders = segments(run_dir) or [run_dir]
+    rows, begin_s = [], 0.0
     parts = record["segments"] or [record]
-    rows = [pd.DataFrame(columns=["time_s", "device", "power_W"])]
-    begin_s = 0.0
-    for folder, part in zip(folders, parts, strict=False):
+    for folder, part in zip(segments(run_dir), parts, strict=False):
         length_s = part.get("training_time_s", 0.0)
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
             inside = (t_s > 0) & (t_s < length_s) & (device in names)
-            columns = {"time_s": begin_s + t_s, "device": device, "power_W": power_W}
-            rows.append(pd.DataFrame(columns)[inside])
+            values = begin_s + t_s[inside], device, power_W[inside]
+            rows.append(pd.DataFrame(dict(zip(PROFILE, values, strict=True))))
         begin_s += length_s
-    return pd.concat([part for part in rows if len(part)] or rows, ignore_index=True)
+    rows = [part for part in rows if len(part)]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=PROFILE)
 
 
 def summary(profile: pd.DataFrame, idle_W: float = np.nan) -> dict:

@@ -1,7 +1,5 @@
 """Records become one table; what cannot be used is left out with its reason."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -69,16 +67,6 @@ def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     table = results.load(synthetic_runs)
     names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
-
-
-def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
-    def recipe(record):
-        return results._recipe(record, results.VARIED)
-
-    base = json.loads((synthetic.write_run(tmp_path, config.make("resnet50")) / "record.json").read_text())
-    same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
-    other = base | {"config": base["config"] | {"epochs": 9}}
-    assert recipe(base) == recipe(same) != recipe(other)
 
 
 def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
