@@ -76,7 +76,7 @@ def test_a_module_of_ones_own_has_typed_parameters_too(monkeypatch):
     assert (made.local_batch_size, made.global_batch_size, made.hidden) == (16, 32, 32)
     assert config.from_dict(config.to_dict(made)) == made
     assert config.run_id(made).startswith("thumbnails-photographs-n2-lbs16-gbs32-")
-    with pytest.raises(ValueError, match="hidden: must be a whole number"):
+    with pytest.raises(ValueError, match="hidden: must have type integer"):
         config.make("thumbnails", hidden="many")
     with pytest.raises(ValueError, match="layers: not a parameter of Config"):
         config.make("thumbnails", layers=3)

@@ -32,7 +32,7 @@ class Config(RunConfig):
 
 
 def load(config: Config, split: str) -> TensorDataset:
-    paths = sorted((manifests.verify(config.dataset, progress=lambda line: None) / split).rglob("*.jpg"))
+    paths = sorted((manifests.verify(config.dataset) / split).rglob("*.jpg"))
     pixels = np.stack([np.asarray(Image.open(path).convert("RGB").resize((8, 8)), np.float32) for path in paths])
     names = sorted({path.parent.name for path in paths})
     labels = [names.index(path.parent.name) for path in paths]

@@ -23,7 +23,6 @@ forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")]
 System = Annotated[str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
-MaxDevices = Annotated[int | None, typer.Option(min=1, help="only runs on so many are fitted")]
 
 
 @forecast.command()
@@ -37,7 +36,7 @@ def predict(
         bool, typer.Option("--held-out", help="instead: own runs beside their forecast")
     ] = False,
     system: System = "local",
-    max_devices: MaxDevices = 1,
+    max_devices: Annotated[int, typer.Option(min=1, help="of the runs to fit")] = 1,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -95,7 +94,6 @@ def probe(
     p: Parameters = None,
     minutes: Annotated[float, typer.Option(min=0, help="for all probes together")] = 5.0,
     probes: Annotated[int, typer.Option(min=2, max=4, help="at most")] = 4,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show them, make none")] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -112,12 +110,12 @@ def probe(
     predict.check_devices(site, run.devices)
     before = probe.before(run, site)
     chosen = probe.choose(before, run, minutes, probes)
-    if is_here and not dry_run:
+    if is_here:
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
             chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes, probes)
         rows = predict.rows(after, [run])
         words = [predict.text(rows)]
-    elif not dry_run:
+    else:
         words = [probe.hand_over(chosen, site)]
     answer = {"probes": probe.as_json(chosen), "rows": rows}
     reply(as_json, answer, "\n\n".join([*words, probe.text(chosen)]))
@@ -131,7 +129,6 @@ def fit(
     out: Annotated[Path, typer.Option(metavar="FILE", help="the fit, as JSON")],
     published: Annotated[bool, typer.Option("--published", help="the study's runs")] = False,
     runs_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="your own runs")] = None,
-    max_devices: MaxDevices = None,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
@@ -148,8 +145,6 @@ def fit(
         seen = runs.published(workload, site)
     else:
         seen = runs.own(runs.valid(runs_dir, site), workload, site)
-    if max_devices:
-        seen = seen.only(seen.work.devices <= max_devices)
     fits.check(seen)
     made = fits.make(seen)
     reply(as_json, fits.write(out, made), fits.text(made))

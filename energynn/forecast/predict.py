@@ -47,8 +47,6 @@ def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
     cpu_W = site.cpu_W / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
     parts_W = {"cpu": cpu_W if site.cpu_W else np.nan, "ram": (site.ram_W or np.nan) / of_node}
-    if watts := fit.runs.watts:  # measured ones are better
-        parts_W = {part: watts.get(part, np.nan) / of_node for part in parts_W}
     power_W = energy_J[:, :1] / of["time_s"][:, :1]
     parts_W["gpu"] = power_W - parts_W["cpu"] - parts_W["ram"]
     for part in COMPONENTS:
@@ -137,8 +135,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
-            had = ", ".join(map(str, had))
-            lines.append(f"{name} {plain[name]}: fitted {had}; its effect is not known")
+            lines.append(f"{name} {plain[name]}: no fitted run had it, its effect is not known")
     if work.devices[0] > 1 and work.allreduce_s[0] == 0:
         lines.append("the all-reduce is left out: bandwidth or size of gradients is not known")
     for free, where in accuracy.thresholds(run).items():
@@ -235,12 +232,11 @@ def text(rows: list[dict]) -> str:
 def held_out_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts to people, simulated ones by that name."""
     plain = []
-    for row, name in itertools.product(rows, ("time_h", "energy_kWh")):
-        of = row[name]
-        if "fact" in of:
-            line = {"": row["workload"], "devices": row["devices"], "LBS": row["local_batch_size"]}
-            line["forecast (90 %)"] = f"{span(of)} {UNITS[name]}"
-            line[row["fact_is"]] = f"{of['fact']:.3g}"
-            line["off"] = f"{100 * (of['value'] / of['fact'] - 1):+.0f} %"
-            plain.append(line | {"inside": "yes" if of["is_inside"] else "no"})
-    return pd.DataFrame(plain).to_string(index=False)
+    for row in rows:
+        line = {"": row["workload"], "GPUs": row["devices"], "LBS": row["local_batch_size"]}
+        for name in ("time_h", "energy_kWh"):
+            line[UNITS[name]] = span(row[name])
+            line[f"{UNITS[name]} {row['fact_is']}"] = row[name].get("fact", np.nan)
+        plain.append(line)
+    shown = pd.DataFrame(plain)
+    return shown.to_string(index=False, na_rep="not known", float_format="{:.3g}".format)

@@ -170,4 +170,4 @@ def as_json(probes: list[Probe]) -> list[dict]:
 def text(probes: list[Probe]) -> str:
     """Show the probes to people, with what each adds."""
     chosen = pd.DataFrame(as_json(probes)).drop(columns="run_id").round(3)
-    return f"probes, and the spread of the forecast after each\n{chosen.to_string(index=False)}"
+    return chosen.to_string(index=False)

@@ -41,8 +41,8 @@ class Taken(msgspec.Struct, frozen=True):
 class Runs(msgspec.Struct, frozen=True, dict=True):
     """Configurations of a workload on a system and what they took.
 
-    samples: of the training and of the validation data. watts: mean power of a node's CPUs and
-    memory, where measured. like: runs on another system, which give the priors.
+    samples: of the training and of the validation data. like: runs on another system, which give
+    the priors.
     """
 
     workload: str
@@ -50,7 +50,6 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     taken: list[Taken]
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
-    watts: dict[str, float] = {}
     like: Runs | None = None
 
     def __len__(self) -> int:
@@ -155,18 +154,20 @@ def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYS
     for other in (systems.site(name) for name in others if name != site.name):
         if _rows(workload, other):
             like = published(workload, other, others=())
-    planned = {}
-    for study in studies.PAPER.values():
-        for run in study(site.name):
-            for samples in (0, run.epoch().training_samples):  # a row may leave them out
-                sizes = (run.epochs, run.devices, run.global_batch_size, samples)
-                planned.setdefault((run.workload, *sizes), config.to_dict(run))
+    planned = [run for study in studies.PAPER.values() for run in study(site.name)]
+    planned = [run for run in planned if run.workload == workload]
     taken = []
-    for sizes, row in rows.items():
-        time_s = SECOND_PER_HOUR * row["gpu_hours"] / sizes[1]
+    for (*sizes, samples), row in rows.items():
+        run = next(
+            run
+            for run in planned
+            if [run.epochs, run.devices, run.global_batch_size] == sizes
+            and samples in (0, run.epoch().training_samples)  # a row may leave them out
+        )
+        time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
         power_W = 1000 * row["energy_total"] / row["gpu_hours"]
-        about = planned[workload, *sizes], time_s, power_W, row["repeats"], row["series"]
-        taken.append(Taken(*about))
+        plain = config.to_dict(run)
+        taken.append(Taken(plain, time_s, power_W, row["repeats"], row["series"]))
     site = dataclasses.replace(site, file="")
     return Runs(workload, site, taken, provenance="published", like=like)
 
@@ -209,9 +210,10 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     site, first = dataclasses.replace(site, file=""), chosen[0]
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
-    kinds = {_energies(record) for record in chosen}
-    provenance, *parts = next(iter(kinds))
-    has_watts = len(kinds) == 1 and provenance in ("measured", "simulated")
+    provenances = {record.get("energy_total_provenance") for record in chosen}
+    energies = {f"energy_{part}_J" for part in COMPONENTS}
+    components = {frozenset(energies & record.keys()) for record in chosen}
+    has_watts = len(components) == 1 and provenances in ({"measured"}, {"simulated"})
     grouped = defaultdict(list)
     for record in chosen:
         device = "gpu" if record["device_kind"] == "gpu" else "cpu"
@@ -219,10 +221,12 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
         grouped[without_repeats(run)].append(record)
     taken = []
     for run, group in grouped.items():
-        power_W = _mean(group, "mean_power_total_W", "devices") if has_watts else None
-        time_s = _mean(group, "training_time_s")
+        time_s = float(stats.gmean([record["training_time_s"] for record in group]))
+        power_W = None
+        if has_watts:
+            all_W = stats.gmean([record["mean_power_total_W"] for record in group])
+            power_W = float(all_W / run.devices)
         taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
-    of_host = [part for part in parts if part != "gpu" and has_watts]
     evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
     training = first.get("dataset_samples", 0)
     evaluates_training_set = config.from_dict(first["config"]).epoch().evaluates_training_set
@@ -231,15 +235,8 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
         site=site,
         taken=taken,
         samples=(training, evaluated - training * evaluates_training_set),
-        provenance="simulated" if provenance == "simulated" else "measured",
-        watts={part: _mean(chosen, f"mean_power_{part}_W", "nodes") for part in of_host},
+        provenance="simulated" if provenances == {"simulated"} else "measured",
     )
-
-
-def _energies(record: dict) -> tuple[str, ...]:
-    """Say where the energies of a record come from, and which components have some."""
-    parts = [part for part in COMPONENTS if f"energy_{part}_J" in record]
-    return record.get("energy_total_provenance", ""), *parts
 
 
 def recipe(record: dict) -> tuple[str, ...]:
@@ -262,8 +259,3 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
     site = dataclasses.replace(site, nodes=1, devices_per_node=number)
     return site if on_gpu else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
-
-
-def _mean(group: list[dict], name: str, per: str = "") -> float:
-    """Take the geometric mean of a field over runs; ``per``: divided by another field."""
-    return float(stats.gmean([record[name] / (record[per] if per else 1) for record in group]))

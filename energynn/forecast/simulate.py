@@ -24,7 +24,6 @@ SENSOR = dict(
     device="all", kind="energy", provenance="simulated", to_SI=1.0, primary=True, notes={}
 )
 SENSOR |= dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
-STATUS = {"missed_deadlines": 0, "thread_cpu_s": 0.0, "process_cpu_s": 0.0, "ended": True}
 
 
 def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
@@ -82,8 +81,8 @@ def _samples(host: str, powers_W: dict[str, float], end_ns: int) -> list[dict]:
     lines[0] |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
     for moment in moments:
         counters = [watts * moment / 1e9 for watts in powers_W.values()]
-        lines.append({"t": moment, "w": moment, "d": 0, "v": counters})
-    return [*lines, {"status": STATUS}]
+        lines.append({"t": moment, "w": moment, "v": counters})
+    return lines
 
 
 def _intent(fit: Fit, run: RunConfig) -> dict:

@@ -288,8 +288,7 @@ def energies_as_perun(run: PerunRun) -> dict:
     """Compute energies of a run by perun's own method, from first to last sample of each sensor.
 
     Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the components that have sensors,
-    their ``energy_perun_total_J``, ``perun_samples``, and ``energy_perun_reported_J``, the total
-    that perun wrote itself.
+    their ``energy_perun_total_J``, and ``energy_perun_reported_J``, the total that perun wrote.
     """
     joules: dict[str, float] = {}
     for sensor in run.sensors:
@@ -299,11 +298,5 @@ def energies_as_perun(run: PerunRun) -> dict:
     totals = {"energy_perun_total_J": sum(joules.values())} if joules else {}
     if run.reported_J is not None:
         totals["energy_perun_reported_J"] = run.reported_J
-    return (
-        joules
-        | totals
-        | {
-            "perun_time_s": max((float(one.seconds[-1]) for one in run.sensors), default=0.0),
-            "perun_samples": max((len(one.seconds) for one in run.sensors), default=0),
-        }
-    )
+    time_s = max((float(one.seconds[-1]) for one in run.sensors), default=0.0)
+    return joules | totals | {"perun_time_s": time_s}

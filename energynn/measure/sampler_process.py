@@ -15,13 +15,13 @@ from pathlib import Path
 
 from energynn.files import is_locked, lock, write_json
 from energynn.launchers import rank, ranks_of_this_host, write_whole_lines
-from energynn.measure import machine, sensors
+from energynn.measure import sensors
 from energynn.measure.perun_backends import add_backends
 from energynn.measure.samples import has_begun, limit_s
 from energynn.processes import end_marked, end_with_parent
 from energynn.reading import json_table
 
-STOPPING_S = 150  # the sampler may have to wait for the disk
+STOPPING_S = 30.0
 
 
 def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
@@ -85,9 +85,8 @@ def begin(folder: Path, ranks: int) -> sensors.Sampler:
     intent = json_table(path if path.exists() else folder.parent / "run.json")
     visible = visible_gpus(folder, ranks)
     inventory = find(intent["cpu_model"], visible, intent.get("uses_gpus", True))
-    facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
     path = folder / f"samples-{os.uname().nodename}.jsonl"
-    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
+    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
     for line in inventory.problems + inventory.unaccounted:
         print(f"energynn: {line}", file=sys.stderr, flush=True)

@@ -35,6 +35,13 @@ def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, wor
     return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
+def require_batches(loader, count: int) -> None:
+    """Raise ValueError if this rank has fewer batches than ``count``."""
+    if len(loader) < count:
+        samples = f"{len(loader.sampler)} samples on each device"
+        raise ValueError(f"local_batch_size: {samples} are too few for a step; lower it or take more samples")
+
+
 class OneBatch:
     """A loader's batch, which stays on the device and stands for all of the others: steps without a loader.
 
@@ -52,3 +59,9 @@ class OneBatch:
             rest = len(self.sampler) - done
             whole = isinstance(self.batch, torch.Tensor)
             yield self.batch[:rest] if whole else tuple(part[:rest] for part in self.batch)
+
+
+def outputs(model: torch.nn.Module, inputs: torch.Tensor, precision: str) -> torch.Tensor:
+    """Apply the network in ``precision``; the outputs have the type of the inputs."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return model(inputs).to(inputs.dtype)

@@ -25,10 +25,6 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 
     Raises ValueError if there are none, or if they are of another architecture.
     """
-    if not path.is_file():
-        raise ValueError(
-            f"initial_run: no weights in {path}; make that run first, with save_weights=True"
-        )
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if "model_state" in saved:  # published: names of DistributedDataParallel, and no sizes
@@ -38,8 +34,8 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
         else:
             there, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-        kind = type(error).__name__
-        raise ValueError(f"initial_run: {path} is damaged ({kind}); make that run again") from error
+        reason = f"{path} is missing or damaged ({type(error).__name__})"
+        raise ValueError(f"initial_run: {reason}; make that run with save_weights=True") from error
     if there != architecture:
         raise ValueError(
             f"initial_run: {path} is of {there}, here is {architecture}; choose the same sizes"

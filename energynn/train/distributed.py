@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import enum
 import os
-import random
 import signal
 import socket
 import sys
@@ -25,13 +24,8 @@ from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, TORCHRUN, started_by_mpi
 from energynn.measure import machine
 
-OF_CONNECTIONS = (
-    "gloo",
-    "pair closure",
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-)  # in gloo's errors
+# Words of gloo's errors.
+OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ class World:
         if self.device.type == "cpu":
             return facts | {"device": "cpu"}
         gpu = torch.cuda.get_device_properties(self.device)  # its sensors are known by its UUID
-        return facts | {"device": gpu.name, "gpu_uuid": str(getattr(gpu, "uuid", ""))}
+        return facts | {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
 
     def memory(self) -> dict[str, int]:
         """The most memory that tensors have taken on this process's GPU; nothing without one."""
@@ -120,17 +114,15 @@ def leave() -> None:
 
 
 def be_deterministic(seed: int, algorithms: bool = True) -> None:
-    """Seed every generator; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS is deterministic with it only
-    random.seed(seed)
+    """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
+    # cuBLAS is deterministic with it only.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = algorithms, not algorithms
+    torch.backends.cudnn.deterministic = algorithms
+    torch.backends.cudnn.benchmark = not algorithms
     torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # a help for debugging that costs time
-    )
+    # A help for debugging that costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def total(values: list[float], world: World) -> list[float]:
@@ -204,8 +196,8 @@ class Request(enum.IntEnum):
 class Agreement:
     """Whether all ranks shall write a checkpoint, or stop, asked about once a second, at steps that all share by count.
 
-    A rank is asked by SIGTERM or SIGUSR1, rank 0 by a file ``stop``, too. With the answer comes the number of steps to
-    the next question, by the clock of rank 0.
+    A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of steps to the next
+    question.
     """
 
     PERIOD_S = 1.0
@@ -227,17 +219,13 @@ class Agreement:
 
     def __call__(self, checkpoint_is_due: bool = False) -> Request:
         """The greatest request of all ranks, which call it after the same step."""
-        request, steps, is_first = Request.NOTHING, 0, self.world.rank == 0
-        if self.asked or is_first and self.file.exists():
+        request = Request.CHECKPOINT if checkpoint_is_due else Request.NOTHING
+        if self.asked or self.file.exists():
             request = Request.STOP
-        elif is_first and checkpoint_is_due:
-            request = Request.CHECKPOINT
-        if is_first:
-            done, elapsed_s = self.steps - self.left, time.monotonic() - self.last_s
-            steps = int(
-                min(done * self.PERIOD_S / max(elapsed_s, 1e-6), 2 * self.steps, self.MOST_STEPS)
-            )
-        values = torch.tensor([request, max(steps, 1)], device=self.world.device)
+        done = self.steps - self.left
+        elapsed_s = max(time.monotonic() - self.last_s, 1e-6)
+        steps = min(done * self.PERIOD_S / elapsed_s, 2 * self.steps, self.MOST_STEPS)
+        values = torch.tensor([request, max(int(steps), 1)], device=self.world.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         request, self.steps = values.tolist()
         self.left, self.last_s = self.steps, time.monotonic()
@@ -266,13 +254,6 @@ def data_parallel(
     return parallel
 
 
-def gradients_shared(
-    model: DistributedDataParallel, shared: bool
-) -> contextlib.AbstractContextManager:
-    """Around forward and backward: average the added gradients over all ranks; if not ``shared``, only add them up."""
-    return contextlib.nullcontext() if shared else model.no_sync()
-
-
 def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:
     """Run forward and backward once so that nothing is set up inside of the measured region, and leave no trace.
 
@@ -288,23 +269,19 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
     restore_random_state(state)
 
 
-def random_state() -> dict:
-    """The state of every generator that a trainer may draw from."""
-    version, internal, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {
-        "python": [version, list(internal), gauss],
-        "torch": torch.random.get_rng_state(),
-        "cuda": cuda,
-    }
+def random_state() -> list:
+    """Return the states of torch's generators, from which alone trainers draw: the CPU's, and the GPU's."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return states
 
 
-def restore_random_state(state: dict) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
+def restore_random_state(states: list) -> None:
+    """Put torch's generators back."""
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])
 
 
 # ------------------------------------------------------------------------------------------------- finding the others
@@ -313,14 +290,10 @@ def restore_random_state(state: dict) -> None:
 def _find() -> tuple[int, int, int, Callable]:
     """Find rank, size, local rank, and how to make the store through which the ranks meet."""
     if os.environ.keys() >= {TORCHRUN.local_rank, "MASTER_ADDR"}:
-        return *TORCHRUN.place(), _store_of_torchrun
+        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[0]
     if _is_under_mpi():
         return _found_by_mpi()
     return 0, 1, 0, lambda timeout: dist.HashStore()
-
-
-def _store_of_torchrun(timeout: datetime.timedelta) -> dist.Store:
-    return next(dist.rendezvous("env://", timeout=timeout))[0]
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:

@@ -21,11 +21,10 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, is_store, list_images, prepare
+from energynn.data.imagenet import images_read, is_store, list_images
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
-from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
-from energynn.train.batches import OneBatch, Shard
+from energynn.train.batches import OneBatch, Shard, outputs, require_batches
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
@@ -46,15 +45,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     """
     session = Session(config, run_dir, folder)
     world = session.world
-    training, validation = load_images(config, world)
+    training, validation = load_images(config)
     loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
     training_evaluation_loader = make_loader(training, config, world)
-    if len(loader) < config.accumulation_steps or len(validation_loader) == 0:
-        raise ValueError(
-            f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
-            f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
-        )
+    require_batches(loader, config.accumulation_steps)
+    require_batches(validation_loader, 1)
     classes = len(training.listing.classes)
     model = make_model(classes, config, world)
     optimizer = make_optimizer(model, config)
@@ -78,11 +74,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 for batch, is_last in local_batches:
                     with phase("host_to_device"):
                         images, labels = to_device(batch, config, world)
-                    with distributed.gradients_shared(model, is_last):
-                        with phase("forward"):
-                            loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
-                        with phase("backward"):
-                            loss.backward()
+                    model.require_backward_grad_sync = is_last
+                    with phase("forward"):
+                        loss = F.cross_entropy(outputs(model, images, config.precision), labels)
+                        loss = loss / config.accumulation_steps
+                    with phase("backward"):
+                        loss.backward()
                     step_loss += loss.detach()
                 with phase("optimizer"):
                     optimizer.step()
@@ -100,34 +97,23 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return session.finish({"classes": classes})
 
 
-def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
-    """List training and validation images as the configuration selects and transforms them.
-
-    With ``image_loading="store"`` they come from a prepared store; embedded images get one here.
-    """
-    root = manifests.verify(config.dataset, progress=world.tell, config=config)
+def load_images(config: ResNet50Config) -> list[Images]:
+    """List training and validation images as the configuration selects and transforms them."""
+    root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not is_store(root):
-        store = REPOSITORY / "build" / "store" / config.dataset
-        if config.dataset in manifests.VARIABLES:
-            raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
-        if world.rank == 0 and not is_store(store):
-            prepare(root, store)
-        distributed.barrier(world)
-        root = store
+        raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
     listings = list_images(root)
     indices = images_read(listings, config)
     crops = ("random", config.validation_crop)
-    training, validation = (
+    return [
         Images(listing, chosen, make_transform(config, crop), config.on_bad_image)
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
-    )
-    return training, validation
+    ]
 
 
 @contextlib.contextmanager
 def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
     """Around the training: at its end, or where it is stopped, an event tells which images were skipped."""
-
     try:
         yield
     finally:
@@ -147,25 +133,19 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
         cropped = partial(centre_crop, size=size)
         if crop == "random":
             cropped = partial(random_crop, size=size, scale_min=scale_min)
-        steps = [cropped] if config.uint8_to_device else [cropped, _normalized_alone]
+        steps = [cropped]
+        if not config.uint8_to_device:
+            steps.append(partial(normalized, mean=CHANNEL_MEAN, std=CHANNEL_STD))
         return transforms.Compose(steps)
     if crop == "random":
         crops = [transforms.RandomResizedCrop(size, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip()]
     else:
         crops = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
     if config.uint8_to_device:
-        values = [_pixels]
+        values = [np.array, torch.from_numpy]
     else:
         values = [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
     return transforms.Compose([load_pillow, *crops, *values])
-
-
-def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
-    return normalized(crop[None], CHANNEL_MEAN, CHANNEL_STD)[0]
-
-
-def _pixels(image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image))
 
 
 class SeededCrops(Dataset):
@@ -228,15 +208,9 @@ def warm_up(model: DistributedDataParallel, config: ResNet50Config, world: World
     """Let everything be set up before the measured region: forward, backward, and compiled code for evaluation."""
     pixels = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
     images, labels = to_device((pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
-    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
+    distributed.warm_up(model, lambda: F.cross_entropy(outputs(model, images, config.precision), labels))
     if config.compile:
         evaluate(model, [(images, labels)], config, world)
-
-
-def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config) -> torch.Tensor:
-    """One score per class, in the precision of the images; the network computes in that of the configuration."""
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-        return model(images).to(images.dtype)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -270,7 +244,7 @@ def evaluate(
     count = 0
     for batch in loader:
         images, labels = to_device(batch, config, world)
-        logits = scores(model, images, config)
+        logits = outputs(model, images, config.precision)
         loss_sum += F.cross_entropy(logits, labels, reduction="sum")
         wrong += (logits.argmax(dim=1) != labels).sum()
         best = min(5, logits.shape[1])

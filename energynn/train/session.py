@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from energynn.config import RunConfig
-from energynn.measure.samples import Events, limit_s
+from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Agreement, Interrupted, Request
@@ -54,7 +54,6 @@ class Session:
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
-        self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
         self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
@@ -67,7 +66,7 @@ class Session:
         distributed.barrier(self.world)  # a GPU has nothing left to do
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
-        distributed.limit_waiting(self.patience_s)
+        distributed.limit_waiting(self.config.collective_timeout_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
         yield

@@ -109,7 +109,7 @@ def test_each_test_doubts_a_sensor_and_can_be_relaxed(letter, kind, values, more
     assert letter in {reason[0] for reason in reasons}
     least = {name: 0.0 for name in energy.THRESHOLDS if "least" in name}
     most = {name: 1e9 for name in energy.THRESHOLDS if "least" not in name}
-    relaxed = energy.doubts([one], 5.0, 25.0, thresholds=least | most)
+    relaxed = energy.doubts([one], 5.0, 25.0, limits=least | most)
     assert letter not in {reason[0] for reason in relaxed} - {"M"}
     entry = energy.entries_of([one], 5.0, 25.0)[0]
     assert ("energy_J" in entry) == (letter == "G")

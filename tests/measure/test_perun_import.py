@@ -94,7 +94,7 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
     path = write_run(tmp_path / "perun.hdf5", version="0.8.10", sensors=layout_0_8())
     (record,), folder, (samples,) = imported(path)
     assert energies(record) == pytest.approx([2000, 5000, 400])
-    assert samples.period_s == 1.0 and samples.unreadable_lines == 0
+    assert samples.period_s == 1.0
     assert samples.t_ns[:2].tolist() == [0, 10**9]
     assert samples.wall_ns[1] == STARTED_NS + 10**9
     cpu, gpu, ram = samples.header["sensors"]
