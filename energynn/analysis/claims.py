@@ -104,16 +104,15 @@ def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
     freedom.
     """
     runs = observations.distinct(rows[rows["repeats"] > 1])
-    freedom = (runs["repeats"] - 1).astype(float)
-    columns = {}
-    for quantity in observations.QUANTITIES:
-        squares = freedom * (runs.get(f"{quantity}_std", np.nan) / runs[quantity]) ** 2
-        known = pd.DataFrame({"squares": squares, "freedom": freedom}).dropna()
-        sums = known.groupby(runs["workload"]).sum()
-        scatter = np.sqrt(sums["squares"] / sums["freedom"])
-        columns[f"{quantity}_scatter"] = rows["workload"].map(scatter)
-        columns[f"{quantity}_freedom"] = rows["workload"].map(sums["freedom"])
-    return rows.join(pd.DataFrame(columns))
+    names = observations.QUANTITIES
+    stds = runs.reindex(columns=[f"{name}_std" for name in names]).set_axis(names, axis=1)
+    relative = stds / runs[names]
+    each_freedom = relative.notna().mul(runs["repeats"] - 1.0, axis=0)
+    squares = (each_freedom * relative**2).groupby(runs["workload"]).sum()
+    freedom = each_freedom.groupby(runs["workload"]).sum().replace(0, np.nan)
+    scatter = np.sqrt(squares / freedom)
+    both = scatter.add_suffix("_scatter").join(freedom.add_suffix("_freedom"))
+    return rows.join(both, on="workload")
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:

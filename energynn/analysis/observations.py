@@ -55,10 +55,7 @@ WHAT = [
     *COUNTED,
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-SUFFIXES = ("", "_std", "_half", "_place")
 PARTS = results.PROVENANCES[:3]
-COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
-COLUMNS += [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
@@ -86,7 +83,6 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """
     runs = results.load(runs_dir, workloads=config.CONFIGS)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
-    table = table[table.columns.intersection(COLUMNS)]
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -190,7 +186,7 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
         hardware=_hardware(table),
     )
     table["energy_per_gpu_hour_kW"] = table["energy_total_kWh"] / table["gpu_hours"]
-    return table[table.columns.intersection(COLUMNS)]
+    return table
 
 
 def _own(runs: pd.DataFrame) -> pd.DataFrame:

@@ -14,8 +14,6 @@ import vl_convert
 from energynn.analysis import claims
 from energynn.analysis.paper import PAPER, captions, require
 
-MEASURED = ["name", "origin", "energy_Wh", "provenance", "time_s", "mean_power_W", "run"]
-
 
 def build(build_dir: str | Path = "build") -> Path:
     """Write ``build_dir``/report.html from figures, numbers and claims.json; returns its path.
@@ -27,6 +25,8 @@ def build(build_dir: str | Path = "build") -> Path:
     said = captions(build_dir)
     paths = {name: build_dir / "figures" / f"{name}.json" for name in ("plan", "explore", *said)}
     ledger = json.loads((build_dir / "claims.json").read_text())
+    errata = pd.DataFrame(ledger["errata"])
+    errata["where"] = errata["where"].str.join("; ")
     numbers = json.loads((build_dir / "numbers.json").read_text())
     texts = {name: entry["text"] for name, entry in numbers.items()}
     specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
@@ -36,11 +36,10 @@ def build(build_dir: str | Path = "build") -> Path:
     contents = {
         "bundle": _bundle(build_dir),
         "results": _table([{"": question, " ": answer} for question, answer in answers.items()]),
-        "measured": _measured(build_dir / "without_training.json"),
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
-        "errata": _table([_erratum(one) for one in ledger["errata"]]),
+        "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
         "renderer": "svg" if points < 3000 else "canvas",
         "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
@@ -61,29 +60,12 @@ def _figure(name: str, caption: str) -> str:
     return f"<figure>{drawing}<figcaption><b>{title}.</b> {rest}</figcaption></figure>"
 
 
-def _measured(path: Path) -> str:
-    """Tabulate the measured commands and imported files, the newest first."""
-    rows = json.loads(path.read_text()) if path.is_file() else []
-    if not rows:
-        return "<p>None yet. <code>energynn measure -- python train.py</code> measures any command.</p>"
-    table = pd.DataFrame(rows).sort_values("run", ascending=False)
-    table["energy_Wh"] = 1000 * table["energy_total_kWh"]
-    table["time_s"] = 3600 * table["training_time_h"]
-    table["mean_power_W"] = 3600 * table["energy_Wh"] / table["time_s"]
-    return _table(table[MEASURED])
-
-
 def _bundle(build_dir: Path) -> str:
     """Read Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds, so it is kept."""
     path = build_dir / f"vega-{vl_convert.__version__}.js"
     if not path.is_file():
         path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
     return path.read_text()
-
-
-def _erratum(erratum: dict) -> dict:
-    where = "; ".join(erratum["where"])
-    return {"where": where, "what": erratum["what"], "treated": erratum["treated"]}
 
 
 def _statement(claim: dict) -> dict:

@@ -38,12 +38,8 @@ VARIED = [  # within a recipe
 ]
 
 
-def load(
-    runs_dir: str | Path = "runs",
-    only_valid: bool = True,
-    workloads: Collection[str] = (),
-) -> pd.DataFrame:
-    """Load the records of all systems under ``runs_dir`` into one table.
+def load(runs_dir: str | Path = "runs", workloads: Collection[str] = ()) -> pd.DataFrame:
+    """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal for runs that differ in devices, batch sizes and
     repeat only, ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says
@@ -59,7 +55,7 @@ def load(
             is_other = workload not in workloads if workloads else workload in records.NO_TRAINING
             if is_other:
                 continue
-            if only_valid and not record["valid"]:
+            if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
             other = seen.setdefault(record["run_id"], run_dir)
             if other != run_dir:

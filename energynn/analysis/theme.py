@@ -104,8 +104,6 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
         "axisY": {"labelFlush": True},
-        "axisYBand": {"labelFlush": False},
-        "axisYPoint": {"labelFlush": False},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": {"font": FONT, "fontSize": 13, "anchor": "start", "frame": "group", "offset": 10},

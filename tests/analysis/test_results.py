@@ -32,12 +32,6 @@ def test_a_bad_record_is_left_out_with_its_reason(synthetic, synthetic_runs, cha
     assert len(runs.attrs["excluded"]) == 1 and reason in runs.attrs["excluded"][0]
 
 
-def test_invalid_runs_can_be_asked_for(synthetic, tmp_path):
-    synthetic.write_run(tmp_path, config.make("resnet50"), valid=False, invalid_reasons=["5 power samples, 60 needed"])
-    assert len(results.load(tmp_path)) == 0
-    assert len(results.load(tmp_path, only_valid=False)) == 1
-
-
 def test_damaged_and_doubled_records_are_left_out(synthetic_runs):
     first = sorted(synthetic_runs.glob("*/*/record.json"))[0]
     copy = synthetic_runs / "other" / first.parent.name
