@@ -112,7 +112,7 @@ def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
     freedom = each_freedom.groupby(runs["workload"]).sum().replace(0, np.nan)
     scatter = np.sqrt(squares / freedom)
     both = scatter.add_suffix("_scatter").join(freedom.add_suffix("_freedom"))
-    return rows.join(both, on="workload")
+    return rows.join(both, on="workload").copy()  # in one piece
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:

@@ -82,7 +82,7 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, workloads=config.CONFIGS)
-    table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
+    table = pd.concat([published_runs(), _own(runs)], ignore_index=True).copy()
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 

@@ -184,13 +184,20 @@ def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> 
 def log_axis(
     channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 16
 ) -> alt.X | alt.Y:
-    """Give a channel a logarithmic axis, or a linear one from zero where values span no decade."""
+    """Give a channel a logarithmic axis with round ticks.
+
+    It is a linear one from zero where values span no decade.
+    """
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
     if base == 10 and high < 8 * low:
         return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(tickCount=4)
-    scale = {"domain": [low, high], "nice": False, "padding": padding}
-    return channel.scale(type="log", base=base, **scale).axis(tickCount=6, format="~g")
+    steps = (1, 2, 5) if base == 10 and high < 50 * low else (1,)
+    ticks = [step * base**power for power in range(-12, 12) for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
+    scale = {"type": "log", "domain": [low, high], "nice": False, "padding": padding}
+    return channel.scale(**scale).axis(values=ticks, format="~g")
 
 
 def placeholder(message: str) -> alt.Chart:
