@@ -10,6 +10,7 @@ import inspect
 import json
 import reprlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -53,7 +54,8 @@ Period = Annotated[float, Meta(ge=0.01, le=60)]
 Timeout = Annotated[float, Meta(ge=1, le=86_400)]
 
 
-class Epoch(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Epoch:
     """What one epoch of a run does, as far as its configuration tells; a forecast needs no more.
 
     training_samples, validation_samples: 0 where only the data tell how many there are.

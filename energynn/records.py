@@ -7,6 +7,7 @@ import reprlib
 import signal
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
@@ -54,7 +55,7 @@ GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha25
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
 NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
-COUNTS += ("memory_gpu_peak_B",)
+COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 
@@ -118,11 +119,10 @@ def _history(events: list[dict]) -> list[dict]:
 
 def _counts(events: list[dict], history: list[dict]) -> dict:
     """Return samples, steps and passes at the end, or after the last epoch of a dead run."""
+    first = (events_of_kind(events, "training_start") or [{}])[0]
     last = (events_of_kind(events, "training_end") or history or [{}])[-1]
-    counts = {name: last[name] for name in COUNTS if name in last}
-    for start in events_of_kind(events, "training_start")[:1]:
-        if "dataset_samples" in start:
-            counts["dataset_samples"] = start["dataset_samples"]
+    known = first | last
+    counts = {name: known[name] for name in COUNTS if name in known}
     broken = events_of_kind(events, "bad_images")
     if broken:
         counts["images_skipped"] = sum(event["images_skipped"] for event in broken)
@@ -131,7 +131,7 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
 
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
-    sums: dict = {}
+    sums = Counter()
     for path in chain.from_iterable(
         sorted((folder / "perun").glob("*.hdf5")) for folder in folders
     ):
@@ -139,11 +139,9 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
         try:
             values = (read_hdf5 if name in trusted else read_guarded)(path, run)
         except ValueError:  # our own samples do not depend on it
-            flag = f"{name}: cannot be read, perun was cut off while it wrote"
-            result["flags"].append(flag)
+            result["flags"].append(f"{name}: cannot be read, perun was cut off while it wrote")
             continue
-        for quantity, value in values.items():
-            sums[quantity] = sums.get(quantity, 0) + value
+        sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
     result.update({name: total for name, total in sums.items() if math.isfinite(total)})
 
@@ -286,17 +284,14 @@ def check(runs_dir: Path) -> list[str]:
             remedy = f"`energynn check --recover {runs_dir}` writes one"
             faults.append(f"{name}: no record.json; the launcher died. {remedy}")
         elif (folder / "record.json").exists():
-            with one_fault(f"{name}: cannot be checked", faults):
+            with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
     return faults
 
 
 def check_record(run_dir: Path) -> list[str]:
     """Derive every number of a record again from the raw files, and say what differs."""
-    try:
-        record, intent = read_record(run_dir), read_intent(run_dir)
-    except ValueError as error:
-        return [str(error)]
+    record, intent = read_record(run_dir), read_intent(run_dir)
     faults = []
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(content):
@@ -306,9 +301,7 @@ def check_record(run_dir: Path) -> list[str]:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
         return faults
-    with one_fault("its numbers cannot be derived again", faults):
-        faults += _check_numbers(record, run_dir, intent)
-    return faults
+    return faults + _check_numbers(record, run_dir, intent)
 
 
 def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:

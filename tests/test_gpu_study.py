@@ -1,6 +1,5 @@
 """The study for one GPU: what its points can tell, what a loan makes, what it brings home."""
 
-import subprocess
 import tarfile
 import time
 
@@ -9,7 +8,6 @@ import pytest
 
 from energynn import cli, config, files, studies
 from energynn.cluster import local
-from energynn.files import REPOSITORY
 from energynn.launch import start
 from energynn.measure import machine
 from tests.conftest import minimal_record
@@ -180,14 +178,3 @@ def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
     machine.write_commit()
     monkeypatch.setattr(machine, "git", lambda *words: "")
     assert machine.git_state() == state and len(state[0]) == 40
-
-
-@pytest.mark.parametrize(
-    "words, study", [([], "gpu --minutes 9"), (["GPU_MINUTES=32"], "gpu-grid --minutes 32")]
-)
-def test_the_makefile_knows_both_lengths(words, study):
-    made = subprocess.run(
-        ["make", "-n", "gpu-study", *words], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    options = f"{study} --warm-up --run-minutes 4 --archive build/"
-    assert options in " ".join(made.stdout.replace("\\", "").split()), made.stdout

@@ -15,7 +15,7 @@ from energynn.files import utc_now, write_json
 from energynn.forecast import predict, runs
 from energynn.forecast.fit import Fit
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
-from energynn.reading import json_or_nothing
+from energynn.reading import json_table
 
 METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
 READINGS_OF_A_RUN = 64  # a record asks for 60 at least
@@ -38,8 +38,7 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     for run in asked:
         run = config.replace(run, system=fit.runs.site.name)
         folder = out / run.system / config.run_id(run)
-        is_simulated = json_or_nothing(folder / "run.json").get("launcher") == "simulated"
-        if folder.exists() and not is_simulated:
+        if folder.exists() and json_table(folder / "run.json").get("launcher") != "simulated":
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         time_s, powers_W = _drawn(fit, run)
         end_ns = BEGIN_NS + round(time_s * 1e9)
