@@ -86,7 +86,7 @@ def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     epoch = run.epoch()
     training = epoch.training_samples or samples[0]
     validation = epoch.validation_samples or samples[1]
-    return msgspec.structs.replace(epoch, training_samples=training, validation_samples=validation)
+    return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
 
 
 def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> np.recarray:
