@@ -56,6 +56,8 @@ WHAT = [
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
+COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
+COLUMNS += [name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
@@ -82,7 +84,8 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     runs = results.load(runs_dir, workloads=config.CONFIGS)
-    table = pd.concat([published_runs(), _own(runs)], ignore_index=True).copy()
+    table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
+    table = table[table.columns.intersection(COLUMNS)]
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
