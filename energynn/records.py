@@ -312,8 +312,7 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
-            words = f"is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
-            faults.append(f"{name}: {words}")
+            faults.append(f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}")
     return faults
 
 
