@@ -281,7 +281,7 @@ def _overdue(folder: Path, devices: int, since_s: float) -> str:
         missing = f"{devices - len(paths)} of {devices} ranks had not begun after {most_s:.0f} s"
         return missing if since_s > most_s else ""
     quiet_s = time.time() - max(path.stat().st_mtime for path in paths)
-    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder, 0), "rank_end"):
+    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder), "rank_end"):
         return f"perun's evaluation took longer than {EVALUATION_S:.0f} s"
     return ""
 

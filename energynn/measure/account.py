@@ -32,7 +32,7 @@ class Host:
     """What one host did in one segment, a start of the run.
 
     time_s: of its training; 0 if none began. sensors: with their energies. doubts: reasons against
-    them. idle_W: (component, when) -> mean power. phases: of its ranks, with times and energies.
+    them. idle_W: by the names of a record. phases: of its ranks, with times and energies.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Host:
     start_wall_ns: float = np.inf
     time_s: float = 0.0
     sensors: list[dict] = field(default_factory=list)
-    idle_W: dict[tuple[str, str], float] = field(default_factory=dict)
+    idle_W: dict[str, float] = field(default_factory=dict)
     phases: list[dict] = field(default_factory=list)
 
     @property
@@ -58,9 +58,9 @@ class Host:
 def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> dict:
     """Give times and energies of a run, all its segments added up, also of one that died.
 
-    events: of each segment, by its folder. thresholds: of this system, where they differ from ``energy.THRESHOLDS``. The time between two
-    segments does not count. What cannot be known is absent. ``doubts`` are the reasons against the
-    energies.
+    events: of each segment, by its folder. thresholds: of this system, where they differ from
+    ``energy.THRESHOLDS``. The time between two segments does not count. What cannot be known is
+    absent. ``doubts`` are the reasons against the energies.
     """
     limits = THRESHOLDS | (thresholds or {})
     starts = enumerate(events.items(), start=1)
@@ -87,7 +87,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     result["samples_in_training"] = sum(_least(part, "samples") for part in trained)
     result["coverage"] = min(_least(part, "coverage") for part in trained)
     result |= energy.totals(result["sensors"], time_s)
-    result |= _idle(trained, result)
+    result |= _idle(trained)
     result["energy_phases"] = _phases(hosts, result)
     result["phases"] = _phase_times(result["energy_phases"])
     return result
@@ -208,7 +208,7 @@ def _plain(uuid: str | None) -> str | None:
 # ------------------------------------------------------------------------------------------ idle
 
 
-def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[tuple[str, str], float]:
+def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[str, float]:
     """Return the mean power of each component while all ranks of a host were idle.
 
     It is absent where a sensor has too few readings.
@@ -222,31 +222,17 @@ def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[tuple[s
         fewest = min((one.readings_in(begin_s, end_s) for one in own), default=0)
         if fewest >= FEWEST_IDLE_SAMPLES:
             joules = sum(one.at(end_s) - one.at(begin_s) for one in own)
-            watts[component, when] = float(joules) / (end_s - begin_s)
+            watts[f"idle_power_{component}_{when}_W"] = float(joules) / (end_s - begin_s)
     return watts
 
 
-def _idle(parts: list[list[Host]], totals: dict) -> dict:
-    """Return idle power of all hosts, of the first segment that knows it, and energies without it.
-
-    The power that a device has when all is ready is the one to take off, where it was measured.
-    """
-    watts: dict[tuple[str, str], float] = {}
+def _idle(parts: list[list[Host]]) -> dict:
+    """Return idle powers of all hosts together, of the first segment that knows them."""
+    watts: dict[str, float] = {}
     for part in parts:
-        for known in set.intersection(*(set(host.idle_W) for host in part)):
-            watts.setdefault(known, sum(host.idle_W[known] for host in part))
-    result, net_J = {}, []
-    for component in COMPONENTS:
-        if f"energy_{component}_J" not in totals:
-            continue
-        idle_W = {when: watts[component, when] for when in IDLE if (component, when) in watts}
-        if not idle_W:
-            return result
-        result |= {f"idle_power_{component}_{when}_W": idle_W[when] for when in idle_W}
-        mean_W = idle_W.get("ready", sum(idle_W.values()) / len(idle_W))
-        net_J.append(totals[f"energy_{component}_J"] - mean_W * totals["training_time_s"])
-        result[f"energy_net_{component}_J"] = net_J[-1]
-    return result | ({"energy_net_total_J": sum(net_J)} if net_J else {})
+        for name in set.intersection(*(set(host.idle_W) for host in part)):
+            watts.setdefault(name, sum(host.idle_W[name] for host in part))
+    return watts
 
 
 # ---------------------------------------------------------------------------------------- phases

@@ -22,7 +22,7 @@ import numpy as np
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.machine import cpu_name
-from energynn.measure.sampler_process import announce_gpus, begin
+from energynn.measure.sampler_process import begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import require_file, require_plain_hdf5
@@ -111,7 +111,6 @@ def attach() -> None:
         import perun.backend.powercap_rapl as powercap_rapl
 
         powercap_rapl.RAPL_PATH = os.environ[POWERCAP_VARIABLE] + "/"
-    announce_gpus(Path(os.environ[RUN_DIR_VARIABLE]))
     perun.register_live_callback(_start_sampler, "energynn")
 
 

@@ -160,22 +160,18 @@ class Events:
 
 
 def read_events(folder: Path) -> list[dict]:
-    """Read the events of all ranks; lines that a crash cut are skipped.
-
-    Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock
-    at which each began, so that a wall clock that is set meanwhile does not change the order.
-    """
-    events = []
-    for rank, path in _files_of_ranks(folder, "events"):
-        own = [{"rank": rank} | line for line in _lines_of(path) if _is_event(line)]
-        ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0
-        events += [(event["t_mono_ns"] + ahead_ns, rank, event) for event in own]
-    return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
+    """Read the events of rank 0, then those of rank 1 ...; lines that a crash cut are skipped."""
+    return [
+        {"rank": rank} | line
+        for rank, path in _files_of_ranks(folder, "events")
+        for line in _lines_of(path)
+        if _is_event(line)
+    ]
 
 
 def _files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
-    paths = sorted(folder.glob(f"{kind}-rank*.jsonl"))
-    return [(int(path.stem.removeprefix(f"{kind}-rank")), path) for path in paths]
+    paths = folder.glob(f"{kind}-rank*.jsonl")
+    return sorted((int(path.stem.removeprefix(f"{kind}-rank")), path) for path in paths)
 
 
 def _lines_of(path: Path) -> Iterator[dict]:

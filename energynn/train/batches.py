@@ -13,7 +13,7 @@ from energynn.train.distributed import World
 
 
 class Shard(DistributedSampler):
-    """This rank's part of a data set, from a given place within the epoch on.
+    """List this rank's part of a data set, from a given place within the epoch on.
 
     With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random crop can then depend
     on both and on nothing else, whichever process loads it and wherever the training was interrupted.
@@ -27,7 +27,7 @@ class Shard(DistributedSampler):
 
 
 def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
-    """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
+    """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
     has_workers = config.data_staging and not config.stays_on_device
     options["num_workers"] = config.loader_workers if has_workers else 0
     options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
@@ -43,7 +43,7 @@ def require_batches(loader, count: int) -> None:
 
 
 class OneBatch:
-    """A loader's batch, which stays on the device and stands for all of the others: steps without a loader.
+    """Repeat one batch of a loader, which stays on the device: steps without a loader.
 
     batch: a tensor, or a tuple of tensors, whose first dimension are the samples.
     """

@@ -30,7 +30,7 @@ OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Br
 
 @dataclass(frozen=True)
 class World:
-    """This process among ``size`` equal ones; each has one device."""
+    """Describe this process among ``size`` equal ones; each has one device."""
 
     rank: int
     size: int
@@ -39,7 +39,7 @@ class World:
     host: str
 
     def describe(self) -> dict:
-        """The fields of the event ``rank_start``."""
+        """Return the fields of the event ``rank_start``."""
         facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid()}
         if self.device.type == "cpu":
             return facts | {"device": "cpu"}
@@ -47,7 +47,7 @@ class World:
         return facts | {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
 
     def memory(self) -> dict[str, int]:
-        """The most memory that tensors have taken on this process's GPU; nothing without one."""
+        """Return the most memory that tensors have taken on this process's GPU; nothing without one."""
         if self.device.type == "cpu":
             return {}
         return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)}
@@ -87,7 +87,7 @@ def join(config: RunConfig) -> World:
 
 
 def _device(config: RunConfig, local_rank: int) -> torch.device:
-    """The device of this rank, which CUDA takes from now on."""
+    """Choose the device of this rank, which CUDA takes from now on."""
     gpus = torch.cuda.device_count()
     if config.device == "gpu" and not gpus:
         raise ValueError(
@@ -102,7 +102,7 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
 
 
 def limit_waiting(seconds: float) -> None:
-    """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
+    """Let a rank fail from now on if it waits for the others for longer; setting up may take its time."""
     # The latter is its name until torch 2.11.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
@@ -126,14 +126,14 @@ def be_deterministic(seed: int, algorithms: bool = True) -> None:
 
 
 def total(values: list[float], world: World) -> list[float]:
-    """Sums over all ranks, in float64."""
+    """Add up values over all ranks, in float64."""
     tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(tensor)
     return tensor.tolist()
 
 
 def of_all(value, world: World) -> list:
-    """What each rank gives, in the order of the ranks."""
+    """Gather what each rank gives, in the order of the ranks."""
     everyone: list = [None] * world.size
     dist.all_gather_object(everyone, value)
     return everyone
@@ -147,7 +147,7 @@ def barrier(world: World) -> None:
 
 
 class LostRank(ConnectionError):
-    """Tells that another rank ended, or was silent for longer than ``collective_timeout_s``."""
+    """Tell that another rank ended, or was silent for longer than ``collective_timeout_s``."""
 
 
 @contextlib.contextmanager
@@ -182,11 +182,11 @@ def end_the_world() -> None:
 
 
 class Interrupted(Exception):
-    """The training was asked to stop, and can go on from its checkpoint."""
+    """Tell that the training was asked to stop; it can go on from its checkpoint."""
 
 
 class Request(enum.IntEnum):
-    """What a rank wants of all ranks; the greatest of all requests counts."""
+    """Name what a rank wants of all ranks; the greatest of all requests counts."""
 
     NOTHING = 0
     CHECKPOINT = 1
@@ -194,7 +194,7 @@ class Request(enum.IntEnum):
 
 
 class Agreement:
-    """Whether all ranks shall write a checkpoint, or stop, asked about once a second, at steps that all share by count.
+    """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that all share by count.
 
     A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of steps to the next
     question.
@@ -213,12 +213,12 @@ class Agreement:
         self.asked = True
 
     def is_due(self) -> bool:
-        """Whether to ask after this step; call it once per step on every rank."""
+        """Tell whether to ask after this step; call it once per step on every rank."""
         self.left -= 1
         return self.left <= 0
 
     def __call__(self, checkpoint_is_due: bool = False) -> Request:
-        """The greatest request of all ranks, which call it after the same step."""
+        """Return the greatest request of all ranks, which call it after the same step."""
         request = Request.CHECKPOINT if checkpoint_is_due else Request.NOTHING
         if self.asked or self.file.exists():
             request = Request.STOP
@@ -232,7 +232,7 @@ class Agreement:
         return Request(request)
 
     def during(self, batches: Iterable, common: int) -> Iterator:
-        """The batches of an evaluation, of which every rank has the first ``common``; raises Interrupted at a stop."""
+        """Give the batches of an evaluation; every rank has the first ``common``. Raises Interrupted at a stop."""
         for number, batch in enumerate(batches):
             yield batch
             if number < common and self.is_due() and self() == Request.STOP:
@@ -242,7 +242,7 @@ class Agreement:
 def data_parallel(
     model: torch.nn.Module, config: RunConfig, world: World
 ) -> DistributedDataParallel:
-    """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
+    """Wrap the model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
     device_ids = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(
         model, device_ids, gradient_as_bucket_view=config.gradient_buckets

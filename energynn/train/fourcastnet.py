@@ -104,7 +104,7 @@ def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
 
 
 def architecture(config: FourCastNetConfig) -> dict:
-    """What decides which weights fit the network; stored with them."""
+    """Return the sizes that decide which weights fit the network; they are stored with them."""
     names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks")
     names += ("sparsity_threshold", "hard_thresholding_fraction", "filter_modes")
     return {name: getattr(config, name) for name in names}
@@ -113,7 +113,7 @@ def architecture(config: FourCastNetConfig) -> dict:
 def make_model(
     config: FourCastNetConfig, state_shape: tuple[int, int, int], world: World, initial_weights: Path | None = None
 ) -> DistributedDataParallel:
-    """The AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
+    """Make the AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
     sizes = architecture(config)
     channels, *grid = state_shape
     again = config.activation_checkpointing
@@ -124,12 +124,12 @@ def make_model(
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
-    """(samples, steps + 1, channels, latitude, longitude) from single sequences; a batch already stays as it is."""
+    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it is."""
     return torch.from_numpy(np.asarray(sequences))
 
 
 def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float32") -> Tensor:
-    """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
+    """Add up the relative L2 losses of all steps; each step starts from the forecast of the one before.
 
     batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
     """
@@ -141,7 +141,7 @@ def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float3
 
 
 def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
-    """|forecast - target| / |target|, the norms over channels and grid points, mean over samples (published code)."""
+    """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples (published code)."""
     return ((forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)).mean()
 
 
@@ -171,7 +171,7 @@ def evaluate_all(
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32") -> dict[str, float]:
-    """RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
+    """Compute RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
 
     Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
     geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE, in standard deviations,
@@ -207,7 +207,7 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: 
 
 
 def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor) -> Tensor:
-    """Latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
+    """Compute latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
 
     States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC correlates what the
     forecast and what the truth differ from the climatology, about zero, not about their means (published code).

@@ -113,7 +113,7 @@ def load_images(config: ResNet50Config) -> list[Images]:
 
 @contextlib.contextmanager
 def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
-    """Around the training: at its end, or where it is stopped, an event tells which images were skipped."""
+    """Write an event that names the skipped images when the training ends or is stopped."""
     try:
         yield
     finally:
@@ -123,7 +123,7 @@ def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
 
 
 def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
-    """From a file's bytes to a crop: "random" as in training, of ``crop_scale_min`` to 1 of the image, or "center".
+    """Make the function from a file's bytes to a crop: "random" as in training, or "center".
 
     Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
     validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
@@ -149,7 +149,7 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
 
 
 class SeededCrops(Dataset):
-    """Images whose random crop and flip follow from seed, epoch and index alone, whoever loads them and when.
+    """Draw crops and flips of images that follow from seed, epoch and index alone, whoever loads them and when.
 
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
@@ -167,7 +167,7 @@ class SeededCrops(Dataset):
 
 
 def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
-    """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
+    """Load this rank's share in batches; what fills no batch on every rank is left out (study's code: drop_last)."""
     sampler = Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
@@ -178,7 +178,7 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of a batch on the device, images normalized and in their memory format."""
+    """Bring images and labels of a batch to the device, images normalized and in their memory format."""
     images, labels = (part.to(world.device, non_blocking=config.pinned_memory) for part in batch)
     if images.dtype == torch.uint8:
         images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
@@ -187,14 +187,14 @@ def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor
 
 
 def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
-    """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
+    """Make torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
     return distributed.data_parallel(model, config, world)
 
 
 def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.optim.SGD:
-    """SGD with weight decay on all parameters, or on those of at least two dimensions only: no biases, no norms."""
+    """Make SGD with weight decay on all parameters, or only on those of two dimensions or more: no biases, no norms."""
     groups = [{"params": list(model.parameters())}]
     if not config.weight_decay_on_all:
         matrices = [values for values in model.parameters() if values.ndim >= 2]
@@ -219,7 +219,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
-    """Learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the one scaled with the batch size.
+    """Compute the learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the scaled one.
 
     The scaling with GBS / 256 is that of Goyal et al. 2017.
     """
@@ -229,7 +229,7 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
 
 
 def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) -> tuple[dict[str, float], int]:
-    """As ``evaluate``, with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
+    """Evaluate with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
     loader.sampler.set_epoch(crops)
     return evaluate(model, session.stop.during(loader, len(loader)), session.config, session.world)
 
@@ -238,7 +238,7 @@ def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) ->
 def evaluate(
     model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
-    """Mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
+    """Compute mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
     loss_sum, wrong, wrong5 = torch.zeros(3, dtype=torch.float64, device=world.device).unbind()
     count = 0

@@ -24,7 +24,7 @@ from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 
 class Session:
-    """The training of one rank, from joining the other ranks to leaving them.
+    """Surround the training of one rank, from joining the other ranks to leaving them.
 
     A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within
     ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and
@@ -62,7 +62,7 @@ class Session:
 
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
-        """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
+        """Mark the part whose time and energy the record tells: all ranks begin and end it together."""
         distributed.barrier(self.world)  # a GPU has nothing left to do
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
@@ -78,12 +78,12 @@ class Session:
         self.progress.end(self.metrics)
 
     def epochs(self) -> range:
-        """The epochs that are not complete, from 0; after the last step of an epoch its evaluation still is to come."""
+        """List the epochs that are not complete, from 0; an epoch's evaluation comes after its last step."""
         first = max(self.optimizer_steps - 1, 0) // self.steps_per_epoch
         return range(first, self.config.epochs)
 
     def steps(self, epoch: int) -> Iterator[tuple[int, Iterator[tuple]]]:
-        """Each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
+        """Give each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
 
         A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global
         batch at the end of the epoch is left out.
@@ -101,7 +101,7 @@ class Session:
         next(batches, None)  # the loader comes to its end, too
 
     def step_done(self, loss: torch.Tensor) -> None:
-        """After the step of the optimizer: count it, write a checkpoint if one is due, stop if the ranks shall.
+        """Count a step of the optimizer; write a checkpoint if one is due, stop if the ranks shall.
 
         loss: that of this rank, on its device. Raises ValueError for one that is not finite, some steps later, and
         Interrupted after the checkpoint of a stop.
@@ -121,7 +121,7 @@ class Session:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """The evaluation after an epoch. ``stop.during`` lets a stop be heard in it; it is made anew afterwards."""
+        """Time the evaluation after an epoch; a stop that is heard in it saves a checkpoint before it."""
         try:
             with self.phase("evaluation"):
                 yield

@@ -35,10 +35,6 @@ def test_failed_and_late_readings_are_gaps_not_zeros():
     t_s = np.arange(0, 20.02, 0.04)
     one = curve_of("power", np.where(t_s == t_s[100], np.nan, 100.0), t_s, 0.04)
     assert one.window(0.0, 20.0).coverage == pytest.approx(1 - 0.08 / 20)
-    for period_s, apart_s, coverage in ((0.02, 0.15, 1), (0.02, 0.25, 0), (1, 1.9, 1), (1, 2.1, 0)):
-        t_s = np.arange(0, 20, apart_s)
-        late = curve_of("power", np.full(len(t_s), 200.0), t_s, period_s)
-        assert late.window(0.0, t_s[-1]).coverage == pytest.approx(coverage, abs=1e-9)
 
 
 def test_a_window_beyond_the_readings_is_not_covered():

@@ -111,7 +111,7 @@ def test_full_size_has_the_published_parameters():
 
 
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="patch_size.*61 x 120"):
+    with pytest.raises(ValueError, match="patch_size: 4 .* 61 x 120"):
         AFNO((61, 120), 4, **SMALL)
     with pytest.raises(ValueError, match="num_blocks"):
         AFNO((8, 16), 4, 3, 3, embed_dim=18, depth=1, num_blocks=4)
@@ -167,8 +167,6 @@ def test_the_corrected_filter_lets_every_zonal_mode_pass():
         wave = torch.cos(torch.pi * torch.arange(24.0)).expand(1, 12, 24)[..., None].expand(1, 12, 24, 8)
         passed[modes] = (filter_(wave) - filter_(torch.zeros_like(wave)) - wave).abs().max().item()
     assert passed["published"] < 1e-6 < 1e-4 < passed["zonal"]
-    with pytest.raises(ValueError, match="published or zonal"):
-        FourierFilter(8, 2, 0.0, 1.0, "other")
 
 
 def small_afno():
