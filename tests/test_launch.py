@@ -225,7 +225,7 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     "how, launcher, words",
     [
         ("exit", "mpirun", "rank 0: 0"),
-        ("memory", "torchrun", "is too much here, choose a smaller one: CUDA out of memory."),
+        ("memory", "torchrun", "choose a smaller local_batch_size: CUDA out of memory."),
     ],
 )
 def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(

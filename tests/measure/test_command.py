@@ -19,14 +19,14 @@ from tests.processes import processes_of, wait_until
 from tests.ranks import MPIRUN
 
 FAKES = Path(__file__).with_name("fake_sensors")
-STEADY = dict(shape="constant", high_W=300.0, update_s=0.02)
+STEADY = dict(high_W=300.0, update_s=0.02)
 OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
 
 
 def environment(gpus=(), **more):
     clean = {name: word for name, word in os.environ.items() if not name.startswith(OF_OTHERS)}
     python = os.pathsep.join(filter(None, [str(FAKES), os.environ.get("PYTHONPATH")]))
-    fake = {"FAKE_GPUS": json.dumps(list(gpus)), "FAKE_T0": str(time.monotonic())}
+    fake = {"FAKE_GPUS": json.dumps(list(gpus))}
     return clean | fake | {"PYTHONPATH": python} | more
 
 
