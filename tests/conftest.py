@@ -32,7 +32,6 @@ def pytest_addoption(parser):
 # Of these files all tests go to one process of pytest: they share a cluster, a network, a wheel.
 TOGETHER = (
     "tests/cluster/test_slurm.py",
-    "tests/cluster/test_two_network_hosts.py",
     "tests/test_wheel.py",
 )
 # What takes longest begins first, so that no process works long after the others have ended.
