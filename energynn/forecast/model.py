@@ -15,6 +15,11 @@ Energy is waiting plus work:
         + image_J trained samples
 
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one node.
+
+``work`` is a record array, (configurations,): what one GPU does, and where.
+devices_of_node: in use on each node, as a mean. is_full: whether a node has all in use. workers: of
+each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of
+the first local batches), updates. allreduce_s: of one update at the full bandwidth.
 """
 
 from __future__ import annotations
@@ -53,15 +58,6 @@ OF_POWER = {
     "image_J": Parameter("J", "one trained sample", False),
 }
 PARAMETERS = OF_TIME | OF_POWER
-
-
-# What one GPU does, and where: a record array, (configurations,), with these fields.
-# devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use.
-# workers: of each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes,
-# filled (samples of the first local batches), updates. allreduce_s: of one update at the full
-# bandwidth.
-WORK = ("devices", "nodes", "devices_of_node", "is_full", "local_batch_size", "workers", "epochs")
-WORK += ("trained", "evaluated", "passes", "filled", "updates", "allreduce_s")
 
 
 def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:

@@ -22,8 +22,7 @@ UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
 QUANTITIES = (*UNITS, *(f"energy_{part}_kWh" for part in COMPONENTS))
 ENDS = ("value", "low", "high")
 SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
-# The published runs reach so far. Beyond, nothing tells of latency and of shared storage.
-MOST_DEVICES, MOST_NODES = 256, 64
+MOST_DEVICES = 256  # published runs reach so far; beyond, nothing tells of latency and storage
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
 ACCOUNTED = {*SIZES, "workload", "preset", "system", "device", "seed", "repeat", "initial_run"}
 ACCOUNTED |= {"learning_rate", "training_samples", "validation_samples", "evaluate_training_set"}
@@ -79,7 +78,7 @@ def checked_work(fit: Fit, run: RunConfig) -> np.recarray:
     if run.workload != fit.runs.workload:
         raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {run.workload}")
     check_devices(fit.runs.site, run.devices)
-    work = runs.work(fit.runs, run)
+    work = runs.works(fit.runs, [run])
     if work.updates[0] < 1:
         few = "a device has fewer samples than one update takes"
         raise ValueError(f"local_batch_size: {few}; choose a smaller one")
@@ -88,8 +87,7 @@ def checked_work(fit: Fit, run: RunConfig) -> np.recarray:
 
 def most_devices(site: Site) -> int:
     """Count the devices that a system has, as far as forecasts are validated."""
-    nodes = min(MOST_NODES, site.nodes or MOST_NODES)
-    return min(MOST_DEVICES, nodes * site.devices_per_node)
+    return min(MOST_DEVICES, (site.nodes or MOST_DEVICES) * site.devices_per_node)
 
 
 def check_devices(site: Site, asked: int) -> None:

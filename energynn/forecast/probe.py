@@ -94,7 +94,7 @@ def choose(fit: Fit, run: RunConfig, minutes: float, most: int, done=()) -> list
     """
     precision, made, left_s, probes = np.linalg.inv(fit.covariance), list(done), 60 * minutes, []
     short = candidates(run, fit.runs.site)
-    work, long = runs.works(fit.runs, short), runs.work(fit.runs, run)
+    work, long = runs.works(fit.runs, short), runs.works(fit.runs, [run])
     times_s = np.exp(fits.outcomes(fit.names, fit.point, work)[0])
     of_data = fits.jacobian(fit.names, fit.point, work)[0]
     of_data /= np.hypot(fit.errors[0], ONCE_S / times_s)[:, None]

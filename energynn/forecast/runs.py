@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,6 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.forecast.model import WORK
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
@@ -89,47 +89,45 @@ def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
 
 
-def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> np.recarray:
-    """Count what one GPU does in a run on the system of others: (1,), fields as in ``model.WORK``.
+def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
+    """Count what one GPU does in runs on the system of others: fields as the model's text says."""
+    rows = [_work(seen, run) for run in asked]
+    return np.rec.fromrecords([tuple(row.values()) for row in rows], names=list(rows[0]))
 
-    devices, local_batch_size: arrays instead of those of the run.
-    """
-    site, epoch = seen.site, epoch_of(run, seen.samples)
-    devices = np.atleast_1d(run.devices if devices is None else devices).astype(float)
-    size = run.local_batch_size if local_batch_size is None else local_batch_size
-    nodes = np.ceil(devices / site.devices_per_node)
+
+def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
+    site = seen.site
+    epoch = epoch_of(run, seen.samples)
+    nodes = math.ceil(run.devices / site.devices_per_node)
     workers = run.loader_workers if run.data_staging else 0
-    trained = epoch.training_samples // devices
-    over_training = 1 + epoch.evaluates_training_set
-    evaluated = epoch.validation_samples // devices + epoch.evaluates_training_set * trained
-    passes = over_training + bool(epoch.validation_samples)
+    trained = epoch.training_samples // run.devices
+    evaluated = epoch.validation_samples // run.devices
+    passes = 1 + bool(epoch.validation_samples)
+    # Without workers nothing is fetched ahead, and nothing waited for.
+    filled = min(run.local_batch_size, trained) if workers else 0
+    if epoch.evaluates_training_set:
+        evaluated += trained
+        passes += 1
+        filled *= 2
     if run.persistent_workers and workers:
-        passes = passes / run.epochs
-    GB_per_s = np.where(nodes > 1, site.link_GB_per_s, site.gpu_link_GB_per_s)
-    GB_per_s[GB_per_s == 0] = np.inf  # `outside` says where it is not known
-    is_waiting = workers > 0  # without workers nothing is fetched ahead, and nothing waited for
-    columns = {
-        "devices": devices,
+        passes /= run.epochs
+    # Where a bandwidth is not known, `outside` says so.
+    GB_per_s = (site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s) or np.inf
+    return {
+        "devices": run.devices,
         "nodes": nodes,
-        "devices_of_node": devices / nodes,
-        "is_full": devices >= site.devices_per_node,
-        "local_batch_size": size,
+        "devices_of_node": run.devices / nodes,
+        "is_full": run.devices >= site.devices_per_node,
+        "local_batch_size": run.local_batch_size,
         "workers": workers,
         "epochs": run.epochs,
         "trained": trained * epoch.forward_steps,
         "evaluated": evaluated * epoch.forward_steps,
         "passes": passes,
-        "filled": is_waiting * over_training * np.minimum(size, trained),
-        "updates": trained // (size * run.accumulation_steps),
-        "allreduce_s": 2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
+        "filled": filled,
+        "updates": trained // (run.local_batch_size * run.accumulation_steps),
+        "allreduce_s": 2 * (1 - 1 / run.devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
     }
-    values = [np.broadcast_to(columns[name], devices.shape).astype(float) for name in WORK]
-    return np.rec.fromarrays(values, names=WORK)
-
-
-def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
-    """Count what one GPU does in each of several runs."""
-    return np.concatenate([work(seen, run) for run in asked]).view(np.recarray)
 
 
 # ------------------------------------------------------------------------------------ published
@@ -168,7 +166,6 @@ def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYS
         power_W = 1000 * row["energy_total"] / row["gpu_hours"]
         plain = config.to_dict(run)
         taken.append(Taken(plain, time_s, power_W, row["repeats"], row["series"]))
-    site = dataclasses.replace(site, file="")
     return Runs(workload, site, taken, provenance="published", like=like)
 
 
@@ -207,7 +204,7 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
         raise ValueError(f"runs of several devices, stages or data: {recipes}; fit those of one")
-    site, first = dataclasses.replace(site, file=""), chosen[0]
+    first = chosen[0]
     if site.scheduler == "local" and first["launcher"] != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     provenances = {record.get("energy_total_provenance") for record in chosen}

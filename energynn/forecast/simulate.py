@@ -106,7 +106,7 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 
 def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dict]:
     epoch = runs.epoch_of(run, fit.runs.samples)
-    steps = int(runs.work(fit.runs, run).updates[0]) * run.epochs
+    steps = int(runs.works(fit.runs, [run]).updates[0]) * run.epochs
     evaluated = epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
     counts = {
         "metrics": {},
