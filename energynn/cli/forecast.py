@@ -93,7 +93,6 @@ def probe(
     system: System,
     p: Parameters = None,
     minutes: Annotated[float, typer.Option(min=0, help="for all probes together")] = 5.0,
-    probes: Annotated[int, typer.Option(min=2, max=4, help="at most")] = 4,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -109,10 +108,10 @@ def probe(
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
     predict.check_devices(site, run.devices)
     before = probe.before(run, site)
-    chosen = probe.choose(before, run, minutes, probes)
+    chosen = probe.choose(before, run, minutes)
     if is_here:
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes, probes)
+            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes)
         rows = predict.rows(after, [run])
         words = [predict.text(rows)]
     else:
@@ -127,8 +126,9 @@ def fit(
     workload: Workload,
     system: System,
     out: Annotated[Path, typer.Option(metavar="FILE", help="the fit, as JSON")],
-    published: Annotated[bool, typer.Option("--published", help="the study's runs")] = False,
-    runs_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="your own runs")] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
@@ -137,17 +137,16 @@ def fit(
     from energynn.forecast import fit as fits
     from energynn.forecast import runs
 
-    if published == bool(runs_dir):
-        raise ValueError("fit: give --published or --runs-dir DIR")
     require_place(out)
     site = systems.site(system)
-    if published:
-        seen = runs.published(workload, site)
+    left_out = ""
+    if runs_dir:
+        seen, left_out = runs.checked(runs_dir, workload, site)
     else:
-        seen = runs.own(runs.valid(runs_dir, site), workload, site)
+        seen = runs.published(workload, site)
     fits.check(seen)
     made = fits.make(seen)
-    reply(as_json, fits.write(out, made), fits.text(made))
+    reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made)}")
     return 0
 
 

@@ -29,6 +29,7 @@ class Plan:
 
     fit: Fit
     runs: list[RunConfig]
+    work: np.recarray
     values: dict[str, np.ndarray]
     limits: dict[str, float]
     pareto: np.ndarray
@@ -74,7 +75,8 @@ def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> P
 
     Raises ValueError with the limits and the least of each where no configuration meets them.
     """
-    values = predict.quantities(fit, runs.works(fit.runs, asked))
+    work = runs.works(fit.runs, asked)
+    values = predict.quantities(fit, work)
     limits = {name: most for name, most in limits.items() if most is not None}
     costs = {name: values[name][:, 0] for name in JUDGED}
     batch = np.array([run.global_batch_size for run in asked])
@@ -96,7 +98,7 @@ def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> P
     best = inside[~is_beaten]
     best = best[np.argsort(costs["time_h"][best])]
     choices = _choices(best, costs["time_h"][best], costs[spent][best], UNITS[spent])
-    return Plan(fit, asked, values, limits, best, choices)
+    return Plan(fit, asked, work, values, limits, best, choices)
 
 
 def _words(limits: dict[str, float]) -> str:
@@ -148,7 +150,8 @@ def text(plan: Plan) -> str:
     """Show the plan to people: the choices with their reasons, then the Pareto set."""
     answer = as_json(plan)
     chosen, pareto = answer["choices"], answer["pareto"]
-    lines = [predict.table(list(chosen.values())), ""]
+    once = {row["run_id"]: row for row in chosen.values()}
+    lines = [predict.table(list(once.values())), ""]
     lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
     lines.append("\nnothing beats these in time, kWh and GPU hours")
     lines.append(predict.table(pareto[:: -(-len(pareto) // MOST_SHOWN)]))

@@ -21,7 +21,7 @@ from energynn.forecast.fit import Fit
 from energynn.forecast.runs import Runs, Taken
 from energynn.measure import machine
 
-FEWEST = 2  # probes
+FEWEST, MOST = 2, 4  # probes
 CORE_OPERATIONS_PER_S = 1.1e10  # multiply-adds of ResNet50 on a core of an AMD EPYC
 START_S = 15.0  # of a run, before and after its training
 ONCE_S = 1.0  # by which the model may be wrong however long a training is: its first steps
@@ -86,7 +86,7 @@ def before(run: RunConfig, site: Site) -> Fit:
     return fit
 
 
-def choose(fit: Fit, run: RunConfig, minutes: float, most: int, done=()) -> list[Probe]:
+def choose(fit: Fit, run: RunConfig, minutes: float, done=(), most: int = MOST) -> list[Probe]:
     """Choose the next probes: each leaves the forecast of ``run`` least uncertain.
 
     minutes: for all; the first takes half of them at most. Each fits in though it takes a
@@ -122,7 +122,7 @@ def _spreads(fit: Fit, precision: np.ndarray, work: np.recarray) -> np.ndarray:
 
 
 def make_here(
-    fit: Fit, run: RunConfig, runs_dir: Path, minutes: float, most: int
+    fit: Fit, run: RunConfig, runs_dir: Path, minutes: float, most: int = MOST
 ) -> tuple[list[Probe], Fit]:
     """Make probes on this machine, each chosen by what those before it have told, and fit them.
 
@@ -131,7 +131,7 @@ def make_here(
     begun, probes = time.monotonic(), []
     while True:
         left_min = minutes - (time.monotonic() - begun) / 60
-        chosen = choose(fit, run, left_min, most, [probe.run for probe in probes])
+        chosen = choose(fit, run, left_min, [probe.run for probe in probes], most)
         if not chosen:
             return probes, fit
         if failed := local.run_study([chosen[0].run], runs_dir.absolute()):

@@ -56,8 +56,8 @@ def test_own_workload_and_own_system(own, tmp_path):
     assert row["energy_ram_kWh"]["value"] is None
     assert "nodes: beyond the fitted 1 to 1" in " ".join(row["outside"])
     run = plan.base_run(fit, {})
-    found = plan.make(fit, run, *plan.grid(fit, run, None), {})
-    assert found.work.devices.max() == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
+    found = plan.make(fit, plan.grid(fit, run), {})
+    assert max(run.devices for run in found.runs) == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
     with pytest.raises(ValueError, match="devices: 64 asked; on mine choose at most 32"):
         plan.grid(fit, run, 64)
 

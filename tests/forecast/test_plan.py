@@ -10,7 +10,7 @@ from energynn.forecast import plan
 
 def planned(fit, limits, devices=256):
     run = plan.base_run(fit, {})
-    return plan.make(fit, run, *plan.grid(fit, run, devices), limits)
+    return plan.make(fit, plan.grid(fit, run, devices), limits)
 
 
 def by_brute_force(costs: np.ndarray) -> np.ndarray:
@@ -26,7 +26,7 @@ def test_the_pareto_set_is_that_of_every_pair(workload, system, limits):
     fit = fits.published(workload, system)
     found = planned(fit, limits, 64)
     costs = np.stack([found.values[name][:, 0] for name in plan.JUDGED], axis=1)
-    bounds = {"global_batch_size": found.global_batch_size}
+    bounds = {"global_batch_size": np.array([run.global_batch_size for run in found.runs])}
     bounds |= {name: of[:, 0] for name, of in found.values.items()}
     meets = np.all([np.isfinite(costs[:, 0]), *(bounds[name] <= of for name, of in limits.items())], axis=0)
     expected = by_brute_force(costs[meets])
@@ -53,9 +53,9 @@ def test_rows_are_configurations_with_their_marks(fitted):
 
 
 def test_an_impossible_wish_names_the_least_of_each(fitted):
-    with pytest.raises(ValueError, match="no configuration keeps --deadline-h 0.1; the least of each: --deadline-h"):
+    with pytest.raises(ValueError, match="nothing on at most 256 devices keeps --deadline-h 0.1; the least of each alone: --deadline-h"):
         planned(fitted, {"time_h": 0.1})
-    with pytest.raises(ValueError, match="least of each: --deadline-h [0-9.]+ or --gpu-hours [0-9.]+$"):
+    with pytest.raises(ValueError, match="least of each alone: --deadline-h [0-9.]+ or --gpu-hours [0-9.]+$"):
         planned(fitted, {"time_h": 0.1, "gpu_hours": 1})
 
 

@@ -22,7 +22,7 @@ def long_run():
 
 def test_probes_vary_and_each_makes_the_forecast_surer(a100, long_run):
     before = probe.before(long_run, a100)
-    probes = probe.choose(before, long_run, minutes=5, most=4)
+    probes = probe.choose(before, long_run, minutes=5)
     assert 2 <= len(probes) <= 4 and sum(one.seconds for one in probes) <= 300
     spreads = [one.spread_after for one in probes]
     assert all(before > after for before, after in itertools.pairwise(spreads))
@@ -36,7 +36,7 @@ def test_too_few_minutes_are_refused(minutes):
     site = systems.site("horeka-h100")
     asked = probe.target("fourcastnet", site, {})
     with pytest.raises(ValueError, match="are too few for two probes; give more"):
-        probe.choose(probe.before(asked, site), asked, minutes, 4)
+        probe.choose(probe.before(asked, site), asked, minutes)
 
 
 CORES = dict(tau=3e-2, evaluation=1 / 3, t_start=0.05, t_update=0.2, efficiency=0.4, kappa=0.25, kappa_nodes=0.0)
@@ -99,7 +99,7 @@ def test_the_preset_is_forecast(a100):
 def test_probes_are_handed_to_the_cluster_as_a_study(a100, fitted, long_run, monkeypatch, tmp_path):
     """From the commands to the forecast; in place of the jobs, the model makes the records."""
     monkeypatch.setattr(probe, "REPOSITORY", tmp_path)
-    probes = probe.choose(probe.before(long_run, a100), long_run, 5, 4)
+    probes = probe.choose(probe.before(long_run, a100), long_run, 5)
     submit, fit = (line.split() for line in probe.hand_over(probes, a100).splitlines())
     assert submit[:2] == ["energynn", "submit"] and fit[1:3] == ["forecast", "fit"]
     (submitted,) = studies.find([submit[2]], a100.name).values()
