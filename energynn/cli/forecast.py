@@ -96,7 +96,7 @@ def probe(
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make the two to four short runs that tell most of a long one, and fit them."""
+    """Make two to four short runs that tell of a long one, and fit them."""
     from energynn.cluster import systems
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
@@ -108,7 +108,7 @@ def probe(
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
     predict.check_devices(site, run.devices)
     before = probe.before(run, site)
-    chosen = probe.choose(before, run, minutes)
+    chosen = probe.planned(before, run, minutes)
     if is_here:
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
             chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes)
