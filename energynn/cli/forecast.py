@@ -82,7 +82,7 @@ def plan(
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     limits["global_batch_size"] = max_global_batch_size or accuracy.threshold(run) or None
-    answer = plan.make(made, run, *plan.grid(made, run, devices), limits)
+    answer = plan.make(made, plan.grid(made, run, devices), limits)
     reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
 
@@ -103,7 +103,8 @@ def probe(
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
-    is_here, rows, words = site.scheduler == "local", [], []
+    rows = []
+    is_here = site.scheduler == "local"
     if is_here:
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
     predict.check_devices(site, run.devices)
@@ -113,11 +114,11 @@ def probe(
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
             chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes)
         rows = predict.rows(after, [run])
-        words = [predict.text(rows)]
+        words = predict.text(rows)
     else:
-        words = [probe.hand_over(chosen, site)]
+        words = probe.hand_over(chosen, site)
     answer = {"probes": probe.as_json(chosen), "rows": rows}
-    reply(as_json, answer, "\n\n".join([*words, probe.text(chosen)]))
+    reply(as_json, answer, f"{words}\n\n{probe.text(chosen)}")
     return 0
 
 
@@ -164,7 +165,6 @@ def simulate(
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
-    table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     words = f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
-    reply(as_json, table, words)
+    reply(as_json, {"runs": list(map(str, folders))}, words)
     return 0

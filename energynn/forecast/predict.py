@@ -149,7 +149,7 @@ def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray) -> pd.DataFrame
     fixed: starts and fill together. Causes that shrink have a negative share.
     """
     before, after = (times_of_draws(fit, work) for work in (few, many))
-    grown = many.devices * after - few.devices * before
+    grown = many.devices[0] * after - few.devices[0] * before
     shares = grown.div(grown.sum(axis="columns"), axis="index")
     shares["fixed"] = shares["starts"] + shares["fill"]
     return with_ends(shares)
@@ -233,19 +233,15 @@ def span(of: dict[str, float | None]) -> str:
 def text(rows: list[dict]) -> str:
     """Show the forecasts to people, and the causes of the time of the last: shares with ranges."""
     last = rows[-1]
-    spans = {cause: span(of, "%") for cause, of in last["time_share_percent"].items()}
-    shares = pd.Series(spans).to_string()
-    return f"{table(rows)}\n\nshare of each cause in the time on {last['devices']} GPUs\n{shares}"
+    shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
+    of = f"share of each cause in the time on {last['devices']} GPUs in %"
+    return f"{table(rows)}\n\n{of}\n{shares}"
 
 
 def held_out_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts to people, simulated ones by that name."""
-    plain = []
-    for row in rows:
-        line = {"": row["workload"], "GPUs": row["devices"], "LBS": row["local_batch_size"]}
-        for name in ("time_h", "energy_kWh"):
-            line[UNITS[name]] = span(row[name])
-            line[f"{UNITS[name]} {row['fact_is']}"] = row[name].get("fact", np.nan)
-        plain.append(line)
-    shown = pd.DataFrame(plain)
+    shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
+    for name in ("time_h", "energy_kWh"):
+        shown[UNITS[name]] = [span(row[name]) for row in rows]
+        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [row[name].get("fact") for row in rows]
     return shown.to_string(index=False, na_rep="not known", float_format="{:.3g}".format)
