@@ -22,6 +22,7 @@ from energynn.cli.options import (
 forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")]
 System = Annotated[str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")]
+Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
 
 
@@ -64,9 +65,9 @@ def plan(
     workload: Workload,
     system: System,
     fit: Fit | None = None,
-    deadline_h: Annotated[float | None, typer.Option(min=1e-9, help="most hours")] = None,
-    energy_kwh: Annotated[float | None, typer.Option(min=1e-9, help="most kWh")] = None,
-    gpu_hours: Annotated[float | None, typer.Option(min=1e-9, help="most GPU hours")] = None,
+    deadline_h: Limit = None,
+    energy_kwh: Limit = None,
+    gpu_hours: Limit = None,
     max_global_batch_size: Annotated[int | None, typer.Option(min=1, help="largest batch")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="most devices")] = None,
     p: Parameters = None,
@@ -140,11 +141,10 @@ def fit(
 
     require_place(out)
     site = systems.site(system)
-    left_out = ""
     if runs_dir:
         seen, left_out = runs.checked(runs_dir, workload, site)
     else:
-        seen = runs.published(workload, site)
+        seen, left_out = runs.published(workload, site), ""
     fits.check(seen)
     made = fits.make(seen)
     reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -54,7 +53,7 @@ class Fit:
     errors: np.ndarray
     freedom: np.ndarray
 
-    @cached_property
+    @property
     def values(self) -> dict[str, float]:
         """The parameters in their units; neutral for those that the fit has not."""
         return to_values(self.names, self.point)
@@ -70,6 +69,11 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
+
+
+def logarithmic(names: tuple[str, ...]) -> list[bool]:
+    """Say which parameters are fitted as logarithms."""
+    return [PARAMETERS[name].is_log for name in names]
 
 
 def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
@@ -113,7 +117,7 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:
-        found["kappa_storage"] = 0.001, 3.0
+        found["kappa_storage"] = 0.0005, 2.5
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
@@ -132,15 +136,14 @@ def unfitted(seen: Runs, storage: bool = False) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
         fit = _fit(seen.like, storage)
-        wider = [HARDWARE.get(name, 0.0) for name in fit.names]
-        scales = [1.0 if PARAMETERS[name].is_log else fit.values[name] for name in fit.names]
         names, point = fit.names, fit.point
-        covariance = fit.covariance + np.diag(np.multiply(wider, scales) ** 2)
+        wider = np.array([HARDWARE.get(name, 0.0) for name in names])
+        scales = np.where(logarithmic(names), 1.0, point)
+        covariance = fit.covariance + np.diag((wider * scales) ** 2)
     else:
         priors = usual_priors(seen, storage)
         names, point = tuple(priors), np.array([centre for centre, _ in priors.values()])
-        is_log = [PARAMETERS[name].is_log for name in names]
-        point[is_log] = np.log(point[is_log])
+        point = np.where(logarithmic(names), np.log(point), point)
         covariance = np.diag([spread**2 for _, spread in priors.values()])
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
     freedom = np.full(2, ERROR_WEIGHT)
@@ -235,7 +238,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
     result = {}
     for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
         slope, error2 = slopes[of].sum(axis=0), errors2[of]
-        freedom = error2.sum() ** 2 / (error2**2 / fit.freedom[of]).sum()
+        freedom = fit.freedom[of].min()
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         t = stats.t.ppf((1 + LEVEL) / 2, freedom * (variance / learnt) ** 2)

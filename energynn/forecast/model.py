@@ -78,21 +78,11 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     }
 
 
-def powers_W(
-    values: dict[str, float], work: np.recarray, times: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Mean power of one GPU and its part of a node in W by cause, (configurations,) each."""
-    total_s = sum(times.values())
-    with_data = 1 - (times["starts"] + times["fill"]) / total_s
-    return {
-        "host": values["host"] / work.devices_of_node,
-        "idle": values["idle"] * np.ones(len(work)),
-        "fed": (values["fed"] - values["idle"]) * with_data,
-        "images": values["image_J"] * work.epochs * work.trained / total_s,
-    }
-
-
 def predict(values: dict[str, float], work: np.recarray) -> tuple[np.ndarray, np.ndarray]:
     """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
     times = times_s(values, work)
-    return sum(times.values()), sum(powers_W(values, work, times).values())
+    total_s = sum(times.values())
+    waiting = (times["starts"] + times["fill"]) / total_s
+    power_W = values["host"] / work.devices_of_node
+    power_W = power_W + values["idle"] + (values["fed"] - values["idle"]) * (1 - waiting)
+    return total_s, power_W + values["image_J"] * work.epochs * work.trained / total_s

@@ -122,19 +122,19 @@ def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -
 def row(plan: Plan, index: int) -> dict:
     """Forecast one configuration of a plan, with its intervals and what lies outside."""
     (row,) = predict.rows(plan.fit, [plan.runs[index]])
-    for name in JUDGED:
-        most = plan.limits.get(name, np.inf)
-        if (row[name]["high"] or 0) > most:
+    for name in plan.limits.keys() & JUDGED:
+        if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"
-            row["outside"].append(f"{OPTIONS[name]} {most:g}: {odds}")
+            row["outside"].append(f"{OPTIONS[name]} {plan.limits[name]:g}: {odds}")
     return row
 
 
 def as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    choices = {}
-    for name, (index, reason) in plan.choices.items():
-        choices[name] = row(plan, index) | {"reason": reason}
+    choices = {
+        name: row(plan, index) | {"reason": reason}
+        for name, (index, reason) in plan.choices.items()
+    }
     return {
         "workload": plan.fit.runs.workload,
         "system": plan.fit.runs.site.name,

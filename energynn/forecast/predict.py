@@ -110,8 +110,8 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         if not work.updates[0]:
             few = "a device has fewer samples than one update takes"
             raise ValueError(f"local_batch_size: {few}; choose a smaller one")
-        row = {"run_id": config.run_id(run), "workload": run.workload, "system": run.system}
-        row |= {name: getattr(run, name) for name in SIZES}
+        row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
+        row["run_id"] = config.run_id(run)
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work).items():
             known = [float(value) if np.isfinite(value) else None for value in values[0]]
@@ -241,6 +241,7 @@ def text(rows: list[dict]) -> str:
 def held_out_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts to people, simulated ones by that name."""
     shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
+    shown.columns = ["", "GPUs", "LBS"]
     for name in ("time_h", "energy_kWh"):
         shown[UNITS[name]] = [span(row[name]) for row in rows]
         shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [row[name].get("fact") for row in rows]

@@ -97,7 +97,8 @@ def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
 def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
     site = seen.site
     epoch = epoch_of(run, seen.samples)
-    nodes = math.ceil(run.devices / site.devices_per_node)
+    of_node = site.devices_per_node
+    nodes = math.ceil(run.devices / of_node)
     workers = run.loader_workers if run.data_staging else 0
     trained = epoch.training_samples // run.devices
     evaluated = epoch.validation_samples // run.devices
@@ -116,7 +117,7 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         "devices": run.devices,
         "nodes": nodes,
         "devices_of_node": run.devices / nodes,
-        "is_full": run.devices >= site.devices_per_node,
+        "is_full": run.devices >= of_node,
         "local_batch_size": run.local_batch_size,
         "workers": workers,
         "epochs": run.epochs,

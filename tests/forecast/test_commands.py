@@ -1,6 +1,7 @@
 """energynn forecast as a person uses it: fit, predict, plan, probe, simulate; one line for refusals."""
 
 import json
+import shutil
 
 import pandas as pd
 import pytest
@@ -136,12 +137,22 @@ def test_a_fit_that_is_none_is_refused_in_one_line(capsys, fit_file, tmp_path):
     assert "is of resnet50 on horeka-a100; give another fit" in refusal(capsys, "plan", *other)
 
 
+def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
+    shutil.copytree(simulated, tmp_path / "runs")
+    own = ("fit", "--runs-dir", tmp_path / "runs", *RESNET50, "--out", tmp_path / "fit.json")
+    path = next((tmp_path / "runs").rglob("record.json"))
+    record = json.loads(path.read_text())
+    shutil.copytree(path.parent, tmp_path / "runs" / "again")  # a copy counts once
+    assert cli.main(["forecast", *map(str, own)]) == 0
+    assert "1 run(s) left out: not valid, copies" in capsys.readouterr().out
+    path.write_text(json.dumps(record | {"training_time_s": 3 * record["training_time_s"]}))
+    assert "record_sha256 differs" in refusal(capsys, *own)
+
+
 def test_what_cannot_be_is_refused_with_the_remedy(capsys, fit_file, simulated, tmp_path):
     predicted = ("predict", "--fit", fit_file)
     assert "choose at most 256" in refusal(capsys, *predicted, "-p", "devices=1000")
-    assert "choose a smaller one" in refusal(
-        capsys, *predicted, "-p", "training_samples=100", "-p", "validation_samples=10", "-p", "local_batch_size=256"
-    )
+    assert "choose a smaller one" in refusal(capsys, *predicted, "-p", "training_samples=100")
     assert "say what: a study, or parameters" in refusal(capsys, *predicted)
     assert "fit fourcastnet" in refusal(capsys, "predict", "F1", "--fit", fit_file)
     own = ("fit", "--runs-dir", simulated, "--workload", "fourcastnet", "--system", "horeka-a100")

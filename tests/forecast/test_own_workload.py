@@ -89,8 +89,8 @@ def test_the_equations_by_hand(published):
     assert {name: float(of[0]) / 100 for name, of in times.items()} == pytest.approx(expected)
     total = sum(expected.values())
     working = 1 - (expected["starts"] + expected["fill"]) / total
-    watts = {name: float(of[0]) for name, of in model.powers_W(values, work, times).items()}
-    assert watts == pytest.approx(dict(host=100, idle=80, fed=220 * working, images=2 * 5004 / total))
+    _, power_W = model.predict(values, work)
+    assert power_W[0] == pytest.approx(100 + 80 + 220 * working + 2 * 5004 / total)
 
 
 def test_weights_of_fourcastnet_are_those_of_its_network():
