@@ -96,7 +96,7 @@ size: ## code tokens by folder, tokens a line, words of the guides, commands
 bench: $(ALL) ## what measuring costs and how fast the trainers are, as ratios within one run
 	$(BIN)/python -m tests.bench
 
-# The machine's own Python, if it has torch; nothing is installed, nothing is fetched. DRY_RUN=1 tries it on the CPU.
+# The machine's own Python, if it has torch; nothing is installed, nothing is fetched.
 # GPU_MINUTES=32 makes the whole grid; GPU_CALL_MINUTES ends one call of it sooner, and the next one goes on.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/torchrun),$(BIN)/python,python3)
 GPU_MINUTES ?= 9
@@ -104,7 +104,7 @@ GPU_CALL_MINUTES ?= $(GPU_MINUTES)
 GPU_STUDY := $(if $(filter 9,$(GPU_MINUTES)),gpu,gpu-grid)
 gpu-study: ## one NVIDIA GPU, nine minutes (or GPU_MINUTES=32), no network: records, in build/gpu-study.tar.gz, or in $OUT
 	PYTHONPATH=.:build/packages $(GPU_PYTHON) -m energynn.cli study run $(GPU_STUDY) --minutes $(GPU_CALL_MINUTES) --warm-up \
-	  $(if $(DRY_RUN),--dry-run,--run-minutes 4) --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-$(if $(DRY_RUN),dry-run,runs)
+	  --run-minutes 4 --archive $(or $(OUT),build)/gpu-study.tar.gz --runs-dir build/gpu-runs
 
 GPU_PYTHON_VERSION ?= 3.12
 gpu-carry: $(TRAIN) ## what a machine with a GPU needs of this one and git does not bring: build/data, build/commit, build/packages

@@ -8,19 +8,15 @@ import hashlib
 import importlib
 import inspect
 import json
-import re
 import reprlib
-import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import NODEFAULT, Meta
-from msgspec.structs import asdict as asdict
-from msgspec.structs import fields
-from msgspec.structs import replace as replace
+from msgspec import Meta
+from msgspec.structs import asdict, fields, replace
 
 from energynn.files import DATA_MANIFESTS
 
@@ -180,8 +176,6 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 LATER = ("gradient_compression", "gradient_buckets", "step_period_s")
 LATER += ("idle_ready_s", "setup_timeout_s", "states_on_device")
 
-IMAGE_LOADING = ("pil", "fast", "store", "device")
-
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     """ResNet50 on images; recipe constants as the paper states them (section 3.2.1).
@@ -216,7 +210,7 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
     image_size: Count
     training_samples: CountOrNone = 0
     validation_samples: CountOrNone = 0
-    image_loading: Literal[IMAGE_LOADING] = "pil"
+    image_loading: Literal["pil", "fast", "store", "device"] = "pil"
     uint8_to_device: bool = False
     channels_last: bool = False
     validation_crop: Literal["random", "center"] = "random"
@@ -291,6 +285,20 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
     filter_modes: Literal["published", "zonal"] = "published"
     activation_checkpointing: bool = False
     states_on_device: bool = False
+
+    def __post_init__(self):
+        if (self.stage == "finetune") != bool(self.initial_run):
+            raise ValueError(
+                "initial_run: fine-tuning, and only it, needs the run_id of a pre-training"
+            )
+        if self.embed_dim % self.num_blocks:
+            raise ValueError(f"embed_dim: {self.embed_dim} must be a multiple of num_blocks")
+        rows, columns = GRIDS.get(self.dataset, (0, 0))
+        if rows % self.patch_size or columns % self.patch_size:
+            raise ValueError(
+                f"patch_size: {self.patch_size} must divide the {rows} x {columns} grid of "
+                f"{self.dataset}"
+            )
 
     @property
     def stays_on_device(self) -> bool:
@@ -404,16 +412,12 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     config_class = _class(workload)
     given = {name: value for name, value in parameters.items() if value is not None}
     given = _validated(config_class, given)
-    values = {each.name: each.default for each in fields(config_class)}
+    values = {"global_batch_size": 1}  # until it is known
     if workload == "fourcastnet":
         values |= STAGES[given.get("stage", "pretrain")]
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {})
-    values |= given
-    values |= _validated(config_class, _batch_sizes(values, given))
-    if workload == "fourcastnet":
-        _check_fourcastnet(values)
-    known = {name: value for name, value in values.items() if value is not NODEFAULT}
-    return config_class(**known)
+    run = config_class(**values | given)
+    return replace(run, **_validated(config_class, _batch_sizes(run, given)))
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -425,14 +429,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 def types(config_class: type[RunConfig]) -> dict:
     """Return the type of each parameter."""
     return {field.name: field.type for field in fields(config_class)}
-
-
-def meanings(config_class: type[RunConfig]) -> dict[str, str]:
-    """Read what each parameter means from the docstrings of its class and bases."""
-    bases = [base for base in reversed(config_class.__mro__) if issubclass(base, RunConfig)]
-    text = "\n\n".join(inspect.cleandoc(base.__doc__ or "") for base in bases)
-    found = re.findall(r"^(\w+): (.+(?:\n +.+)*)", text, re.MULTILINE)
-    return {name: " ".join(meaning.split()) for name, meaning in found}
 
 
 def limits(kind) -> str:
@@ -461,10 +457,10 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
     return values
 
 
-def _batch_sizes(values: dict, given: dict) -> dict:
+def _batch_sizes(run: RunConfig, given: dict) -> dict:
     """Return local batch size, accumulation steps and global batch size, each from the others."""
-    devices, steps = values["devices"], given.get("accumulation_steps", 1)
-    global_size = given.get("global_batch_size") or values["local_batch_size"] * devices * steps
+    devices, steps = run.devices, given.get("accumulation_steps", 1)
+    global_size = given.get("global_batch_size", run.local_batch_size * devices * steps)
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))
     local_size = given.get("local_batch_size", global_size // (devices * steps))
@@ -478,21 +474,6 @@ def _batch_sizes(values: dict, given: dict) -> dict:
         "accumulation_steps": steps,
         "global_batch_size": global_size,
     }
-
-
-def _check_fourcastnet(values: dict) -> None:
-    if (values["stage"] == "finetune") != bool(values["initial_run"]):
-        raise ValueError(
-            "initial_run: fine-tuning, and only it, needs the run_id of a pre-training"
-        )
-    if values["embed_dim"] % values["num_blocks"]:
-        raise ValueError(f"embed_dim: {values['embed_dim']} must be a multiple of num_blocks")
-    patch = values["patch_size"]
-    rows, columns = GRIDS.get(values["dataset"], (0, 0))
-    if rows % patch or columns % patch:
-        raise ValueError(
-            f"patch_size: {patch} must divide the {rows} x {columns} grid of {values['dataset']}"
-        )
 
 
 def trainer(workload: str) -> str:
@@ -548,25 +529,24 @@ def checksum_file(dataset: str, folder: Path = DATA_MANIFESTS) -> Path:
     """Find a data set's checksums, as ``sha256sum -c`` reads them; ValueError if there are none."""
     path = folder / dataset / "SHA256SUMS"
     if not path.is_file():
-        known = [each.parent.name for each in folder.glob("*/SHA256SUMS")]
-        raise ValueError(
-            f"dataset {dataset}: no checksums in {path.parent}{suggestion(dataset, known)}; "
-            f"`energynn data describe {dataset}` makes them"
-        )
+        remedy = f"`energynn data describe {dataset}` makes them"
+        raise ValueError(f"dataset {dataset}: no checksums in {path.parent}; {remedy}")
     return path
 
 
 @functools.cache  # ImageNet's list has 140 MB, and a study hundreds of runs
-def manifest_digest(dataset: str) -> str:
-    """Hash a data set's checksum list (SHA-256), so that other data make another run."""
-    return hashlib.sha256(checksum_file(dataset).read_bytes()).hexdigest()
+def manifest_digest(dataset: str) -> str | None:
+    """Hash a data set's checksum list (SHA-256), so that other data make another run.
+
+    None without a list: such a run can be planned, but not made.
+    """
+    path = DATA_MANIFESTS / dataset / "SHA256SUMS"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def run_id(config: RunConfig) -> str:
     """Name the run, readably, with a digest of workload, data, configuration, system and repeat."""
-    # A data set without a manifest can be planned, but not run.
-    has_manifest = (DATA_MANIFESTS / config.dataset / "SHA256SUMS").is_file()
-    data = manifest_digest(config.dataset) if has_manifest else None
+    data = manifest_digest(config.dataset)
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
     preset = f"-{config.preset}" if config.preset != "smoke" else ""
     sizes = f"n{config.devices}-lbs{config.local_batch_size}-gbs{config.global_batch_size}"
@@ -579,35 +559,26 @@ def run_id(config: RunConfig) -> str:
 def from_notebook(namespace: dict) -> dict:
     """Collect the plain parameters of a papermill notebook, also misspelt ones."""
     plain_types = (str, int, float, list, dict, type(None))
-    parameters = {}
-    for name, value in namespace.items():
-        is_jupyters = name.startswith("_") or name in ("In", "Out")
-        if isinstance(value, plain_types) and not is_jupyters:
-            parameters[name] = value
-    return parameters
+    return {
+        name: value
+        for name, value in namespace.items()
+        if isinstance(value, plain_types) and not name.startswith(("_", "In", "Out"))  # Jupyter's
+    }
 
 
 def help_text() -> str:
-    """Describe every parameter: values in the presets smoke, paper and fast, meaning, limits."""
-    lines = []
+    """Describe every parameter: first what it means, then its values in the presets and limits."""
+    texts = [inspect.getdoc(each) for each in (RunConfig, *CONFIGS.values())]
     for workload, config_class in CONFIGS.items():
-        lines += [f"parameters of {workload}, and their values in {', '.join(PRESETS)}:", ""]
+        lines = [f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"]
         presets = [make(workload, preset=preset) for preset in PRESETS]
-        known = meanings(config_class)
         for name, kind in types(config_class).items():
-            values = [str(getattr(run, name)) for run in presets]
-            shown = values[0] if len(set(values)) == 1 else ", ".join(values)
-            text = f"{name} ({shown}): {known.get(name, '')}; {limits(kind)}"
-            lines.append(textwrap.fill(text, 79, subsequent_indent="    "))
-        lines.append("")
-    return "\n".join(lines)
+            values = ", ".join(str(getattr(run, name)) for run in presets)
+            lines.append(f"{name}: {values}; {limits(kind)}")
+        texts.append("\n".join(lines))
+    return "\n\n".join(texts)
 
 
 def schema() -> dict:
     """Return the JSON Schema of all configurations."""
-    _, definitions = msgspec.json.schema_components(CONFIGS.values())
-    for config_class in CONFIGS.values():
-        properties = definitions[config_class.__name__]["properties"]
-        for name, meaning in meanings(config_class).items():
-            properties[name]["description"] = meaning
-    return {"$defs": definitions}
+    return {"$defs": msgspec.json.schema_components(CONFIGS.values())[1]}

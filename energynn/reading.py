@@ -33,15 +33,8 @@ def json_table(path: Path) -> dict:
         raise ValueError(f"{path.name} is no JSON object: {error}") from error
 
 
-def json_or_nothing(path: Path) -> dict:
-    """The same; empty where there is no such file, or none that can be read."""
-    with contextlib.suppress(OSError, ValueError):
-        return json_table(path)
-    return {}
-
-
 def toml_table(path: Path) -> dict:
-    """The tables of a TOML file. Raises ValueError for anything else."""
+    """Read the tables of a TOML file. Raises ValueError for anything else."""
     require_file(path, LARGEST_B)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -51,23 +44,19 @@ def toml_table(path: Path) -> dict:
 
 @contextlib.contextmanager
 def one_fault(of: str | Path, faults: list[str] | None = None) -> Iterator[None]:
-    """Whatever ill-typed files raise within becomes one ValueError of one line that names the run they belong to.
+    """Turn whatever ill-typed files raise into one ValueError of one line that names the run.
 
-    With ``faults`` that line is added there instead. numpy's warnings stay unsaid: what does not follow from the files
-    is a fault of its own.
+    With ``faults`` that line is added there instead.
     """
-    import numpy as np
-
     try:
-        with np.errstate(all="ignore"):
-            yield
+        yield
     except Exception as error:
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         text = " ".join(str(error).split())
-        where = "" if text.startswith(str(of)) else f"{of}: "
+        line = text if text.startswith(str(of)) else f"{of}: {kind}{text}"
         if faults is None:
-            raise ValueError(f"{where}{kind}{text}") from error
-        faults.append(f"{where}{kind}{text}")
+            raise ValueError(line) from error
+        faults.append(line)
 
 
 def require_plain_hdf5(file, most_values: float = math.inf) -> None:

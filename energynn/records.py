@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import reprlib
 import signal
 import time
 import tomllib
+from collections import Counter
 from collections.abc import Collection
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,6 @@ from energynn.measure.perun_adapter import read_guarded, read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
-    files_named,
 )
 from energynn.reading import json_table, one_fault
 
@@ -52,27 +51,23 @@ KINDS = {
     "texts": list[str],
 }
 GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
-NO_RAW_FILES = ("record.json", "notebook.ipynb")  # the notebook is a view of the run
-OF_RUNS = {"run.json", "record.json"}  # a folder with one of them is that of a run
+# Files and folders of a run that the record is not derived from: the notebook is a view of the run,
+# the log of a batch job grows after the record, checkpoints are of use until the training ends.
+NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
-COUNTS += ("memory_gpu_peak_B",)
+COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
-LAUNCHER_DIED = "the launcher died"  # how the reason of a recovered run begins
 
 
 def _struct(name: str, fields: Collection[str]) -> type[msgspec.Struct]:
     """Make the type of a JSON object with these fields of a record."""
     members = []
     for field in fields:
-        facts = _FIELDS[field]
-        kind = KINDS[KIND_OF[field]]
-        about = msgspec.Meta(description=f"{facts['meaning']} [{facts.get('unit', '')}]")
-        if facts.get("required"):
-            members.append((field, Annotated[kind, about]))
-        else:
-            optional = kind | msgspec.UnsetType
-            members.append((field, Annotated[optional, about], msgspec.UNSET))
+        unit, meaning = FIELDS[field]
+        about = msgspec.Meta(description=f"{meaning} [{unit}]")
+        default = [] if field in ALWAYS else [None]
+        members.append((field, Annotated[KINDS[KIND_OF[field]], about], *default))
     return msgspec.defstruct(name, members, kw_only=True)
 
 
@@ -82,8 +77,8 @@ Record, Intent = _struct("Record", FIELDS), _struct("Intent", FROM_INTENT)
 # --------------------------------------------------------------------------------------- deriving
 
 
-def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
-    """Derive times, counts, energies, metrics and phases of a run from its raw files.
+def derive(run_dir: Path, intent: dict, status: str, trusted: Collection[str] = ()) -> dict:
+    """Derive times, counts, energies, metrics, phases and validity of a run from its raw files.
 
     Works on the remains of a dead run too: what cannot be known is absent. trusted: files of perun
     that were read before, which HDF5 can be expected to read to the end.
@@ -91,8 +86,9 @@ def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
     by_segment = events_of_segments(run_dir)
     events = list(chain.from_iterable(by_segment.values()))
     history = _history(events)
-    accounts = account(run_dir, by_segment, intent.get("thresholds"))
-    result = {"history": history, "metrics": {}, **accounts}
+    accounts = account(by_segment, intent.get("thresholds"))
+    result = {name: intent[name] for name in FROM_INTENT if name in intent}
+    result |= {"status": status, "history": history, "metrics": {}, **accounts}
     result |= _counts(events, history)
     ends = events_of_kind(events, "training_end")
     if ends:
@@ -108,6 +104,8 @@ def derive(run_dir: Path, intent: dict, trusted: Collection[str] = ()) -> dict:
         if f"{name}_time_s" in result:
             hours = result[f"{name}_time_s"] / energy.SECOND_PER_HOUR
             result[f"device_hours_{name}"] = intent["devices"] * hours
+    result["invalid_reasons"] = reasons_against(result)
+    result["valid"] = not result["invalid_reasons"]
     return result
 
 
@@ -121,11 +119,10 @@ def _history(events: list[dict]) -> list[dict]:
 
 def _counts(events: list[dict], history: list[dict]) -> dict:
     """Return samples, steps and passes at the end, or after the last epoch of a dead run."""
+    first = (events_of_kind(events, "training_start") or [{}])[0]
     last = (events_of_kind(events, "training_end") or history or [{}])[-1]
-    counts = {name: last[name] for name in COUNTS if name in last}
-    for start in events_of_kind(events, "training_start")[:1]:
-        if "dataset_samples" in start:
-            counts["dataset_samples"] = start["dataset_samples"]
+    known = first | last
+    counts = {name: known[name] for name in COUNTS if name in known}
     broken = events_of_kind(events, "bad_images")
     if broken:
         counts["images_skipped"] = sum(event["images_skipped"] for event in broken)
@@ -134,19 +131,17 @@ def _counts(events: list[dict], history: list[dict]) -> dict:
 
 def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -> None:
     """Add up what perun's files say, and flag each file that cannot be read."""
-    sums: dict = {}
+    sums = Counter()
     for path in chain.from_iterable(
-        files_named(folder / "perun", "", ".hdf5") for folder in folders
+        sorted((folder / "perun").glob("*.hdf5")) for folder in folders
     ):
         name = str(path.relative_to(run_dir))
         try:
             values = (read_hdf5 if name in trusted else read_guarded)(path, run)
         except ValueError:  # our own samples do not depend on it
-            flag = f"{name}: cannot be read, perun was cut off while it wrote"
-            result["flags"].append(flag)
+            result["flags"].append(f"{name}: cannot be read, perun was cut off while it wrote")
             continue
-        for quantity, value in values.items():
-            sums[quantity] = sums.get(quantity, 0) + value
+        sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
     result.update({name: total for name, total in sums.items() if math.isfinite(total)})
 
@@ -184,12 +179,8 @@ def reasons_against(record: dict) -> list[str]:
 
 def build(run_dir: Path, status: str, reason: str) -> dict:
     """Derive the record of a run whose processes have ended, and write it to record.json."""
-    intent = read_intent(run_dir)
-    record = {name: intent[name] for name in FROM_INTENT if name in intent}
-    record |= {"schema": SCHEMA, "status": status, "status_reason": reason}
-    record |= {"ended_at": utc_now(), **derive(run_dir, intent)}
-    record["invalid_reasons"] = reasons_against(record)
-    record["valid"] = not record["invalid_reasons"]
+    record = {"schema": SCHEMA, "status_reason": reason, "ended_at": utc_now()}
+    record |= derive(run_dir, read_intent(run_dir), status)
     record["files"] = hash_files(run_dir)
     for name in record["files"]:
         force(run_dir / name)  # a record never promises what the disk has not got
@@ -204,18 +195,13 @@ def hash_files(run_dir: Path) -> dict:
     files = {}
     for path in sorted(run_dir.rglob("*")):
         name = path.relative_to(run_dir)
-        if _is_raw(name.parts) and path.is_file():
+        if path.is_file() and not _is_hidden(name) and not NO_RAW_FILES & set(name.parts):
             files[str(name)] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     return files
 
 
-def _is_raw(parts: tuple[str, ...]) -> bool:
-    """Tell whether a file, by the parts of its path, belongs to what the record is derived from."""
-    if parts[-1] in NO_RAW_FILES or any(part.startswith(".") for part in parts):
-        return False
-    is_of_batch_job = parts[0] == "job"  # its log grows after the record
-    is_of_checkpoint = parts[-2:-1] == ("checkpoint",)  # of use until the training has ended
-    return not (is_of_batch_job or is_of_checkpoint)
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
 
 
 # ------------------------------------------------------------------------------ reading, checking
@@ -223,12 +209,9 @@ def _is_raw(parts: tuple[str, ...]) -> bool:
 
 def run_dirs(runs_dir: Path) -> list[Path]:
     """Find the folders of all runs below a folder, or itself if it is one; superseded ones too."""
-    found = []
-    for folder, folders, files in os.walk(runs_dir):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if OF_RUNS & set(files):
-            found.append(Path(folder))
-    return sorted(found)
+    files = chain(runs_dir.rglob("run.json"), runs_dir.rglob("record.json"))
+    folders = {path.parent for path in files}
+    return sorted(each for each in folders if not _is_hidden(each.relative_to(runs_dir)))
 
 
 def read_record(run_dir: Path) -> dict:
@@ -269,9 +252,8 @@ def is_made(run_dir: Path) -> bool:
 
 
 def read_all(runs_dir: Path) -> list[dict]:
-    """Read the records below a folder that can be read, each once."""
-    found = filter(None, map(read, run_dirs(Path(runs_dir))))
-    return list({record["record_sha256"]: record for record in found}.values())
+    """Read the records below a folder that can be read."""
+    return list(filter(None, map(read, run_dirs(Path(runs_dir)))))
 
 
 def hold(run_dir: Path):
@@ -302,17 +284,14 @@ def check(runs_dir: Path) -> list[str]:
             remedy = f"`energynn check --recover {runs_dir}` writes one"
             faults.append(f"{name}: no record.json; the launcher died. {remedy}")
         elif (folder / "record.json").exists():
-            with one_fault(f"{name}: cannot be checked", faults):
+            with one_fault(f"{name}: record.json cannot be checked", faults):
                 faults += [f"{name}: {fault}" for fault in check_record(folder)]
     return faults
 
 
 def check_record(run_dir: Path) -> list[str]:
     """Derive every number of a record again from the raw files, and say what differs."""
-    try:
-        record, intent = read_record(run_dir), read_intent(run_dir)
-    except ValueError as error:
-        return [str(error)]
+    record, intent = read_record(run_dir), read_intent(run_dir)
     faults = []
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(content):
@@ -322,18 +301,13 @@ def check_record(run_dir: Path) -> list[str]:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
         return faults
-    with one_fault("its numbers cannot be derived again", faults):
-        faults += _check_numbers(record, run_dir, intent)
-    return faults
+    return faults + _check_numbers(record, run_dir, intent)
 
 
 def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     """Compare fields with what run.json and the other raw files give."""
     unread = {flag.partition(": ")[0] for flag in record["flags"]}
-    derived = {name: intent[name] for name in FROM_INTENT if name in intent}
-    derived |= derive(run_dir, intent, record["files"].keys() - unread)
-    derived["invalid_reasons"] = reasons_against(record | derived)
-    derived["valid"] = not derived["invalid_reasons"]
+    derived = derive(run_dir, intent, record["status"], record["files"].keys() - unread)
     faults = []
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
@@ -355,12 +329,13 @@ def _check_files(files: dict, run_dir: Path) -> list[str]:
 
 def same(a, b) -> bool:
     """Compare up to the rounding of another machine's sums."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) and isinstance(b, float):
-        return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
+    match a, b:
+        case dict(), dict():
+            return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        case list(), list():
+            return len(a) == len(b) and all(map(same, a, b))
+        case float(), float():
+            return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12)
     return a == b
 
 
@@ -382,7 +357,7 @@ def recover_one(folder: Path) -> str:
     try:
         with one_fault(f"{folder.name}: cannot be recovered"):
             events = list(chain.from_iterable(events_of_segments(folder).values()))
-            reason = f"{LAUNCHER_DIED} before it could write a record; {how_far(events)}"
+            reason = f"the launcher died before it could write a record; {how_far(events)}"
             build(folder, "killed", reason)
     except ValueError as error:  # one folder that cannot be read must not cost the others
         return str(error)
@@ -394,9 +369,7 @@ def how_far(events: list[dict]) -> str:
     epochs = events_of_kind(events, "epoch")
     if epochs:
         return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
-    if events_of_kind(events, "training_start"):
-        return "it was in its first epoch"
-    return "the training had not begun"
+    return "no epoch was done"
 
 
 def table() -> str:

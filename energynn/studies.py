@@ -22,7 +22,7 @@ Runs = list[RunConfig]
 SHORT = dict(image_size=32, training_samples=192)
 
 
-def smoke(system: str = "local") -> Runs:
+def smoke(system: str) -> Runs:
     """The default study: every path once, on one and two devices, with real but small data.
 
     Figures: own points in the ResNet50 and FourCastNet figures. Hardware: any two cores. Command:
@@ -45,7 +45,7 @@ def smoke(system: str = "local") -> Runs:
     return runs
 
 
-def one_device(system: str = "local") -> Runs:
+def one_device(system: str) -> Runs:
     """One run with few samples and a small batch, which a forecast from one device needs.
 
     Figures: none. Hardware: any core. Command: `make reproduce`, after the default study. Cost:
@@ -57,7 +57,7 @@ def one_device(system: str = "local") -> Runs:
     return [config.make("resnet50", device="cpu", system=system, **small)]
 
 
-def kick_the_tires(system: str = "local") -> Runs:
+def kick_the_tires(system: str) -> Runs:
     """Two runs of the default study, one of each workload, to see in minutes whether all is well.
 
     Figures: as of the default study. Hardware: any two cores. Command: `make kick-the-tires`. Cost:
@@ -90,8 +90,10 @@ def loader() -> Runs:
         dict(persistent_workers=True),
         dict(pinned_memory=True),
         dict(uint8_to_device=True),
+        dict(image_loading="fast"),
+        dict(image_loading="store"),
+        dict(image_loading="device"),
     ]
-    choices += [dict(image_loading=loading) for loading in config.IMAGE_LOADING if loading != "pil"]
     return [config.make("resnet50", **sizes | choice) for choice in choices]
 
 
@@ -112,9 +114,19 @@ def _images(preset: str, size: int, share=1.0, steps=1, images_per_s=0, **fields
     """
     rate, batch = share * (images_per_s or IMAGES_PER_S[preset][size]), size * steps
     samples = round(rate * GPU_RUN_S / batch) * batch
-    point = dict(workload="resnet50", preset=preset, dataset="photographs", image_loading="device")
-    point |= dict(local_batch_size=size, accumulation_steps=steps, training_samples=samples)
-    point |= dict(epochs=1, validation_samples=size, evaluate_training_set=False, warmup_start=1e-3)
+    point = dict(
+        workload="resnet50",
+        preset=preset,
+        dataset="photographs",
+        image_loading="device",
+        local_batch_size=size,
+        accumulation_steps=steps,
+        training_samples=samples,
+        epochs=1,
+        validation_samples=size,
+        evaluate_training_set=False,
+        warmup_start=1e-3,
+    )
     if share < 1:
         point["step_period_s"] = round(batch / rate, 4)
     return point | fields
@@ -124,8 +136,15 @@ def _states(preset: str, size: int, share=1.0, seconds=GPU_RUN_S) -> dict:
     """FourCastNet at full size on one batch of random states, at a share of its rate."""
     rate = share * STATES_PER_S[preset]
     epochs = math.ceil(rate * seconds / config.SYNTHETIC_STATES)
-    point = dict(workload="fourcastnet", preset=preset, dataset="synthetic", states_on_device=True)
-    point |= dict(local_batch_size=size, epochs=epochs, save_weights=False)
+    point = dict(
+        workload="fourcastnet",
+        preset=preset,
+        dataset="synthetic",
+        states_on_device=True,
+        local_batch_size=size,
+        epochs=epochs,
+        save_weights=False,
+    )
     if share < 1:
         point["step_period_s"] = round(size / rate, 3)
     return point
@@ -183,19 +202,19 @@ MORE_POINTS = [
 ]
 
 
-def gpu(dry_run: bool = False) -> Runs:
+def gpu() -> Runs:
     """What one GPU needs by local batch size, update rate, recipe and loader.
 
     ResNet50 on images that stay on the device, also at a part of its rate, and through the loader;
     FourCastNet at full size on random states. Figures: notebooks/45_one_gpu. Hardware: one NVIDIA
     GPU with 80 GB. Command: `make gpu-study`. Cost: nine minutes, about 0.07 kWh. Expected: energy
     per sample falls with the local batch size, and with the fast recipe much further; the paper's
-    loader keeps the GPU waiting. ``dry_run``: the same points in small on CPU cores.
+    loader keeps the GPU waiting.
     """
-    return _on_this_gpu(GPU_POINTS, dry_run)
+    return _on_this_gpu(GPU_POINTS)
 
 
-def gpu_grid(dry_run: bool = False) -> Runs:
+def gpu_grid() -> Runs:
     """The study gpu with more points: what samples and updates add to the power, and each choice.
 
     Three local batch sizes at three rates tell samples from updates, which an LBS sweep alone
@@ -204,30 +223,16 @@ def gpu_grid(dry_run: bool = False) -> Runs:
     half an hour, about 0.25 kWh. Expected: as of gpu; power rises with samples an hour more than
     with updates an hour; the repeats of LBS 256 differ by less than 2 %.
     """
-    return _on_this_gpu(GPU_POINTS + MORE_POINTS, dry_run)
+    return _on_this_gpu(GPU_POINTS + MORE_POINTS)
 
 
-def _on_this_gpu(points: list[dict], dry_run: bool) -> Runs:
-    """Runs whose system has the name of this machine's GPU."""
+def _on_this_gpu(points: list[dict]) -> Runs:
+    """Make runs whose system has the name of this machine's GPU."""
     found = machine.gpus()
     name = found[0]["name"].lower().removeprefix("nvidia ") if found else "study"
     system = "gpu-" + re.sub("[^a-z0-9]+", "-", name).strip("-")
     shared = dict(system=system, device="gpu", sampling_period_s=0.02, idle_ready_s=5.0)
-    return [config.make(**shared | (_in_small(point) if dry_run else point)) for point in points]
-
-
-def _in_small(point: dict) -> dict:
-    """A point as CPU cores can make it in seconds."""
-    workers = point.get("loader_workers", 0) // 4
-    small = point | dict(device="cpu", loader_workers=workers, idle_ready_s=0.5)
-    if "step_period_s" in point:
-        small["step_period_s"] /= 20
-    if point["workload"] == "fourcastnet":
-        small |= dict(dataset="era5_ensemble", epochs=30 * point["epochs"])
-        return small | dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-    size = 1 + point["local_batch_size"] // 32  # batch norm needs two images
-    small |= dict(local_batch_size=size, validation_samples=size, training_samples=16 * size)
-    return small | dict(image_size=32)
+    return [config.make(**shared | point) for point in points]
 
 
 # Epochs of the study large-batch by global batch size: four, and as many as make 60 updates of 960
@@ -271,7 +276,8 @@ STUDIES = {
 # them; `energynn submit` runs them anywhere.
 
 IMAGES, VALIDATION_IMAGES = config.IMAGENET_IMAGES["train"], config.IMAGENET_IMAGES["val"]
-SMALL, LARGE, EVERY = (1, 2, 4, 8, 16), (32, 64, 128, 256), (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256)
+EVERY = SMALL + LARGE
 
 
 def _resnet50(system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int) -> Runs:
@@ -296,7 +302,7 @@ def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> Runs:
     return [make(devices=n, **fields) for n in devices]
 
 
-def r1(system: str = "local") -> Runs:
+def r1(system: str) -> Runs:
     """ResNet50 on all of ImageNet-2012, constant local batch size 256, on 1 to 256 GPUs.
 
     Figures: 2, 6. Hardware: A100, four to a node. Command: `energynn submit R1 --system
@@ -308,7 +314,7 @@ def r1(system: str = "local") -> Runs:
     return _resnet50(system, EVERY, local_batch_size=256)
 
 
-def r2(system: str = "local") -> Runs:
+def r2(system: str) -> Runs:
     """ResNet50 on all of ImageNet-2012, constant global batch size 256, 1 to 16 GPUs; n=1 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R2 --system horeka-a100`.
@@ -318,7 +324,7 @@ def r2(system: str = "local") -> Runs:
     return _resnet50(system, SMALL, global_batch_size=256)
 
 
-def r3(system: str = "local") -> Runs:
+def r3(system: str) -> Runs:
     """ResNet50 on ImageNet-2012, constant global batch size 8192, 32 to 256 GPUs; n=32 is R1's.
 
     Figures: 2, 6. Hardware: A100. Command: `energynn submit R3 --system horeka-a100`.
@@ -328,7 +334,7 @@ def r3(system: str = "local") -> Runs:
     return _resnet50(system, LARGE, global_batch_size=8192)
 
 
-def r4(system: str = "local") -> Runs:
+def r4(system: str) -> Runs:
     """ResNet50, 5,004 images per GPU, constant local batch size 256, 1 to 256 GPUs; n=256 is R1's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R4 --system horeka-a100`.
@@ -339,7 +345,7 @@ def r4(system: str = "local") -> Runs:
     return _resnet50(system, EVERY, n_max=256, local_batch_size=256)
 
 
-def r5(system: str = "local") -> Runs:
+def r5(system: str) -> Runs:
     """ResNet50, 80,072 images per GPU, constant global batch size 256, 1 to 16 GPUs; n=16 is R2's.
 
     Figures: 3, 6. Hardware: A100. Command: `energynn submit R5 --system horeka-a100`.
@@ -349,7 +355,7 @@ def r5(system: str = "local") -> Runs:
     return _resnet50(system, SMALL, n_max=16, global_batch_size=256)
 
 
-def r6(system: str = "local") -> Runs:
+def r6(system: str) -> Runs:
     """ResNet50, 5,004 images per GPU, constant global batch size 8192, on 32 to 256 GPUs.
 
     n=32 is R4's, n=256 R3's.
@@ -361,7 +367,7 @@ def r6(system: str = "local") -> Runs:
     return _resnet50(system, LARGE, n_max=256, global_batch_size=8192)
 
 
-def f1(system: str = "local") -> Runs:
+def f1(system: str) -> Runs:
     """FourCastNet pre-training on ERA5, one sample per GPU, on 4 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F1 --system horeka-a100`.
@@ -370,10 +376,10 @@ def f1(system: str = "local") -> Runs:
     Expected: the speed-up leaves the ideal after quadrupling the GPUs; the Z500 RMSE rises beyond
     GBS 64 above all.
     """
-    return _fourcastnet(system, (4, 8, 16, 32, 64, 128, 256), local_batch_size=1)
+    return _fourcastnet(system, EVERY[2:], local_batch_size=1)
 
 
-def f2(system: str = "local") -> Runs:
+def f2(system: str) -> Runs:
     """FourCastNet fine-tuning on two autoregressive steps, from F1's weights, on 16 to 256 GPUs.
 
     Figures: 4, 7. Hardware: A100. Command: `energynn submit F2 --system horeka-a100`.
@@ -388,7 +394,7 @@ def f2(system: str = "local") -> Runs:
     return runs
 
 
-def f3(system: str = "local") -> Runs:
+def f3(system: str) -> Runs:
     """FourCastNet pre-training, constant global batch size 64, on 16 to 64 GPUs (inferred).
 
     n=64 is F1's.
@@ -400,7 +406,7 @@ def f3(system: str = "local") -> Runs:
     return _fourcastnet(system, (16, 32, 64), global_batch_size=64)
 
 
-def f4(system: str = "local") -> Runs:
+def f4(system: str) -> Runs:
     """FourCastNet pre-training, constant global batch size 16, on 4 to 16 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F4 --system horeka-h100`.
@@ -410,7 +416,7 @@ def f4(system: str = "local") -> Runs:
     return _fourcastnet(system, (4, 8, 16), global_batch_size=16)
 
 
-def f5(system: str = "local") -> Runs:
+def f5(system: str) -> Runs:
     """FourCastNet pre-training, constant global batch size 32, on 8 to 32 GPUs (a range inferred).
 
     Figures: 4, 7. Hardware: H100. Command: `energynn submit F5 --system horeka-h100`.
@@ -420,7 +426,7 @@ def f5(system: str = "local") -> Runs:
     return _fourcastnet(system, (8, 16, 32), global_batch_size=32)
 
 
-def t1(system: str = "local") -> Runs:
+def t1(system: str) -> Runs:
     """FourCastNet pre-training as in Table 1, on A100 and on H100; parts of F1, or of F4 and F5.
 
     Table: 1. Hardware: A100 and H100. Command: `energynn submit T1 --system horeka-a100`, then
@@ -433,7 +439,7 @@ def t1(system: str = "local") -> Runs:
     )
 
 
-def fluctuation(system: str = "local") -> Runs:
+def fluctuation(system: str) -> Runs:
     """FourCastNet pre-training, 20 epochs on 64 GPUs three times over: how much repeats differ.
 
     Text: section 3.3.1. Hardware: A100. Command: `energynn submit fluctuation --system
@@ -441,8 +447,10 @@ def fluctuation(system: str = "local") -> Runs:
     Cost: 840 GPU hours, 156 kWh (all published).
     Expected: a spread of about 4 %.
     """
-    make = partial(_fourcastnet, system, (64,), local_batch_size=1, epochs=20)
-    return make(repeat=0) + make(repeat=1) + make(repeat=2)
+    runs = []
+    for repeat in range(3):
+        runs += _fourcastnet(system, (64,), local_batch_size=1, epochs=20, repeat=repeat)
+    return runs
 
 
 PAPER = {
@@ -489,9 +497,9 @@ def _own_runs(path: str, system: str) -> Runs:
     try:
         require_file(Path(path), LARGEST_B)
         runs = list(runpy.run_path(path)["study"](system))
+        if not runs or not all(isinstance(run, RunConfig) for run in runs):
+            raise ValueError(f"got {reprlib.repr(runs)}")
+        return runs
     except (Exception, SystemExit) as error:
         kind = type(error).__name__
         raise ValueError(f"study: {path}: {kind}: {error}; {OWN_STUDY}") from error
-    if not runs or not all(isinstance(run, RunConfig) for run in runs):
-        raise ValueError(f"study: {path}: {OWN_STUDY}, got {reprlib.repr(runs)}")
-    return runs

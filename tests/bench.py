@@ -203,7 +203,7 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
                 (root / split / name).mkdir(parents=True)
                 for k, data in enumerate(as_jpegs([name], count, (500, 375), label)):
                     (root / split / name / f"{k}.jpg").write_bytes(data)
-        imagenet.prepare(root, store, progress=lambda line: None)
+        imagenet.prepare(root, store)
         mean, std = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
         usual = transforms.Compose(
             [
@@ -241,7 +241,7 @@ def trainers_loader(root: Path, **fields) -> DataLoader:
                        validation_samples=0, loader_workers=WORKERS, persistent_workers=True)  # fmt: skip
     alone = World(0, 1, 0, torch.device("cpu"), "")
     with mock.patch.object(manifests, "verify", lambda *given, **named: root), alone_in_the_world():
-        return resnet50.make_loader(resnet50.load_images(made, alone)[0], made, alone)
+        return resnet50.make_loader(resnet50.load_images(made)[0], made, alone)
 
 
 @contextlib.contextmanager

@@ -143,7 +143,6 @@ def write_run_dir(runs_dir, system="local"):
             "workload": "resnet50",
             "system": system,
             "started_at": "2026-01-01T00:00:00Z",
-            "boot_id": "b",
             "config": values,
             "config_digest": config.digest(values),
             "data_digest": config.manifest_digest("photographs"),

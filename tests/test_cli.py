@@ -12,7 +12,6 @@ import pytest
 
 from energynn import cli, files, records
 from energynn.files import REPOSITORY
-from energynn.progress import energy_words
 from tests.conftest import write_perun_hdf5, write_run_dir
 
 
@@ -34,7 +33,7 @@ def test_the_version_and_the_list_of_commands(capsys):
     [
         (["statsu"], "status"),
         (["run", "workload=resnet5"], "resnet50"),
-        (["run", "dataset=photograph"], "photographs"),
+        (["run", "dataset=photograph"], "data describe"),
         (["forecast", "plam"], "plan"),
         (["run", "learning_rte=2"], "learning_rate"),
         (["run", "devices"], "NAME=VALUE"),
@@ -84,20 +83,6 @@ def test_help_loads_nothing_heavy():
     program += "print({'numpy', 'pandas', 'torch', 'rich'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "set()", done
-
-
-@pytest.mark.parametrize(
-    "energy_Wh, words",
-    [
-        (0.08462, "0.0846 Wh"),
-        (12.345, "12.3 Wh"),
-        (999.6, "1 kWh"),
-        (2.5e6, "2,500 kWh"),
-        (0, "0 Wh"),
-    ],
-)
-def test_energies_in_words_have_no_exponents(energy_Wh, words):
-    assert energy_words(energy_Wh) == words
 
 
 MEASURED = "20260101-000000-1-python"
@@ -179,12 +164,6 @@ def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatc
     made = {"get_ipython": MagicMock()}
     exec("\n".join(sources[:2]), made)  # parameters and configuration; nothing is run
     assert os.getcwd() == str(REPOSITORY) and str(made["runs_dir"]) == "/somewhere/runs"
-
-
-def test_every_step_of_make_reproduce_says_in_one_line_what_it_is():
-    makefile = (REPOSITORY / "Makefile").read_text()
-    recipe = makefile.partition("\nreproduce:")[2].partition("\n\n")[0].splitlines()[1:]
-    assert len(recipe) % 2 == 0 and all(line.startswith('\t@echo "=== ') for line in recipe[::2])
 
 
 def test_a_closed_standard_output_costs_no_commands_status(tmp_path):

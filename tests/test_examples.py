@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from energynn import config, records
+from energynn.analysis import results
 from energynn.data import describe, manifests
 from energynn.files import REPOSITORY
 
@@ -67,12 +68,30 @@ def my_points(tmp_path, monkeypatch):
 
 def test_data_of_ones_own_are_described_and_verified(my_points):
     describe.build("my-points")
-    assert manifests.verify("my-points", progress=lambda line: None) == my_points
+    assert manifests.verify("my-points") == my_points
     (my_points / "points.csv").write_text("1,2\n")
-    with pytest.raises(ValueError, match="my-points: .*points.csv has 4 B"):
-        manifests.verify("my-points", progress=lambda line: None)
+    with pytest.raises(ValueError, match="my-points: .*points.csv differs"):
+        manifests.verify("my-points")
     with pytest.raises(ValueError, match="no-such-data: .*put its files into"):
         describe.build("no-such-data")
+
+
+def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
+    for name in ("no_such_workload", "json", "..x", ""):
+        with pytest.raises(ValueError, match="workload: .* is not known .*choose one of resnet50"):
+            config.make(name)
+
+
+def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    made = config.make("straight_line", devices=2)
+    assert (made.local_batch_size, made.global_batch_size) == (10, 20)
+    assert config.from_dict(config.to_dict(made)) == made
+    assert config.run_id(made).startswith("straight_line-my-points-n2-lbs10-gbs20-")
+    with pytest.raises(ValueError, match="epochs: must have type integer"):
+        config.make("straight_line", epochs="many")
+    with pytest.raises(ValueError, match="layers: not a parameter of Config"):
+        config.make("straight_line", layers=3)
 
 
 def test_the_example_of_a_workload_is_short():
@@ -107,4 +126,7 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
     record = json.loads(path.read_text())
     assert record["valid"], record["invalid_reasons"]
     assert record["metrics"]["slope"] == pytest.approx(3, abs=0.01)
-    assert records.check(tmp_path / "runs") == []
+    assert len(record["history"]) == 200 and record["optimizer_steps"] * 20 == 200 * 1000
+    assert records.check(tmp_path / "runs") == []  # without the module, as on another machine
+    runs = results.load(tmp_path / "runs")
+    assert not runs.attrs["excluded"] and runs["workload"].values.tolist() == ["straight_line"]

@@ -194,13 +194,3 @@ def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
     command = [sys.executable, path]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "simulated" in done.stdout, done.stderr
-
-
-def test_the_package_imports_nothing_heavy():
-    code = "import sys, energynn; print([m for m in ('torch', 'pandas', 'xarray', 'altair') if m in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True
-    )
-    assert done.stdout.strip() == "[]"
-    with pytest.raises(AttributeError, match="no attribute"):
-        _ = energynn.nothing

@@ -21,70 +21,57 @@ def copies(tmp_path, monkeypatch):
     return tmp_path
 
 
-def silent(line):
-    pass
-
-
 def test_damage_is_named_with_its_remedy(copies):
-    root = manifests.verify("photographs", silent)  # made here
+    root = manifests.verify("photographs")  # made here
     assert root == copies / "build" / "data" / "photographs"
     victim = root / "train" / "coffee" / "007.jpg"
     sound = victim.read_bytes()
-    for damaged, message in ((sound[:-1] + b"\0", "sha256"), (sound[:100], "100 B")):
-        victim.write_bytes(damaged)
-        with pytest.raises(ValueError, match=f"photographs.*coffee/007.jpg.*{message}.*delete"):
-            manifests.verify("photographs", silent)
+    victim.write_bytes(sound[:100])
+    with pytest.raises(ValueError, match="photographs.*coffee/007.jpg differs.*delete"):
+        manifests.verify("photographs")
     victim.rename(victim.with_name("extra.jpg"))
     with pytest.raises(ValueError, match="photographs.*coffee/007.jpg is missing.*delete"):
-        manifests.verify("photographs", silent)
+        manifests.verify("photographs")
     victim.write_bytes(sound)
     with pytest.raises(ValueError, match="photographs.*extra.jpg is not in the manifest"):
-        manifests.verify("photographs", silent)
+        manifests.verify("photographs")
     shutil.rmtree(root)  # the remedy
-    manifests.verify("photographs", silent)
+    manifests.verify("photographs")
 
     states = copies / "data_manifests" / "era5_ensemble" / "era5_ensemble.nc"
     content = bytearray(states.read_bytes())
     content[1_000_000] ^= 1
     states.write_bytes(content)
     with pytest.raises(ValueError, match="era5_ensemble.nc differs.*git checkout"):
-        manifests.verify("era5_ensemble", silent)
+        manifests.verify("era5_ensemble")
 
 
 def test_missing_and_damaged_manifests_are_named(copies):
-    with pytest.raises(ValueError, match="imagenet: no manifest.*era5_ensemble, photographs"):
-        manifests.verify("imagenet", silent)
+    with pytest.raises(ValueError, match="imagenet: no checksums.*data describe imagenet"):
+        manifests.verify("imagenet")
     folder = copies / "data_manifests" / "era5_ensemble"
-    for text in ("{", '{"distribution": [{"name": 3}]}'):
-        (folder / "manifest.json").write_text(text)
-        with pytest.raises(ValueError, match="manifest.json is damaged"):
-            manifests.verify("era5_ensemble", silent)
     (folder / "SHA256SUMS").write_text("not a checksum\n")
     with pytest.raises(ValueError, match="SHA256SUMS is damaged"):
-        manifests.verify("era5_ensemble", silent)
+        manifests.verify("era5_ensemble")
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='{}[]":,distrbuonam3 ').map(str.encode))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_listing_is_read_or_refused_in_one_line(copies, content):
-    folder = copies / "data_manifests" / "photographs"
-    for name, read in (("manifest.json", manifests.read), ("SHA256SUMS", manifests.checksums)):
-        (folder / name).write_bytes(content)
-        try:
-            assert read("photographs") is not None
-        except ValueError as error:
-            assert name in str(error) and "\n" not in str(error)
+    path = copies / "data_manifests" / "photographs" / "SHA256SUMS"
+    path.write_bytes(content)
+    try:
+        assert manifests.checksums("photographs") is not None
+    except ValueError as error:
+        assert "SHA256SUMS" in str(error) and "\n" not in str(error)
 
 
 def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypatch):
     monkeypatch.setattr(photographs, "JPEG_QUALITY", 80)
-    monkeypatch.setattr(photographs, "made_with", lambda: "Pillow 99")
-    message = r"made with Pillow \d.*here is Pillow 99.*data describe photographs"
-    with pytest.raises(ValueError, match=message):
-        manifests.verify("photographs", silent)
-    assert not (copies / "build" / "data" / "photographs").exists()
+    with pytest.raises(ValueError, match="requirements.lock.*data describe photographs"):
+        manifests.verify("photographs")
     describe.build("photographs")
-    manifests.verify("photographs", silent)
+    manifests.verify("photographs")
 
 
 def test_manifests_say_what_is_needed():
@@ -131,18 +118,18 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, 
     monkeypatch.setenv("ENERGYNN_IMAGENET", str(imagenet_tree))
     victim = imagenet_tree / "train" / "n2" / "n2_3.JPEG"
     victim.write_bytes(b"TRAIN 2 3")
-    assert manifests.verify("imagenet", silent) == imagenet_tree  # names only
+    assert manifests.verify("imagenet") == imagenet_tree  # names only
     capsys.readouterr()
     assert cli.main(["data", "verify", "imagenet", "--root", str(imagenet_tree)]) == 2
     assert "train/n2/n2_3.JPEG differs from its sha256" in capsys.readouterr().err
     victim.unlink()
-    with pytest.raises(ValueError, match="train/n2 has 3 images, not 4"):
-        manifests.verify("imagenet", silent)
+    with pytest.raises(ValueError, match="images of train are others .* in .'n2'."):
+        manifests.verify("imagenet")
     victim.with_name("n2_9.JPEG").write_bytes(b"")
-    with pytest.raises(ValueError, match="images of train have other names"):
-        manifests.verify("imagenet", silent)
+    with pytest.raises(ValueError, match="images of train are others .* in no class"):
+        manifests.verify("imagenet")
     victim.with_name("n2_9.JPEG").rename(victim)
     victim.write_bytes(b"train 2 3")
     (imagenet_tree / "ILSVRC2012_img_val.tar").write_bytes(b"other")
     with pytest.raises(ValueError, match="img_val.tar differs from its md5 29b22e"):
-        manifests.verify("imagenet", silent, imagenet_tree, every_byte=True)
+        manifests.verify("imagenet", imagenet_tree, every_byte=True)

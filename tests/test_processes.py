@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from energynn import processes
-from energynn.measure import machine
 from tests.processes import wait_until
 
 CHILD = "import os, sys, time; from energynn import processes\n{arm}\nprint(os.getpid(), flush=True); time.sleep(60)"
@@ -129,4 +128,3 @@ def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(monkeypatch,
     """As gVisor's: there no run could begin."""
     monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
     assert processes.is_alive(processes.name_of_this_process())
-    assert machine.describe_host()["boot_id"] == ""

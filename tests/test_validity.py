@@ -17,7 +17,6 @@ def change_events(run_dir, change):
 
 @pytest.mark.parametrize("samples, is_enough", [(60, True), (59, False)])
 def test_sixty_samples_are_enough(run_dir, samples, is_enough):
-    change_events(run_dir, lambda line: line["event"] == "training_end" and line.update(t_mono_ns=line["t_mono_ns"]))
     path = run_dir / "samples-host.jsonl"
     header, *lines = [json.loads(line) for line in path.read_text().splitlines()]
     header["period_s"] = 0.5

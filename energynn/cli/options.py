@@ -12,7 +12,6 @@ RunsDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="folder of the records [default: $ENERGYNN_RUNS, else runs]"),
 ]
-BuildDir = Annotated[Path, typer.Option(metavar="DIR", help="folder of what is generated")]
 Json = Annotated[bool, typer.Option("--json", help="for a program: JSON on standard output")]
 Run = Annotated[
     str,
@@ -78,21 +77,17 @@ def _literal(text: str):
 
 
 def find_run(run: str, runs_dir: Path | None) -> Path:
-    """The folder of a run that a person names by folder, name, or beginning of the name.
+    """Find a run's folder by itself, by its name, or by the beginning of its name.
 
     Raises ValueError where no run, or more than one, has such a name.
     """
     if (Path(run) / "run.json").is_file():
         return Path(run)
-    runs_dir = folder_of_runs(runs_dir)
-    known = sorted(path.parent for path in runs_dir.glob("*/*/run.json"))
-    exact = [folder for folder in known if folder.name == run]
-    candidates = exact or [folder for folder in known if folder.name.startswith(run)]
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        first, second = candidates[:2]
-        raise ValueError(
-            f"run: {len(candidates)} runs begin with {run!r}, as {first.name} and {second.name}"
-        )
-    raise ValueError(f"run: {run!r} is no run's folder or name below {runs_dir}")
+    folder = folder_of_runs(runs_dir)
+    found = [path.parent for path in folder.glob(f"*/{run}*/run.json")]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(str(path) for path in found[:2])
+    raise ValueError(
+        f"run: {len(found)} runs below {folder} begin with {run!r}, not one; {names or 'look there'}"
+    )

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from energynn.cli.options import (
-    BuildDir,
     Json,
     Run,
     RunsDir,
@@ -17,6 +16,8 @@ from energynn.cli.options import (
     reply,
     tell,
 )
+
+BUILD = Path("build")  # where the paper lies
 
 
 def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
@@ -82,67 +83,58 @@ def check(
     reference: Annotated[
         bool, typer.Option("--reference", help="compare the default study with its reference")
     ] = False,
-    build_dir: BuildDir = Path("build"),
 ) -> int:
     """Derive every number of the records again and compare."""
     from energynn import records
 
     folder = folder_of_runs(runs_dir, must_exist=True)
     if reference:
-        return _reference(folder, build_dir)
+        return _reference(folder)
     for line in records.recover(folder) if recover else []:
         print(line)
     faults = records.check(folder)
     for fault in faults:
         print(f"FAULT {fault}")
     readable = records.read_all(folder)
-    simulated = sum(record.get("launcher") == "simulated" for record in readable)
-    valid = sum(record["valid"] for record in readable) - simulated
-    words = f"{len(readable)} records below {folder}, {valid} of them valid"
-    words += f", {simulated} simulated" if simulated else ""
-    tell(f"{words}; {len(faults)} faults")
+    valid = sum(each["valid"] and each.get("launcher") != "simulated" for each in readable)
+    tell(f"{len(readable)} records below {folder}, {valid} of them valid; {len(faults)} faults")
     return 1 if faults else 0
 
 
-def _reference(folder: Path, build_dir: Path) -> int:
+def _reference(folder: Path) -> int:
     from energynn.analysis import reference
     from energynn.reading import one_fault
 
-    with one_fault(build_dir):
-        lines, passed = reference.compare(folder, build_dir)
+    with one_fault(BUILD):
+        lines, passed = reference.compare(folder, BUILD)
     tell("\n".join(lines))
     return 0 if passed else 1
 
 
 def import_perun(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="perun's .hdf5")],
-    as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Read a perun HDF5 file (0.8 to 1.0) into our records."""
     from energynn import records
     from energynn.launch import command, perun_import
 
-    folders = perun_import.import_file(file, folder_of_runs(runs_dir))
-    imported = {str(folder): records.read_record(folder) for folder in folders}
-    lines = []
-    for folder, record in imported.items():
-        lines += [command.report(record), f"  method: {record['method']}", f"  record: {folder}"]
-    reply(as_json, {"runs": list(imported.values())}, "\n".join(lines))
+    for folder in perun_import.import_file(file, folder_of_runs(runs_dir)):
+        record = records.read_record(folder)
+        tell(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
     return 0
 
 
 def claims(
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="own records")] = None,
+    data: RunsDir = None,
     number: Annotated[
         str, typer.Option(metavar="NAME", help="where a number of the paper comes from")
     ] = "",
     as_json: Json = False,
-    build_dir: BuildDir = Path("build"),
 ) -> int:
     """Judge the study's statements on published values and on own runs."""
     if number:
-        tell(_number(number, build_dir))
+        tell(_number(number))
         return 0
     from energynn.analysis import claims
 
@@ -151,16 +143,17 @@ def claims(
     return 0
 
 
-def _number(name: str, build_dir: Path) -> str:
-    """Describe the numbers of the paper whose names contain this one."""
+def _number(name: str) -> str:
+    """Say what a number of the paper is and where it comes from."""
+    from energynn.config import suggestion
     from energynn.reading import json_table
 
-    lines = []
-    for known, entry in json_table(build_dir / "numbers.json").items():
-        if name.lower() in known.lower():
-            lines.append(f"{known} = {entry['text']} {entry['unit']} ({entry['provenance']})")
-            lines.append(f"  from {entry['source']}")
-            lines.append(f"  by notebooks/{entry['notebook']}.ipynb")
-    if not lines:
-        raise ValueError(f"number: the paper has none with {name!r} in its name")
-    return "\n".join(lines)
+    numbers = json_table(BUILD / "numbers.json")
+    if name not in numbers:
+        raise ValueError(f"number: the paper has no {name}{suggestion(name, numbers)}")
+    entry = numbers[name]
+    return (
+        f"{name} = {entry['text']} {entry['unit']} ({entry['provenance']})\n"
+        f"  from {entry['source']}\n"
+        f"  by notebooks/{entry['notebook']}.ipynb"
+    )

@@ -38,7 +38,7 @@ def run(
     from energynn.launch import start
 
     if list_parameters:
-        print(config.help_text())
+        tell(config.help_text())
         return 0
     parameters = parameters_of([*(assigned or []), *(p or [])])
     try:
@@ -67,9 +67,6 @@ def study_run(
     warm_up: Annotated[bool, typer.Option("--warm-up", help="make the first run once before")] = (
         False
     ),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="of gpu and gpu-grid: in small, on CPU cores")
-    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
@@ -80,10 +77,6 @@ def study_run(
     if archive:
         require_place(archive)
     runs = [run for runs in studies.find([name]).values() for run in runs]
-    if dry_run and name not in ("gpu", "gpu-grid"):
-        raise ValueError(f"dry-run: the study {name} is small as it is")
-    if dry_run:
-        runs = studies.STUDIES[name](dry_run=True)
     folder = folder_of_runs(runs_dir).absolute()
     failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
     tell("\n".join(failed))

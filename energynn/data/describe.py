@@ -1,30 +1,22 @@
-"""Write what describes a data set, data_manifests/<dataset>/; for those who maintain one."""
+"""Write what describes a data set, data_manifests/<dataset>/, for those who maintain one."""
 
 from __future__ import annotations
 
 import json
-import re
+import mimetypes
 import shutil
-import sys
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
-from energynn.config import FOLDER_NAME, IMAGENET_IMAGES, suggestion
 from energynn.data import era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
-from energynn.files import require_place, sha256, shipped
+from energynn.files import shipped, write_json
 
 DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what is said of each in words
-ENCODINGS = {".jpg": "image/jpeg", ".nc": "application/netcdf", ".json": "application/json"}
-PACKAGES = {"skimage": "scikit-image", "sklearn": "scikit-learn"}
 
 
-def build(
-    dataset: str, source: Path | None = None, progress: Callable[[str], None] = print
-) -> None:
+def build(dataset: str, source: Path | None = None) -> None:
     """Write the manifest that describes a data set as it lies there; photographs are made anew.
 
     ``source`` is the folder of what does not ship, if not where its variable says. Any other name is that of data of
@@ -32,91 +24,48 @@ def build(
     """
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
-    target = manifests.DATA_MANIFESTS / dataset
-    require_place(target / "SHA256SUMS")
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
     details: dict = {}
     if dataset == "imagenet":
-        sums, details = _imagenet(folder, progress)
-    elif dataset == "era5":
-        sums, details = era5_store.describe(folder)
-    elif dataset in manifests.PHOTOGRAPHS:
-        shutil.rmtree(folder, ignore_errors=True)
-        photographs.make_crops(folder)
-        details = {"energynn:made_with": photographs.made_with(), "energynn:sources": _sources()}
-        sums = _sums(folder, progress)
-    elif re.match(FOLDER_NAME, dataset) and folder.is_dir():
-        sums = _sums(folder, progress)
+        sums, details = _imagenet(folder)
+        files = []  # a million of them
     else:
-        near = suggestion(dataset, [*manifests.VARIABLES, *manifests.PHOTOGRAPHS])
-        remedy = "put its files into it, or link it there"
-        raise ValueError(f"{dataset}: {folder} is no folder; {remedy}{near}")
-    files = _official_archives() if dataset == "imagenet" else _file_objects(folder, sums)
+        if dataset == "era5":
+            details = {"energynn:times": era5_store.contents(folder)}
+        elif dataset in manifests.PHOTOGRAPHS:
+            shutil.rmtree(folder, ignore_errors=True)
+            photographs.make_crops(folder)
+            details = {"energynn:sources": photographs.PHOTOGRAPHS}
+        elif not folder.is_dir():
+            raise ValueError(f"{dataset}: {folder} is no folder; put its files into it")
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        pieces = {str(path.relative_to(folder)): (str(path), 0, -1) for path in paths}
+        sums = dict(digests(pieces))
+        files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())
     manifest = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
     manifest |= {"energynn:files": len(sums), "distribution": files}
+    target = manifests.DATA_MANIFESTS / dataset
     target.mkdir(parents=True, exist_ok=True)
     lines = (f"{digest}  {name}\n" for name, digest in sums.items())
     (target / "SHA256SUMS").write_text("".join(lines))
-    text = json.dumps(manifest, indent=1, ensure_ascii=False)
-    (target / "manifest.json").write_text(text + "\n")
-    place = target / "manifest.json"
-    print(f"{dataset}: wrote {place} and SHA256SUMS for {len(sums)} files", file=sys.stderr)
+    write_json(target / "manifest.json", manifest)
 
 
-def _sources() -> list[dict]:
-    """The photographs that the crops are made from, with their licences."""
-    found = []
-    for name, (package, file, licence) in photographs.PHOTOGRAPHS.items():
-        found.append(
-            {
-                "class": name,
-                "package": package,
-                "version": version(PACKAGES[package]),
-                "file": file,
-                "license": licence,
-                "sha256": sha256(photographs.source_path(package, file)),
-            }
-        )
-    return found
-
-
-def _imagenet(folder: Path, progress: Callable[[str], None]) -> tuple[dict[str, str], dict]:
-    """SHA-256 of every image, and the counts of both splits."""
-    listings = imagenet.list_images(folder, progress)
-    manifests.check_archives(folder, progress)
+def _imagenet(folder: Path) -> tuple[dict[str, str], dict]:
+    """Compute SHA-256 of every image, and a summary of both splits."""
+    listings = imagenet.list_images(folder)
     summaries = dict(zip(imagenet.SPLITS, map(imagenet.summary, listings), strict=True))
-    counts = {split: found.count for split, found in summaries.items()}
-    details = {
-        "energynn:complete": counts == IMAGENET_IMAGES,
-        "energynn:splits": msgspec.to_builtins(summaries),
-    }
-    return dict(digests(imagenet.pieces(listings), progress)), details
-
-
-def _official_archives() -> list[dict]:
-    """ImageNet's archives with their published MD5."""
-    entries = []
-    for name, md5 in imagenet.ARCHIVES.items():
-        url = f"https://image-net.org/data/ILSVRC2012/{name}"
-        entry = {"@type": "cr:FileObject", "@id": name, "name": name, "md5": md5}
-        entries.append(entry | {"contentUrl": url, "encodingFormat": "application/x-tar"})
-    return entries
-
-
-def _sums(folder: Path, progress: Callable[[str], None]) -> dict[str, str]:
-    """Name -> SHA-256 of all files below a folder."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    pieces = {str(path.relative_to(folder)): (str(path), 0, -1) for path in paths}
-    return dict(digests(pieces, progress))
+    details = {"energynn:splits": msgspec.to_builtins(summaries)}
+    return dict(digests(imagenet.pieces(listings))), details
 
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
-    """Files as the Croissant vocabulary describes them."""
+    """List files as the Croissant vocabulary describes them."""
     entries = []
     for name, digest in sums.items():
         entry = {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name}
         entry |= {"contentSize": f"{(folder / name).stat().st_size} B", "sha256": digest}
-        encoding = ENCODINGS.get(Path(name).suffix, "application/octet-stream")
+        encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
         entries.append(entry | {"encodingFormat": encoding})
     return entries

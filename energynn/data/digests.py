@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Iterator
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from energynn.progress import meter
 
 THREADS = 8
-BATCH = 1024  # pieces before the threads: of a million, each would wait in memory
 Piece = tuple[str, int, int]  # path, offset, bytes; -1 bytes are the whole file
 
 
 def verify_tree(
     root: Path,
     checksums: dict[str, str],
-    progress: Callable[[str], None] = print,
     pieces: dict[str, Piece] | None = None,
     algorithm: str = "sha256",
 ) -> None:
@@ -27,28 +24,21 @@ def verify_tree(
     Raises ValueError naming the first file that is missing or differs.
     """
     pieces = pieces or {name: (f"{root}/{name}", 0, -1) for name in checksums}
-    for name, digest in digests(pieces, progress, algorithm):
+    for name, digest in digests(pieces, algorithm):
         if digest != checksums[name]:
             raise ValueError(
                 f"{pieces[name][0]}: {name} differs from its {algorithm} {checksums[name]}"
             )
 
 
-def digests(
-    pieces: dict[str, Piece], progress: Callable[[str], None] = print, algorithm: str = "sha256"
-) -> Iterator[tuple[str, str]]:
-    """Name and hex digest of pieces of files, in their order. Raises ValueError for a missing file."""
-    advance = meter(algorithm, len(pieces), "files", progress)
-    names = iter(pieces)
-    pool = ThreadPoolExecutor(THREADS)
-    try:
-        while batch := list(islice(names, BATCH)):
-            found = pool.map(lambda name: _digest(*pieces[name], algorithm), batch)
-            for name, digest in zip(batch, found, strict=True):
-                advance(1)
-                yield name, digest
-    finally:
-        pool.shutdown(cancel_futures=True)
+def digests(pieces: dict[str, Piece], algorithm: str = "sha256") -> Iterator[tuple[str, str]]:
+    """Compute name and hex digest of pieces of files, in their order. Raises ValueError for a missing file."""
+    advance = meter(algorithm, len(pieces), "files")
+    with ThreadPool(THREADS) as pool:
+        values = pool.imap(lambda piece: _digest(*piece, algorithm), pieces.values())
+        for name, value in zip(pieces, values, strict=True):
+            advance(1)
+            yield name, value
 
 
 def _digest(path: str, offset: int, size_B: int, algorithm: str) -> str:

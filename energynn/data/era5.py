@@ -10,19 +10,15 @@ import numpy as np
 from energynn.config import SYNTHETIC_STATES
 
 GRAVITY_M_S2 = 9.80665  # geopotential / gravity = geopotential height
-CHANNELS = (
-    "t850",
-    "z850",
-    "z500",
-    "t500",
-)  # those of FourCastNet's twenty that the embedded file has, in its order
+# Those of FourCastNet's twenty that the embedded file has, in its order.
+CHANNELS = ("t850", "z850", "z500", "t500")
 Z500 = CHANNELS.index("z500")
 LEAD_H = 12  # hours between two states of the embedded file
 
 
 @dataclass(frozen=True)
 class Split:
-    """Normalized states of one split, and what is needed to leave the normalization again.
+    """Hold normalized states of one split, and what is needed to leave the normalization again.
 
     sequences: (samples, steps + 1, channels, latitude, longitude) float32, or what is read as such when indexed; mean,
     std: (channels,) in the channels' units; latitude_weights: (latitude,), mean 1; climatology: (channels, latitude,
@@ -41,20 +37,20 @@ class Split:
 
 
 def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
-    """Training and test sequences of ``steps`` (1 or 2) consecutive 12 h steps from the embedded ensemble.
+    """Read training and test sequences of ``steps`` (1 or 2) consecutive 12 h steps from the embedded ensemble.
 
     Four times t0..t3, 12 h apart, ten members each. Members are near copies of each other, so the split is by time:
     t0, t1, t2 train (20 samples of one step, 10 of two), and the test (10 samples) predicts t3, which no training
     sample contains. The last latitude row, a pole, is dropped as in FourCastNet (721 -> 720, here 61 -> 60). Mean
     and standard deviation come from t0, t1, t2 alone, and so does the climatology: 36 h are a poor one. Only the last
-    step of a test sequence is new, and scored. Raises ValueError if a value is missing.
+    step of a test sequence is new, and scored.
     """
     states, latitude = read_states(path)
     states, latitude = states[..., :-1, :], latitude[:-1]
     last = states.shape[1] - 1
     training = states[:, :last]
-    mean = training.mean(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
-    std = training.std(axis=(0, 1, 3, 4), dtype=np.float64).astype(np.float32)
+    over = dict(axis=(0, 1, 3, 4), dtype=np.float64)
+    mean, std = training.mean(**over).astype(np.float32), training.std(**over).astype(np.float32)
     normalized = (states - mean[:, None, None]) / std[:, None, None]
     train = np.concatenate(
         [normalized[:, start : start + steps + 1] for start in range(last - steps)]
@@ -66,41 +62,31 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
 
 
 def synthetic(steps: int) -> tuple[Split, Split]:
-    """Random states of the paper's size, one sequence again and again: what a training costs, not what it learns."""
-    shape = (steps + 1, 20, 720, 1440)
-    sequence = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
-    weights = latitude_weights(90 - 0.25 * np.arange(shape[2]))
-    mean, std, climatology = (
-        np.zeros(20, np.float32),
-        np.ones(20, np.float32),
-        np.zeros(shape[1:], np.float32),
-    )
-    facts = (mean, std, weights, climatology, 6, 14, (steps,))
-    return Split(np.broadcast_to(sequence, (SYNTHETIC_STATES, *shape)), *facts), Split(
-        sequence[None], *facts
-    )
+    """Make random states of the paper's size, one sequence again and again: a training's cost, not what it learns."""
+    state = (20, 720, 1440)
+    sequence = np.random.default_rng(0).standard_normal((1, steps + 1, *state), dtype=np.float32)
+    sequences = np.broadcast_to(sequence, (SYNTHETIC_STATES, steps + 1, *state))
+    zeros, climatology = np.zeros(20, np.float32), np.zeros(state, np.float32)
+    weights = latitude_weights(90 - 0.25 * np.arange(720))
+    facts = (zeros, zeros + 1, weights, climatology, 6, 14, (steps,))
+    return Split(sequences, *facts), Split(sequence, *facts)
 
 
 def read_states(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """States (member, time, channel, latitude, longitude) float32 in K and m2/s2, and the latitudes in degrees.
+    """Read states (member, time, channel, latitude, longitude) float32 in K and m2/s2, and the latitudes in degrees.
 
     ``xarray.open_dataset(path, engine="scipy")`` reads the same file; here scipy alone does, because xarray would
-    bring pandas into the trainers. Raises ValueError if a value is missing.
+    bring pandas into the trainers.
     """
     from scipy.io import netcdf_file
 
     with netcdf_file(path, mmap=False, maskandscale=True) as file:
-        states = np.stack([file.variables[name][:] for name in CHANNELS], axis=2).astype(np.float32)
+        states = np.stack([file.variables[name][:] for name in CHANNELS], axis=2)
         latitude = np.array(file.variables["latitude"][:], dtype=np.float64)
-    if np.isnan(states).any():
-        member, time, channel = np.argwhere(np.isnan(states))[0][:3]
-        raise ValueError(
-            f"{path}: NaN in {CHANNELS[channel]} at time {time}, member {member}; restore it from git"
-        )
-    return states, latitude
+    return states.astype(np.float32), latitude
 
 
 def latitude_weights(latitude_deg: np.ndarray) -> np.ndarray:
-    """Weights H cos(latitude) / sum cos(latitude) of H grid rows, as FourCastNet's metric has them."""
+    """Compute weights H cos(latitude) / sum cos(latitude) of H grid rows, as FourCastNet's metric has them."""
     cosine = np.cos(np.deg2rad(latitude_deg)).clip(min=0.0)
     return (len(latitude_deg) * cosine / cosine.sum()).astype(np.float32)

@@ -8,95 +8,66 @@ whichever they are.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import math
 import os
 import re
-import shutil
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, reduce
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from energynn.config import FourCastNetConfig
+from energynn.config import YEARS
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
-from energynn.files import sha256, whole, write_json
 from energynn.progress import meter
-from energynn.reading import require_file
+from energynn.reading import one_fault
 
-AHEAD = 8  # states that are read ahead: 0.7 GB of memory at full size
-CHUNK = 2**16  # values that are normalized at once, and stay in the processor's cache meanwhile
-HEADER_B = 128  # of NumPy's format, for every shape that occurs
-MOMENTS = ("count", "mean", "squared_deviations")
+AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
+WORKERS = 4  # threads that read them
 INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
 TEST_STEPS = 2  # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
 
 
 class Note(msgspec.Struct):
-    """What <year>.json tells of <year>.npy; the last three have a value for each channel."""
+    """Tell of <year>.npy what <year>.json holds; the last three have a value for each channel."""
 
     source: str
     channels: list[str]
     latitude_deg: list[float]
     longitude_deg: list[float]
     hours_since_1970: list[int]
-    sha256: str
     count: list[float]
     mean: list[float]
     squared_deviations: list[float]
 
-    def moments(self) -> np.ndarray:
-        """(3, channels) float64, as ``moments`` gives them of one state."""
-        return np.array([self.count, self.mean, self.squared_deviations])
-
 
 def parse_years(text: str) -> list[int]:
-    """The years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    parts = [part.partition("-") for part in text.split(",")]
-    has_form = re.fullmatch(r"\d{4}(-\d{4})?(,\d{4}(-\d{4})?)*", text)
-    if not has_form or any(last and last < first for first, _, last in parts):
+    """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
+    years: set[int] = set()
+    if re.fullmatch(YEARS, text):
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            years.update(range(int(first), int(last or first) + 1))
+    if not years:
         raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
-    return sorted(
-        {year for first, _, last in parts for year in range(int(first), int(last or first) + 1)}
-    )
+    return sorted(years)
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
-def prepare(
-    source: str,
-    out: Path,
-    years: list[int],
-    workers: int = 4,
-    progress: Callable[[str], None] = print,
-) -> None:
+def prepare(source: str, out: Path, years: list[int]) -> None:
     """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
 
     Years that are there stay; one that was interrupted is made anew. Several calls at the same time must have different
-    years. Raises ValueError naming what is wrong with the source, if possible before anything is written, or if there
-    is no room.
+    years. Raises ValueError naming what is wrong with the source, if possible before anything is written.
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
-    sources = {year: era5_sources.open_year(source, year) for year in missing}
-    all_B = sum(len(opened.hours) * 4 * math.prod(opened.shape) for opened in sources.values())
-    free_B = shutil.disk_usage(out).free
-    if all_B > free_B:
-        sizes = f"{all_B / 1e9:.1f} GB to write, {free_B / 1e9:.1f} GB free"
-        raise ValueError(f"{out}: {sizes}; give another --out")
-    advance = meter("era5", all_B / 1e9, "GB", progress)
-    with ThreadPoolExecutor(workers) as pool:
+    with one_fault(source), ThreadPoolExecutor(WORKERS) as pool:
+        sources = {year: era5_sources.open_year(source, year) for year in missing}
+        times = sum(len(opened.hours) for opened in sources.values())
+        advance = meter("era5", times, "states")
         for year, opened in sources.items():
             _write_year(opened, out / f"{year}.npy", source, pool, advance)
-            all_times = len(hours_of_year(year))
-            progress(f"{year}: {len(opened.hours)} of {all_times} six-hourly times in {out}")
 
 
 def _write_year(
@@ -107,103 +78,79 @@ def _write_year(
     advance: Callable[[float], None],
 ) -> None:
     """Write the states of a year, and then what is in them; the file gets its name once all of that is there."""
-    collected = np.zeros((len(MOMENTS), len(CHANNELS)))
-    total = np.zeros(source.shape)
-    digest, part = hashlib.sha256(), path.with_suffix(".part")
-    header = _npy_header((len(source.hours), *source.shape))
+    grid = len(CHANNELS), len(source.latitude_deg), len(source.longitude_deg)
+    shape = len(source.hours), *grid
+    total, means, variances = np.zeros(grid), [], []
+    part = path.with_suffix(".part")
     with open(part, "wb") as file:
-        file.write(header)
-        digest.update(header)
-        for state in _states(source, origin, pool):
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for state, mean, variance in _states(source, pool):
             file.write(state)
-            digest.update(state)
-            collected = merge(collected, moments(state))
             total += state
-            advance(state.nbytes / 1e9)
+            means.append(mean)
+            variances.append(variance)
+            advance(1)
         file.flush()
         os.fsync(file.fileno())
-    with whole(path.with_name(f"mean-{path.name}")) as mean:
-        np.save(mean, (total / len(source.hours)).astype(np.float32))
+    np.save(path.with_name(f"mean-{path.name}"), (total / shape[0]).astype(np.float32))
+    values = shape[0] * shape[2] * shape[3]
     note = Note(
-        origin,
-        list(CHANNELS),
-        source.latitude_deg.tolist(),
-        source.longitude_deg.tolist(),
-        source.hours.tolist(),
-        digest.hexdigest(),
-        *collected.tolist(),
+        source=origin,
+        channels=list(CHANNELS),
+        latitude_deg=source.latitude_deg.tolist(),
+        longitude_deg=source.longitude_deg.tolist(),
+        hours_since_1970=source.hours.tolist(),
+        count=[values] * len(CHANNELS),
+        mean=np.mean(means, axis=0).tolist(),
+        squared_deviations=(values * (np.mean(variances, axis=0) + np.var(means, axis=0))).tolist(),
     )
-    write_json(path.with_suffix(".json"), msgspec.to_builtins(note))
+    path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
     os.replace(part, path)
 
 
-def _states(source: Source, origin: str, pool: ThreadPoolExecutor) -> Iterator[np.ndarray]:
-    """The states of a year in order; the next ones are read while one is written."""
-    reading: deque[Future] = deque()
-    for index in range(len(source.hours)):
-        while len(reading) < AHEAD and index + len(reading) < len(source.hours):
-            reading.append(pool.submit(source.read, index + len(reading)))
-        try:
-            yield np.ascontiguousarray(reading.popleft().result(), dtype="<f4")
-        except (RuntimeError, LookupError, TypeError, OSError) as error:
-            what = f"{utc(source.hours[index])} cannot be read ({type(error).__name__}: {error})"
-            raise ValueError(f"{origin}: {what}; get it again") from error
+def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, ...]]:
+    """Read the states of a year in order, some at the same time, and mean and variance of their channels.
 
+    Raises ValueError naming variable and time if a value is missing.
+    """
 
-def _npy_header(shape: tuple[int, ...]) -> bytes:
-    """What NumPy's format has before the values of a float32 array."""
-    header = io.BytesIO()
-    facts = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, facts)
-    assert len(header.getvalue()) == HEADER_B
-    return header.getvalue()
+    def read(index: int) -> tuple[np.ndarray, ...]:
+        state = np.ascontiguousarray(source.read(index), dtype="<f4")
+        mean = state.mean(axis=(1, 2), dtype=np.float64)
+        if not np.isfinite(mean).all():
+            name = CHANNELS[np.argmin(np.isfinite(mean))]
+            raise ValueError(f"no finite {name} at {utc(source.hours[index])}; get it again")
+        return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
-
-# ---------------------------------------------------------------------------------------------------------- statistics
-
-
-def moments(state: np.ndarray) -> np.ndarray:
-    """(3, channels) float64: count, mean and sum of squared deviations of (channels, latitude, longitude)."""
-    collected = np.empty((len(MOMENTS), len(state)))
-    for channel, plane in enumerate(state):
-        values = plane.astype(np.float64).ravel()
-        mean = values.mean()
-        values -= mean
-        collected[:, channel] = values.size, mean, values.dot(values)
-    return collected
-
-
-def merge(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Moments of two sets of values together (Chan, Golub and LeVeque 1983: stable however many are added)."""
-    count = one[0] + other[0]
-    difference = other[1] - one[1]
-    mean = one[1] + difference * other[0] / count
-    return np.array([count, mean, one[2] + other[2] + difference**2 * one[0] * other[0] / count])
+    indices = range(len(source.hours))
+    for first in indices[::AHEAD]:
+        yield from pool.map(read, indices[first : first + AHEAD])
 
 
 def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and (population) standard deviation of each channel over these years, (channels,) float64."""
-    count, mean, squared_deviations = reduce(merge, [_note(root, year).moments() for year in years])
-    return mean, np.sqrt(squared_deviations / count)
+    """Compute mean and (population) standard deviation of each channel over these years, (channels,) float64."""
+    notes = [_note(root, year) for year in years]
+    count = np.array([note.count for note in notes])
+    means = np.array([note.mean for note in notes])
+    variances = np.array([note.squared_deviations for note in notes]) / count
+    mean = np.average(means, axis=0, weights=count)
+    return mean, np.sqrt(np.average(variances + (means - mean) ** 2, axis=0, weights=count))
 
 
 def climatology(root: Path, years: list[int]) -> np.ndarray:
-    """Mean state over these years, (channels, latitude, longitude) float64."""
+    """Compute the mean state over these years, (channels, latitude, longitude) float64."""
     counts = [len(_note(root, year).hours_since_1970) for year in years]
     means = (np.load(root / f"mean-{year}.npy") for year in years)
     parts = zip(counts, means, strict=True)
     return sum(count / sum(counts) * mean.astype(np.float64) for count, mean in parts)
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 class Sequences:
-    """Normalized states at t, t + 6 h, ..., as an array that is read when it is indexed, by a DataLoader for example.
+    """Read normalized states at t, t + 6 h, ... when they are indexed, by a DataLoader for example.
 
     ``self[i]`` is (steps + 1, channels, latitude, longitude) float32. Sequences are made from the valid times: none
-    crosses a gap, and the end of a year's file is none. Raises ValueError naming variable, time and file if a value
-    is missing.
+    crosses a gap, and the end of a year's file is none.
     """
 
     def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
@@ -212,79 +159,38 @@ class Sequences:
         if any(grid != grids[0] for grid in grids):
             raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
         self.hours = np.concatenate([note.hours_since_1970 for note in notes])
-        self.places = []
-        for year, note in zip(years, notes, strict=True):
-            path = root / f"{year}.npy"
-            self.places += [(path, index) for index in range(len(note.hours_since_1970))]
+        self.places = [
+            (root / f"{year}.npy", index)
+            for year, note in zip(years, notes, strict=True)
+            for index in range(len(note.hours_since_1970))
+        ]
         wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
-        rows = np.searchsorted(self.hours, wanted).clip(max=len(self.hours) - 1)
-        self.rows = rows[
-            (self.hours[rows] == wanted).all(axis=1)
-        ]  # indices of the states of each sequence
-        self.state_shape = tuple(map(len, grids[0]))
-        self.mean, self.scale = mean.astype(np.float32), (1 / std).astype(np.float32)
+        complete = np.isin(wanted, self.hours).all(axis=1)
+        self.rows = np.searchsorted(self.hours, wanted[complete])  # of the states of each sequence
         if len(self.rows) == 0:
-            raise ValueError(
-                f"{root}: no {steps + 1} times in sequence, {STEP_H} h apart, in {years}"
-            )
+            raise ValueError(f"{root}: no {steps + 1} times {STEP_H} h apart in {years}")
+        self.grid = tuple(map(len, grids[0]))
+        self.mean = mean.astype(np.float32)[:, None, None]
+        self.scale = (1 / std).astype(np.float32)[:, None, None]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return *self.rows.shape, *self.state_shape
+        return *self.rows.shape, *self.grid
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> np.ndarray:
-        """A whole batch, read to where it stays; PyTorch's loader asks for it if there is this method."""
-        batch = np.empty((len(indices), *self.shape[1:]), np.float32)
-        for sequence, index in zip(batch, indices, strict=True):
-            for state, row in zip(sequence, self.rows[index], strict=True):
-                self._read(row, state)
-        return batch
-
-    def _read(self, row: int, state: np.ndarray) -> None:
-        path, index = self.places[row]
-        stored, descriptor = _map(path)
-        # The disk begins with all of it at once.
-        os.posix_fadvise(
-            descriptor, HEADER_B + index * state.nbytes, state.nbytes, os.POSIX_FADV_WILLNEED
-        )
-        planes = zip(
-            stored[index].reshape(len(state), -1), state.reshape(len(state), -1), strict=True
-        )
-        for channel, (source, plane) in enumerate(planes):
-            for first in range(0, plane.size, CHUNK):
-                values = plane[first : first + CHUNK]
-                np.subtract(source[first : first + CHUNK], self.mean[channel], out=values)
-                values *= self.scale[channel]
-                if np.isnan(values.min()):
-                    raise ValueError(
-                        f"{path}: NaN in {CHANNELS[channel]} at {utc(self.hours[row])}; prepare it again"
-                    )
-
-
-def splits_read(config: FourCastNetConfig) -> tuple[str, str, str]:
-    """The years that a run trains on, validates on and tests on."""
-    return config.training_years, config.validation_years, config.test_years
-
-
-def files_read(config: FourCastNetConfig) -> list[str]:
-    """The files that a run reads."""
-    years = [year for text in splits_read(config) for year in parse_years(text)]
-    return [name for year in years for name in files_of(year)]
-
-
-def files_of(year: int) -> tuple[str, str, str]:
-    """The files of a year in a store."""
-    return f"{year}.npy", f"{year}.json", f"mean-{year}.npy"
+        sequence = np.empty(self.shape[1:], np.float32)
+        for state, row in zip(sequence, self.rows[index], strict=True):
+            path, time = self.places[row]
+            np.subtract(np.load(path, mmap_mode="r")[time], self.mean, out=state)
+            state *= self.scale
+        return sequence
 
 
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
-    """The splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
+    """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
 
     Of the last, the test, only the forecasts of the published code, 6 h and 12 h: from 36 initial conditions, nine days
     apart from 1 January on. The climatology is the mean over the training years, without seasons. Raises ValueError if
@@ -297,10 +203,8 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
         )
     mean, std = statistics(root, parsed[0])
     training, validation = (Sequences(root, each, steps, mean, std) for each in parsed[:2])
-    test, first_hour = (
-        Sequences(root, parsed[2], TEST_STEPS, mean, std),
-        hours_of_year(parsed[2][0])[0],
-    )
+    test = Sequences(root, parsed[2], TEST_STEPS, mean, std)
+    first_hour = hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
     test.rows = test.rows[chosen][:INITIAL_CONDITIONS]
     weights = era5.latitude_weights(np.array(_note(root, parsed[0][0]).latitude_deg))
@@ -311,40 +215,17 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 
 def _note(root: Path, year: int) -> Note:
-    if missing := [name for name in files_of(year) if not (root / name).is_file()]:
-        raise ValueError(f"{root}: no {', '.join(missing)}; `energynn data era5` makes them")
+    """Read what a store tells of a year. Raises ValueError naming the file if it is missing or damaged."""
     path = root / f"{year}.json"
-    try:
-        require_file(path)
+    with one_fault(path):
         return msgspec.json.decode(path.read_bytes(), type=Note)
-    except Exception as error:
-        raise ValueError(f"{path}: {error}; prepare this year again") from error
 
 
-@cache
-def _map(path: Path) -> tuple[np.ndarray, int]:
-    """A year's file, mapped once in each process, and its descriptor."""
-    return np.asarray(np.load(path, mmap_mode="r")), os.open(path, os.O_RDONLY)
-
-
-# -------------------------------------------------------------------------------------------------------- the manifest
-
-
-def describe(root: Path) -> tuple[dict[str, str], dict]:
-    """File name -> SHA-256, as it was while the store was written, and what a manifest says besides.
-
-    Raises ValueError if there is no store, or a year of it is not complete.
-    """
-    years = sorted(int(path.stem) for path in root.glob("[0-9]*.npy"))
-    unfinished = sorted(path.name for path in root.glob("*.part"))
+def contents(root: Path) -> dict[str, int]:
+    """Count the times of each year of a store, for its manifest. Raises ValueError if it is not complete."""
+    years = sorted(path.stem for path in root.glob("[0-9]*.npy"))
+    unfinished = [path.name for path in root.glob("*.part")]
     if unfinished or not years:
-        raise ValueError(
-            f"era5: {root} has {unfinished or 'no year'}; `energynn data era5` goes on with it"
-        )
-    sums, times = {}, {}
-    for year in years:
-        note = _note(root, year)
-        sums |= {name: sha256(root / name) for name in (f"{year}.json", f"mean-{year}.npy")}
-        sums[f"{year}.npy"] = note.sha256
-        times[str(year)] = len(note.hours_since_1970)
-    return sums, {"energynn:times": times, "energynn:source": note.source}
+        remedy = "`energynn data era5` goes on with it"
+        raise ValueError(f"era5: {root} has {unfinished or 'no year'}; {remedy}")
+    return {year: len(_note(root, int(year)).hours_since_1970) for year in years}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -16,64 +15,51 @@ from torchvision.transforms import RandomResizedCrop
 from energynn.data.imagenet import BAD_IMAGE, Listing, open_image, read_ppm
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
+MOST_IN_A_ROW = 100
 CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
 
 
 class Images:
-    """Some images of a listing, in the order of ``indices``, as pairs of ``load(bytes)`` and label."""
+    """Load some images of a listing, in the order of ``indices``, as pairs of ``load(bytes)`` and label."""
 
     def __init__(
         self, listing: Listing, indices: np.ndarray, load: Callable, on_bad_image: str = "fail"
     ):
-        self.listing, self.indices, self.load, self.on_bad_image = (
-            listing,
-            indices,
-            load,
-            on_bad_image,
-        )
-        self.bad = torch.zeros(
-            len(indices), dtype=torch.bool
-        ).share_memory_()  # the loader's workers write here
+        self.listing, self.indices, self.load = listing, indices, load
+        self.on_bad_image = on_bad_image
+        # The loader's workers write here.
+        self.bad = torch.zeros(len(indices), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, position: int) -> tuple:
-        """Image and label; raises ValueError with the path of a broken image, or takes the next one in its place.
+        """Load image and label; raises ValueError with the path of a broken image, or takes the next one in its place.
 
         A file that cannot be read is an error in any case (OSError): the disk may be gone, not the image.
         """
-        for candidate in [
-            *range(position, min(position + 100, len(self))),
-            *range(min(position, 100)),
-        ]:
+        for step in range(min(MOST_IN_A_ROW, len(self))):
+            candidate = (position + step) % len(self)
             index = self.indices[candidate]
             data = self.listing.read(index)
             try:
                 return self.load(data), int(self.listing.labels[index])
             except BAD_IMAGE as error:
-                line = f"image {self.listing.where(index)} is broken ({' '.join(str(error).split()) or 'no data'})"
+                where = self.listing.where(index)
+                line = f"image {where} is broken ({error})"
                 if self.on_bad_image == "fail":
-                    raise ValueError(
-                        f"{line}; copy it again, or set on_bad_image to skip"
-                    ) from error
-                if not self.bad[candidate]:
-                    print(f"skipped: {line}", file=sys.stderr, flush=True)
+                    raise ValueError(f"{line}; copy it, or set on_bad_image to skip") from error
                 self.bad[candidate] = True
-        raise ValueError(
-            f"images: about a hundred in a row are broken, the last is {self.listing.where(index)}"
-        )
+        raise ValueError(f"images: {MOST_IN_A_ROW} in a row are broken, the last is {where}")
 
     def skipped(self) -> list[str]:
-        """Where the broken images lie that others stood in for, in this process and its loader's workers."""
-        return [
-            self.listing.where(self.indices[position])
-            for position in self.bad.nonzero().flatten().tolist()
-        ]
+        """List where the broken images lie that others stood in for, in this process and its loader's workers."""
+        positions = self.bad.nonzero().flatten().tolist()
+        return [self.listing.where(self.indices[position]) for position in positions]
 
 
 def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Pixels (3, height, width) uint8, channels last in memory, and the size (height, width) of the original.
+    """Decode to pixels (3, height, width) uint8, channels last in memory, and the size (height, width) of the original.
 
     The pixels are Pillow's, grey and CMYK JPEGs included; what is no JPEG (ImageNet has one PNG) goes through Pillow,
     which also finds the words for a broken image: OSError, SyntaxError or ValueError.
@@ -92,13 +78,13 @@ def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
 
 
 def load_pillow(data: bytes) -> Image.Image:
-    """The image as torchvision's ImageFolder loads it."""
+    """Load the image as torchvision's ImageFolder loads it."""
     with open_image(data) as image:
         return image.convert("RGB")
 
 
 def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
-    """torchvision's RandomResizedCrop and RandomHorizontalFlip of an image file: (size, size, 3) uint8.
+    """Apply torchvision's RandomResizedCrop and RandomHorizontalFlip to an image file: (size, size, 3) uint8.
 
     Draws the same random numbers and so the same crops; pixels differ by less than one of 255 from Pillow's, on
     average. Of a prepared store the same part of the picture is taken. Normalization is left to the device.
@@ -114,7 +100,7 @@ def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
 
 
 def centre_crop(data: bytes, size: int) -> torch.Tensor:
-    """The usual crop of ImageNet's validation, (size, size, 3) uint8: Resize to size / 0.875 and CenterCrop."""
+    """Cut as ImageNet's validation does, (size, size, 3) uint8: Resize to size / 0.875 and CenterCrop."""
     pixels, _ = decode(data)
     height, width = pixels.shape[1:]
     shorter_side = round(size / CENTRE_SHARE)
@@ -126,19 +112,20 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
 
 
 def _resized(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """(3, height, width) scaled to (height, width, 3), antialiased bilinear; torch is fastest on packed channels."""
+    """Scale (3, height, width) to (height, width, 3), antialiased bilinear; torch is fastest on packed channels."""
     packed = pixels[None].contiguous(memory_format=torch.channels_last)
     return F.interpolate(packed, size, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
 
 
 def normalized(
-    batch: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
+    images: torch.Tensor, mean: tuple[float, ...], std: tuple[float, ...]
 ) -> torch.Tensor:
-    """A batch (samples, size, size, 3) uint8, on its device, as (samples, 3, size, size) float32, channels last."""
-    return (batch.permute(0, 3, 1, 2) - _of_255(mean, batch.device)) / _of_255(std, batch.device)
+    """Normalize (..., size, size, 3) uint8 to (..., 3, size, size) float32, channels last, on its device."""
+    device = images.device
+    return (images.movedim(-1, -3) - _of_255(mean, device)) / _of_255(std, device)
 
 
 @lru_cache
 def _of_255(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Kept on the device: to copy them for each batch would wait for it."""
+    """Keep a constant on the device: to copy them for each batch would wait for it."""
     return 255 * torch.tensor(values, device=device)[:, None, None]

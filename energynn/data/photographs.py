@@ -1,4 +1,4 @@
-"""Small real images for ImageNet's loader path: crops of photographs that scikit-image and scikit-learn ship.
+"""Make small real images for ImageNet's loader path: crops of photographs that scikit-image and scikit-learn ship.
 
 An easy task: colours alone tell most photographs apart, and validation crops come from the same ten pictures.
 """
@@ -6,12 +6,9 @@ An easy task: colours alone tell most photographs apart, and validation crops co
 from __future__ import annotations
 
 import importlib.util
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from energynn.files import INSTALL
+from energynn.files import INSTALL, staged
 
 CROP_PIXELS = 64
 CROPS = {"train": 100, "val": 25}  # per class
@@ -43,73 +40,57 @@ PHOTOGRAPHS = {
 
 
 def source_path(package: str, file: str) -> Path:
-    """Where an installed package keeps a file, found without importing the package.
-
-    Raises ValueError if the package is not installed or does not ship the file.
-    """
+    """Find where an installed package keeps a file, without importing the package. Raises ValueError without it."""
     spec = importlib.util.find_spec(package)
-    path = Path(spec.origin).parent / file if spec and spec.origin else None
-    if path is None or not path.is_file():
-        raise ValueError(
-            f"photographs: {package} with {file} is not installed; {INSTALL} installs it"
-        )
-    return path
+    if spec is None:
+        raise ValueError(f"photographs: {package} is not installed; {INSTALL} installs it")
+    return Path(spec.origin).parent / file
 
 
-def made_with() -> str:
-    """Versions of what decodes the photographs and encodes the crops; others may give other bytes."""
-    from PIL import features
-
-    return f"Pillow {features.version('pil')}, libjpeg-turbo {features.version('libjpeg_turbo') or 'absent'}"
-
-
-def make_crops(target: Path, check: Callable[[Path], None] = lambda folder: None) -> None:
+def make_crops(target: Path) -> None:
     """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
 
     The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder appears at once and
-    whole, also if two processes make it at the same time; before it does, ``check`` is called with it and may raise.
+    whole, also if two processes make it at the same time.
     """
     import numpy as np
     from PIL import Image
 
-    is_large = target.name == LARGE
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        temporary.chmod(0o755)  # mkdtemp makes folders for their owner alone
+    counts = LARGE_CROPS if target.name == LARGE else CROPS
+    with staged(target.parent) as folder:
+        crops = folder / target.name
         for index, (name, (package, file, _licence)) in enumerate(PHOTOGRAPHS.items()):
             photograph = Image.open(source_path(package, file)).convert("RGB")
             generator = np.random.default_rng([SEED, index])
             border = int(TRAIN_SHARE * photograph.width)
-            for split, (left, right) in {
-                "train": (0, border),
-                "val": (border, photograph.width),
-            }.items():
-                folder = temporary / split / name
-                folder.mkdir(parents=True)
-                for number in range((LARGE_CROPS if is_large else CROPS)[split]):
-                    if is_large:
+            for split, left, right in (("train", 0, border), ("val", border, photograph.width)):
+                place = crops / split / name
+                place.mkdir(parents=True)
+                for number in range(counts[split]):
+                    if target.name == LARGE:
                         crop = _large_crop(photograph, generator)
                     else:
-                        x = int(generator.integers(left, right - CROP_PIXELS + 1))
-                        y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
-                        crop = photograph.crop((x, y, x + CROP_PIXELS, y + CROP_PIXELS))
-                    crop.save(folder / f"{number:03d}.jpg", quality=JPEG_QUALITY)
-        check(temporary)
-        temporary.rename(target)
-    except OSError:  # another process was faster; its crops are the same
-        if not target.is_dir():
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+                        crop = _crop(photograph, generator, left, right)
+                    crop.save(place / f"{number:03d}.jpg", quality=JPEG_QUALITY)
+        try:
+            crops.rename(target)
+        except OSError:  # another process was faster; its crops are the same
+            if not target.is_dir():
+                raise
+
+
+def _crop(photograph, generator, left: int, right: int):
+    """Cut a square out of the photograph between two columns."""
+    x = int(generator.integers(left, right - CROP_PIXELS + 1))
+    y = int(generator.integers(0, photograph.height - CROP_PIXELS + 1))
+    return photograph.crop((x, y, x + CROP_PIXELS, y + CROP_PIXELS))
 
 
 def _large_crop(photograph, generator):
-    """A box of ImageNet's usual shape from anywhere in the photograph, resized to LARGE_PIXELS."""
+    """Cut a box of ImageNet's usual shape from anywhere in the photograph, resized to LARGE_PIXELS."""
     width, height = LARGE_PIXELS
-    scale = min(photograph.width / width, photograph.height / height) * generator.uniform(
-        LEAST_SHARE, 1
-    )
+    share = generator.uniform(LEAST_SHARE, 1)
+    scale = min(photograph.width / width, photograph.height / height) * share
     x = generator.uniform(0, photograph.width - scale * width)
     y = generator.uniform(0, photograph.height - scale * height)
     return photograph.resize(LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height))

@@ -40,7 +40,7 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     for run in asked:
         run = config.replace(run, system=fit.runs.site.name)
         folder = out / run.system / config.run_id(run)
-        if folder.exists() and json_table(folder / "run.json")["launcher"] != "simulated":
+        if folder.exists() and json_table(folder / "run.json").get("launcher") != "simulated":
             raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
         time_s, powers_W = _drawn(fit, run)
         end_ns = BEGIN_NS + round(time_s * 1e9)

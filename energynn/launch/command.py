@@ -106,7 +106,7 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
 def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
-    system: dict = {"cpu_model": machine.CPU_MODEL}
+    system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
     if (default_runs_dir() / "local" / "system.toml").exists():
         system = machine.load(default_runs_dir(), "local", described)
     return {
@@ -116,8 +116,7 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
         "started_at": utc_now(),
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
         "devices": size if size > 1 else max(1, len(known)),
-        "cpu_model": system["cpu_model"],
-        **machine.thresholds_of(system),
+        **system,
         "uses_gpus": gpus,
         **machine.facts_of_run(described, on_gpu=bool(known)),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,7 +42,8 @@ def examine(devices: int = 2) -> list[Finding]:
     findings = _sensor_findings()
     if exit_status(findings) < EXIT_STATUS[BAD]:  # a silent driver would not answer here
         findings += _gpu_findings()
-    return [*findings, *_package_findings(), _mpi_finding(devices)]
+    packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
+    return [*findings, *packages, _mpi_finding(devices)]
 
 
 def exit_status(findings: list[Finding]) -> int:
@@ -56,10 +55,10 @@ def report(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         mark = "ok" if finding.state == GOOD else finding.state.upper()
-        begin = f"{mark:4}  {finding.subject:7} "
-        for begins, text in ((begin, finding.found), (" " * 14 + "-> ", finding.remedy)):
-            indents = {"initial_indent": begins, "subsequent_indent": " " * len(begins)}
-            lines += textwrap.wrap(text, 79, break_long_words=False, **indents)
+        entries = {f"{mark:4}  {finding.subject:7} ": finding.found, " " * 14 + "-> ": finding.remedy}
+        for begin, text in entries.items():
+            indent = " " * len(begin)
+            lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
     return "\n".join(lines)
 
 
@@ -80,13 +79,12 @@ def _sensor_findings() -> list[Finding]:
         time.sleep(LOOK_S)
         sampler.stop()
         samples = read_samples(sampler.path)
-    findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     t_s = samples.t_ns / 1e9
     curves = energy.curves(t_s, samples.readings, samples.header["sensors"], PERIOD_S)
-    for doubt in energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted):
-        findings.append(Finding("sensor", WEAK, f"no record would be valid: {doubt}"))
-    for problem in inventory.problems:
-        findings.append(Finding("sensor", WEAK, problem))
+    doubts = energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted)
+    reasons = [f"no record would be valid: {doubt}" for doubt in doubts] + inventory.problems
+    findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
+    findings += [Finding("sensor", WEAK, reason) for reason in reasons]
     if not any(sensor.component == "ram" for sensor in inventory.sensors):
         remedy = "say so where you compare totals"
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy))
@@ -114,32 +112,18 @@ def _gpu_findings() -> list[Finding]:
         findings.append(Finding("GPU", GOOD, f"{said}, power limit {gpu['power_limit_W']} W"))
         if fault := machine.fault_of_split(gpu):
             findings.append(Finding("GPU", BAD, *fault.split("; ")))
-        with suppress(Exception):  # some drivers refuse to say
-            pynvml, _ = sensors.list_gpus()
-            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu["index"])
-            if others := len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)):
-                said = f"{gpu['index']}: {others} processes use it, whose energy counts too"
-                findings.append(Finding("GPU", WEAK, said, "end them"))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
 
 
-def _package_findings() -> list[Finding]:
-    findings = []
-    for package, least, most in (("torch", "2.7", ""), ("perun", PERUN_VERSION, PERUN_VERSION)):
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(package, BAD, "is not installed", TO_TRAIN))
-            continue
-        fits = _release(least) <= _release(version) <= (_release(most) or [math.inf])
-        remedy = "" if fits else f"install {least}: {TO_TRAIN}"
-        findings.append(Finding(package, GOOD if fits else BAD, version, remedy))
-    return findings
-
-
-def _release(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
+def _package_finding(package: str, needed: str = "") -> Finding:
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(package, BAD, "is not installed", TO_TRAIN)
+    if version.startswith(needed):
+        return Finding(package, GOOD, version)
+    return Finding(package, BAD, version, f"install {needed}: {TO_TRAIN}")
 
 
 def _mpi_finding(devices: int) -> Finding:
@@ -148,19 +132,18 @@ def _mpi_finding(devices: int) -> Finding:
     A mismatch gives many worlds of one rank and no error.
     """
     # One write per rank, so that the ranks' lines do not mix.
-    program = "import os; from mpi4py import MPI; v = MPI.Get_library_version().split()[0]"
-    program += "; os.write(1, f'world of {MPI.COMM_WORLD.size} by {v}\\n'.encode())"
+    program = "import os; from mpi4py import MPI; "
+    program += "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
     try:
-        mpirun, flavour = launchers.find_mpi()
-        command = [*launchers.mpi_start(mpirun, flavour, devices), sys.executable, "-c", program]
+        start = launchers.mpi_start(*launchers.find_mpi(), devices)
+        command = [*start, sys.executable, "-c", program]
         environment = launchers.mpi_environment()
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     except (ValueError, subprocess.TimeoutExpired) as error:
-        said, _, remedy = str(error).partition("; ")
-        return Finding("MPI", BAD, said, remedy)
-    worlds = re.findall(r"world of .*", done.stdout)
-    found = f"{mpirun} -n {devices}: {', '.join(worlds) or 'no rank answers'}"
-    if sum(world.startswith(f"world of {devices} ") for world in worlds) == devices:
-        return Finding("MPI", GOOD, found)
+        return Finding("MPI", BAD, *str(error).split("; ", 1))
+    worlds = re.findall(r"world of \d+", done.stdout)
+    said = f"{' '.join(start)}: {', '.join(worlds) or 'no rank answers'}"
+    if worlds == [f"world of {devices}"] * devices:
+        return Finding("MPI", GOOD, said)
     remedy = "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"
-    return Finding("MPI", BAD, found, remedy)
+    return Finding("MPI", BAD, said, remedy)

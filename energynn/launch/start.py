@@ -108,7 +108,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     Raises ValueError with the remedy if the run cannot work.
     """
     runs_dir = run_dir.parent.parent
-    manifests.verify(config.dataset, config=config)  # before anything is written
+    manifests.verify(config.dataset)  # before anything is written
     supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
@@ -135,8 +135,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "data_root": str(data_root),
         "launcher": launchers.find_launcher(config.devices),
         "devices": config.devices,
-        "cpu_model": system["cpu_model"],
-        **machine.thresholds_of(system),
+        **system,
         "git_commit": commit,
         "git_dirty": dirty,
         "uses_gpus": on_gpu,
@@ -282,7 +281,7 @@ def _overdue(folder: Path, devices: int, since_s: float) -> str:
         missing = f"{devices - len(paths)} of {devices} ranks had not begun after {most_s:.0f} s"
         return missing if since_s > most_s else ""
     quiet_s = time.time() - max(path.stat().st_mtime for path in paths)
-    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder, 0), "rank_end"):
+    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder), "rank_end"):
         return f"perun's evaluation took longer than {EVALUATION_S:.0f} s"
     return ""
 

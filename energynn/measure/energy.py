@@ -87,6 +87,9 @@ class Curve:
         edges_s = np.arange(max(begin_s, self.t_s[0]), min(end_s, self.t_s[-1]), step_s)
         return np.diff(self.at(edges_s)) / step_s
 
+    def readings_in(self, begin_s: float, end_s: float) -> int:
+        return int(((self.t_s >= begin_s) & (self.t_s <= end_s)).sum())
+
     def lost_s(self, begin_s: float, end_s: float) -> np.ndarray:
         """(gaps,): how long each gap lasts within a window."""
         return np.diff(np.clip(self.gaps_s, begin_s, end_s), axis=1).ravel()
@@ -186,7 +189,7 @@ def doubts(
     begin_s: float,
     end_s: float,
     unaccounted: Iterable[str] = (),
-    thresholds: dict | None = None,
+    limits: dict = THRESHOLDS,
 ) -> list[str]:
     """Test the sensors of one host in a window; returns the reasons not to believe its energies.
 
@@ -201,18 +204,17 @@ def doubts(
             names = f"{one.sensor['id']} and {other.sensor['id']}"
             reasons.append(f"D: {names} are the same device; its energy counts twice")
     for one in primary.values():
-        reasons += impossible(one, begin_s, end_s, thresholds)
-        reasons += _gaps(one, begin_s, end_s, THRESHOLDS | (thresholds or {}))
+        reasons += impossible(one, begin_s, end_s, limits)
+        reasons += _gaps(one, begin_s, end_s, limits)
     for one in curves:
         counter = primary.get(one.sensor.get("checks"))
         if counter and not one.sensor["primary"]:
-            reasons += _disagreement(counter, one, begin_s, end_s, THRESHOLDS | (thresholds or {}))
+            reasons += _disagreement(counter, one, begin_s, end_s, limits)
     return reasons
 
 
-def impossible(one: Curve, begin_s: float, end_s: float, thresholds: dict | None = None) -> list:
+def impossible(one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOLDS) -> list[str]:
     """Test whether the readings can be those of the device: S, M and P. Else it has no energy."""
-    limits = THRESHOLDS | (thresholds or {})
     name, component = one.sensor["id"], one.sensor["component"]
     first, after = np.searchsorted(one.t_s, [begin_s - 1.0, end_s + 1.0])
     t_s, values = one.t_s[first:after], one.values[first:after]
@@ -297,26 +299,23 @@ def _are_one(one: Curve, other: Curve) -> bool:
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
-    if not are_counters or len(one.values) != len(other.values):
-        return False
-    moves = np.diff(one.values, prepend=one.values[0]) != 0
-    return moves.any() and np.mean(one.values[moves] == other.values[moves]) > 0.5
+    have_as_many = len(one.values) == len(other.values)
+    return are_counters and have_as_many and np.mean(one.values == other.values) > 0.5
 
 
 # ------------------------------------------------------------------------------------------- sums
 
 
 def entries_of(
-    curves: Iterable[Curve], begin_s: float, end_s: float, thresholds: dict | None = None
+    curves: Iterable[Curve], begin_s: float, end_s: float, limits: dict = THRESHOLDS
 ) -> list[dict]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J."""
     entries = []
     for one in curves:
         window = one.window(begin_s, end_s)._asdict()
-        if impossible(one, begin_s, end_s, thresholds) or np.isnan(window["energy_J"]):
+        if impossible(one, begin_s, end_s, limits) or np.isnan(window["energy_J"]):
             window = {"coverage": window["coverage"]}
-        read = int(((one.t_s >= begin_s) & (one.t_s <= end_s)).sum())
-        entries.append(one.sensor | {"samples": read} | window)
+        entries.append(one.sensor | {"samples": one.readings_in(begin_s, end_s)} | window)
     return entries
 
 

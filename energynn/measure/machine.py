@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import math
 import os
 import platform
 import re
 import subprocess
 from pathlib import Path
+from typing import Annotated, Literal
 
-from energynn import processes
+import msgspec
+from msgspec import Meta
+
 from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
@@ -37,22 +39,17 @@ JOB_FACTS = (
 
 
 def describe_machine() -> dict:
-    """Return hostname, CPU, cores, sockets, memory, GPUs, kernel and boot of this host."""
-    return describe_host() | {"gpus": gpus()}
+    """Return hostname, CPU, cores, sockets, GPUs and kernel of this host.
 
-
-def describe_host() -> dict:
-    """Return the same without its GPUs."""
+    The cores are those that this process may use, which can be fewer than the machine has.
+    """
     return {
         "hostname": platform.node(),
         "cpu": cpu_name(),
-        "cores": len(
-            os.sched_getaffinity(0)
-        ),  # that this process may use, which can be fewer than the machine has
+        "cores": len(os.sched_getaffinity(0)),
         "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
-        "memory_B": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "kernel": platform.platform(),
-        "boot_id": processes.boot_id(),
+        "gpus": gpus(),
     }
 
 
@@ -68,11 +65,10 @@ def _cpu_info() -> str:
 
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
-    """What run.json tells of the machine and its software; ``described`` as ``describe_machine`` gives it."""
-    gpus, job = described["gpus"], batch_job()
-    of_job = {"job": job} if job else {}
-    return of_job | {
-        "boot_id": described["boot_id"],
+    """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
+    gpus = described["gpus"]
+    return {
+        "job": batch_job(),
         "device_kind": "gpu" if on_gpu else "cpu core",
         "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
         "versions": versions(),
@@ -110,9 +106,7 @@ def gpus() -> list[dict]:
     """
     try:
         pynvml, notes = sensors.list_gpus()
-    except (
-        Exception
-    ):  # no library, no driver, no permission: this host has no GPU that we could use
+    except Exception:  # no library, no driver, no permission
         return []
     described = []
     uuids = [gpu.get("uuid", "") for gpu in notes]
@@ -139,20 +133,14 @@ def fault_of_split(gpu: dict) -> str:
 
 
 def pin_to_gpu(uuid: str) -> None:
-    """Keep this process and those that it starts on the cores beside its GPU, as NVML tells them; else as it is."""
-    with contextlib.suppress(
-        Exception
-    ):  # no NVML, or no such facts; another NUMA node is slower, no fault
-        import pynvml
+    """Keep this process and those that it starts on the cores beside its GPU, as NVML knows them.
 
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(
-            uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        )
-        words = pynvml.nvmlDeviceGetCpuAffinity(handle, math.ceil((os.cpu_count() or 1) / 64))
-        beside = {core for core in range(64 * len(words)) if words[core // 64] >> core % 64 & 1}
-        if usable := beside & os.sched_getaffinity(0):
-            os.sched_setaffinity(0, usable)
+    Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
+    """
+    with contextlib.suppress(Exception):
+        pynvml, _ = sensors.list_gpus()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+        pynvml.nvmlDeviceSetCpuAffinity(handle)
 
 
 def versions() -> dict[str, str]:
@@ -201,10 +189,28 @@ def write_commit() -> None:
     COMMIT.write_text(f"{commit} {'dirty' if is_dirty else 'clean'}\n")
 
 
-def load(runs_dir: Path, system: str, described: dict) -> dict:
-    """The description of a system; if there is none yet, this machine's own, as ``describe_machine`` gives it.
+Watts = Annotated[float, Meta(ge=0, lt=10_000)]
 
-    Raises ValueError where the file cannot be read.
+
+class CpuModel(msgspec.Struct):
+    """Watts of the estimate for a CPU without a counter."""
+
+    idle_W_per_core: Watts
+    full_W_per_core: Watts
+
+
+class System(msgspec.Struct):
+    """What must be right in a system.toml."""
+
+    cpu_model: CpuModel
+    thresholds: dict[Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]] = {}
+
+
+def load(runs_dir: Path, system: str, described: dict) -> dict:
+    """Return CPU model and thresholds of a system, by its system.toml.
+
+    If there is none yet, this machine, as ``describe_machine`` gives it, gets one. Raises
+    ValueError where it cannot be read.
     """
     path = runs_dir / system / "system.toml"
     if not path.exists():
@@ -212,20 +218,10 @@ def load(runs_dir: Path, system: str, described: dict) -> dict:
         path.write_text(_toml(system, described))
     try:
         values = toml_table(path)
-        for name in ("idle_W_per_core", "full_W_per_core"):
-            if not 0 <= float(values["cpu_model"][name]) < 10_000:
-                raise ValueError(f"{name} must be 0 to 10,000 W, got {values['cpu_model'][name]!r}")
-        for name, value in thresholds_of(values).get("thresholds", {}).items():
-            if not 0 <= value <= max(1e4, THRESHOLDS[name]):
-                raise ValueError(f"{name} must be 0 to 10,000, got {value!r}")
-        return values
-    except Exception as error:
+        msgspec.convert(values, System)
+    except ValueError as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
-
-
-def thresholds_of(system: dict) -> dict:
-    """Return what run.json says of the tests of sensors: nothing, or a system's own thresholds."""
-    return {"thresholds": system["thresholds"]} if "thresholds" in system else {}
+    return {"cpu_model": values["cpu_model"], "thresholds": values.get("thresholds", {})}
 
 
 def _toml(system: str, machine: dict) -> str:

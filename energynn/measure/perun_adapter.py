@@ -22,7 +22,7 @@ import numpy as np
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure.energy import COMPONENTS
 from energynn.measure.machine import cpu_name
-from energynn.measure.sampler_process import announce_gpus, begin
+from energynn.measure.sampler_process import begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import require_file, require_plain_hdf5
@@ -111,7 +111,6 @@ def attach() -> None:
         import perun.backend.powercap_rapl as powercap_rapl
 
         powercap_rapl.RAPL_PATH = os.environ[POWERCAP_VARIABLE] + "/"
-    announce_gpus(Path(os.environ[RUN_DIR_VARIABLE]))
     perun.register_live_callback(_start_sampler, "energynn")
 
 
@@ -288,8 +287,7 @@ def energies_as_perun(run: PerunRun) -> dict:
     """Compute energies of a run by perun's own method, from first to last sample of each sensor.
 
     Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the components that have sensors,
-    their ``energy_perun_total_J``, ``perun_samples``, and ``energy_perun_reported_J``, the total
-    that perun wrote itself.
+    their ``energy_perun_total_J``, and ``energy_perun_reported_J``, the total that perun wrote.
     """
     joules: dict[str, float] = {}
     for sensor in run.sensors:
@@ -299,11 +297,5 @@ def energies_as_perun(run: PerunRun) -> dict:
     totals = {"energy_perun_total_J": sum(joules.values())} if joules else {}
     if run.reported_J is not None:
         totals["energy_perun_reported_J"] = run.reported_J
-    return (
-        joules
-        | totals
-        | {
-            "perun_time_s": max((float(one.seconds[-1]) for one in run.sensors), default=0.0),
-            "perun_samples": max((len(one.seconds) for one in run.sensors), default=0),
-        }
-    )
+    time_s = max((float(one.seconds[-1]) for one in run.sensors), default=0.0)
+    return joules | totals | {"perun_time_s": time_s}

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-from energynn.files import is_locked, lock, write_json
-from energynn.launchers import rank, ranks_of_this_host, write_whole_lines
-from energynn.measure import machine, sensors
+from energynn.files import is_locked, lock
+from energynn.launchers import ranks_of_this_host, write_whole_lines
+from energynn.measure import sensors
 from energynn.measure.perun_backends import add_backends
 from energynn.measure.samples import has_begun, limit_s
-from energynn.processes import end_marked, end_with_parent
+from energynn.processes import end_marked
 from energynn.reading import json_table
 
-STOPPING_S = 150  # the sampler may have to wait for the disk
+STOPPING_S = 30.0
 
 
 def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
@@ -34,7 +32,6 @@ def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callab
     host = os.uname().nodename
     ranks = folder / f".ranks-{host}"
     ours = lock(ranks, shared=True, wait=True)
-    announce_gpus(folder)
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
         until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
@@ -46,7 +43,6 @@ def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callab
         [sys.executable, "-c", f"{program}sample({str(folder)!r}, {here})"],
         stdin=subprocess.PIPE,
         stdout=2,
-        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGUSR1),
         start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
     until(lambda: sampler.poll() is not None or has_begun(folder, host), "the sampler's start")
@@ -71,8 +67,6 @@ def sample(folder: str, ranks: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     write_whole_lines()
-    visible_gpus(Path(folder), ranks)  # until then SIGUSR1, the end of the parent, ends this one
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sampler = begin(Path(folder), ranks)
     if not sys.stdin.readline():  # the parent has died
         end_marked(Path(folder))
@@ -80,14 +74,17 @@ def sample(folder: str, ranks: int) -> None:
 
 
 def begin(folder: Path, ranks: int) -> sensors.Sampler:
-    """Sample this host from now on, for the run or segment whose raw files lie in a folder."""
+    """Sample this host from now on, for the run or segment whose raw files lie in a folder.
+
+    ``ranks``: of this host. One rank has the GPUs of CUDA_VISIBLE_DEVICES; of several, each may see
+    its own only, so that all are read. Those that no rank names as its own enter no sum.
+    """
     path = folder / "run.json"
     intent = json_table(path if path.exists() else folder.parent / "run.json")
-    visible = visible_gpus(folder, ranks)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if ranks == 1 else None
     inventory = find(intent["cpu_model"], visible, intent.get("uses_gpus", True))
-    facts = machine.describe_host() | {"job_id": machine.job_of_process().get("job_id", "")}
     path = folder / f"samples-{os.uname().nodename}.jsonl"
-    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"], facts)
+    sampler = sensors.Sampler(path, inventory, intent["config"]["sampling_period_s"])
     sampler.start()
     for line in inventory.problems + inventory.unaccounted:
         print(f"energynn: {line}", file=sys.stderr, flush=True)
@@ -108,22 +105,6 @@ def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inv
     add_backends(inventory, gpus)
     inventory.sensors.append(sensors.cpu_estimate(cpu_model))
     return inventory
-
-
-def announce_gpus(folder: Path) -> None:
-    """Write down which GPUs this rank sees."""
-    path = folder / f".gpus-{os.uname().nodename}-{rank()}"
-    write_json(path, os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-def visible_gpus(folder: Path, ranks: int) -> str | None:
-    """Return CUDA_VISIBLE_DEVICES of all ranks of this host together; None: one sees all GPUs."""
-    pattern = f".gpus-{os.uname().nodename}-*"
-    until(lambda: len(list(folder.glob(pattern))) >= ranks, f"{ranks} ranks in {folder}")
-    values = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
-    if None in values:
-        return None
-    return ",".join(value for value in values if value not in sensors.NOTHING_VISIBLE)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:

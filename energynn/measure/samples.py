@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,24 +22,15 @@ LIMITS_S = {
     "silence_limit_s": 90.0,  # for a sample that somebody waits for
     "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process, and for ranks that wait for each other's files
-    "rank_limit_s": 0.0,  # for a rank in the training, where collective_timeout_s is shorter
 }
 
 
 def limit_s(name: str) -> float:
     """Return one of LIMITS_S, or what the environment says (ENERGYNN_SILENCE_LIMIT_S ...)."""
-    return float(os.environ.get(limit_variable(name), LIMITS_S[name]))
-
-
-def limit_variable(name: str) -> str:
-    return f"ENERGYNN_{name.upper()}"
+    return float(os.environ.get(f"ENERGYNN_{name.upper()}", LIMITS_S[name]))
 
 
 # ----------------------------------------------------------------------------------------- samples
-
-
-class NoHeader(ValueError):
-    """A samples file that was cut off before its header."""
 
 
 class Sample(msgspec.Struct):
@@ -57,8 +46,7 @@ class Samples:
     """Readings of one host.
 
     t_ns, wall_ns: (samples,) of the monotonic and the wall clock; readings: (samples, sensors),
-    NaN where one failed; problems: what the sampler complained about; unreadable_lines: lines that
-    a crash or a full disk cut.
+    NaN where one failed; problems: what the sampler complained about.
     """
 
     header: dict
@@ -66,7 +54,6 @@ class Samples:
     wall_ns: np.ndarray
     readings: np.ndarray
     problems: list[str] = field(default_factory=list)
-    unreadable_lines: int = 0
 
     @property
     def host(self) -> str:
@@ -88,7 +75,6 @@ class Reader:
         self.header: dict | None = None
         self.samples_read: list[Sample] = []
         self.problems: list[str] = []
-        self.unreadable_lines = 0
 
     def read(self) -> None:
         require_file(self.path, LARGEST_B)
@@ -98,19 +84,14 @@ class Reader:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                try:
+                with suppress(ValueError, LookupError, TypeError, AttributeError):  # a cut line
                     self._take(line)
-                except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError):
-                    self.unreadable_lines += line != b"\n"
 
     def _take(self, line: bytes) -> None:
         if line.startswith(b'{"t"'):
             sample = self.decode_sample(line)
-            if sample.v is None:
-                return
-            if len(sample.v) != len(self.header["sensors"]):
-                raise ValueError("readings of other sensors")
-            self.samples_read.append(sample)
+            if len(sample.v) == len(self.header["sensors"]):
+                self.samples_read.append(sample)
             return
         values = msgspec.json.decode(line)
         if "header" in values:
@@ -118,13 +99,11 @@ class Reader:
             self.problems += values.get("problems", [])
         elif "problem" in values:
             self.problems.append(values["problem"])
-        for sensor in self.header["sensors"] if "update_s" in values else ():  # of older samplers
-            sensor["update_s"] = values["update_s"].get(sensor["id"])
 
     def samples(self) -> Samples:
         """Return what was read so far. Raises ValueError without a header."""
         if self.header is None:
-            raise NoHeader(f"{self.path}: no header line; the samples cannot be read")
+            raise ValueError(f"{self.path}: no header line; the samples cannot be read")
         shape = len(self.samples_read), len(self.header["sensors"])
         rows = [sample.v for sample in self.samples_read]
         return Samples(
@@ -133,7 +112,6 @@ class Reader:
             wall_ns=np.array([sample.w for sample in self.samples_read], dtype=np.int64),
             readings=np.array(rows, dtype=float).reshape(shape),
             problems=self.problems,
-            unreadable_lines=self.unreadable_lines,
         )
 
 
@@ -141,17 +119,15 @@ def read_samples(path: Path) -> Samples:
     """Read a samples file. Raises ValueError where the header is missing."""
     reader = Reader(path)
     reader.read()
-    reader.unreadable_lines += path.stat().st_size > reader.offset  # a last line that was cut
     return reader.samples()
 
 
 def read_hosts(folder: Path) -> list[Samples]:
     """Read the samples of every host of a folder; a file cut off before its header has none."""
-    hosts = []
-    for path in files_named(folder, "samples-", ".jsonl"):
-        with suppress(NoHeader):
-            hosts.append(read_samples(path))
-    return hosts
+    readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
+    for reader in readers:
+        reader.read()
+    return [reader.samples() for reader in readers if reader.header]
 
 
 def has_begun(folder: Path, host: str) -> bool:
@@ -159,60 +135,6 @@ def has_begun(folder: Path, host: str) -> bool:
     with suppress(FileNotFoundError), open(folder / f"samples-{host}.jsonl", "rb") as file:
         return b'"v":[' in file.read(2**17)
     return False
-
-
-class Lines:
-    """Append lines to a file from a thread, so that a slow disk delays nobody.
-
-    While the disk does not answer or is full, lines wait in memory.
-    """
-
-    FORCE_S = 5.0  # so that other hosts see the lines
-    AGAIN_S = 0.5  # after a write that failed
-
-    def __init__(self, path: Path):
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size_B = os.fstat(self.file).st_size
-        # A line in which an earlier writer was killed must not swallow our first one.
-        is_cut = size_B and os.pread(self.file, 1, size_B - 1) != b"\n"
-        self.waiting = bytearray(b"\n" if is_cut else b"")
-        self.is_refused = False
-        self.changed = threading.Condition()
-        threading.Thread(target=self._write, name="energynn-lines", daemon=True).start()
-
-    def add(self, line: dict) -> None:
-        with self.changed:
-            self.waiting += msgspec.json.encode(line) + b"\n"
-            self.changed.notify_all()
-
-    def flush(self, patience_s: float) -> bool:
-        """Wait until all lines are written; False if that takes longer or the disk refuses."""
-        with self.changed:
-            self.changed.wait_for(lambda: not self.waiting or self.is_refused, patience_s)
-            return not self.waiting
-
-    def _write(self) -> None:
-        force_s = time.monotonic() + self.FORCE_S
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.waiting)
-                data = bytes(self.waiting)
-            written_B = 0
-            try:
-                written_B = os.write(self.file, data)
-                if time.monotonic() > force_s:
-                    os.fsync(self.file)
-                    force_s = time.monotonic() + self.FORCE_S
-            except OSError as error:
-                if not self.is_refused:
-                    what = f"samples are not written: {error.strerror}; free some space"
-                    print(f"energynn: {what}", file=sys.stderr)
-            with self.changed:
-                del self.waiting[:written_B]
-                self.is_refused = written_B == 0
-                self.changed.notify_all()
-            if written_B < len(data):
-                time.sleep(self.AGAIN_S)
 
 
 # -------------------------------------------------------------------------------- events and phases
@@ -237,21 +159,19 @@ class Events:
             self.mark("idle_end", when=when)
 
 
-def read_events(folder: Path, of_rank: int | None = None) -> list[dict]:
-    """Read the events of all ranks, or of one; lines that a crash cut are skipped.
+def read_events(folder: Path) -> list[dict]:
+    """Read the events of rank 0, then those of rank 1 ...; lines that a crash cut are skipped."""
+    return [
+        {"rank": rank} | line
+        for rank, path in _files_of_ranks(folder, "events")
+        for line in _lines_of(path)
+        if _is_event(line)
+    ]
 
-    Those of one rank follow its monotonic clock, and the ranks are put together by the wall clock
-    at which each began, so that a wall clock that is set meanwhile does not change the order.
-    """
-    events = []
-    for path in files_named(folder, "events-rank", ".jsonl"):
-        rank = int(path.stem.removeprefix("events-rank"))
-        if of_rank not in (None, rank):
-            continue
-        own = [{"rank": rank} | line for line in _lines_of(path) if _is_event(line)]
-        ahead_ns = own[0]["t_wall_ns"] - own[0]["t_mono_ns"] if own else 0
-        events += [(event["t_mono_ns"] + ahead_ns, rank, event) for event in own]
-    return [event for *_, event in sorted(events, key=lambda entry: entry[:2])]
+
+def _files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
+    paths = folder.glob(f"{kind}-rank*.jsonl")
+    return sorted((int(path.stem.removeprefix(f"{kind}-rank")), path) for path in paths)
 
 
 def _lines_of(path: Path) -> Iterator[dict]:
@@ -292,28 +212,24 @@ def times_of_hosts(events: list[dict], kind: str) -> dict[str, int]:
 
 
 def read_phases(
-    folder: Path, ranks: Collection[int] | None = None
+    folder: Path,
 ) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
-    """Read the phases of each rank, or of some, on its host's monotonic clock.
+    """Read the phases of each rank on its host's monotonic clock.
 
     Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
     """
     phases = {}
-    for path in files_named(folder, "phases-rank", ".jsonl"):
-        rank = int(path.stem.removeprefix("phases-rank"))
-        if ranks is not None and rank not in ranks:
-            continue
+    for rank, path in _files_of_ranks(folder, "phases"):
         names: list[str] = []
         parts = [np.zeros((3, 0), dtype=np.int64)]
         for line in _lines_of(path):
             if "names" in line:
                 names = line["names"]
-            elif {"t", "phase", "gap_us", "length_us"} <= line.keys():
+            elif "length_us" in line:
                 columns = [line["phase"], line["gap_us"], line["length_us"]]
                 kind, gap_us, length_us = np.array(columns, dtype=np.int64)
-                if kind.max(initial=-1) < len(names):  # others have no name
-                    end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
-                    parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
+                end_ns = line["t"] + 1000 * np.cumsum(gap_us + length_us)
+                parts.append(np.stack([kind, end_ns - 1000 * length_us, end_ns]))
         if names:
             phases[rank] = (*np.concatenate(parts, axis=1), names)
     return phases
@@ -321,16 +237,5 @@ def read_phases(
 
 def segments(run_dir: Path) -> list[Path]:
     """List the folders of each start of a run: the run's own, then segment-2, segment-3 ..."""
-    later = [path for path in files_named(run_dir, "segment-") if path.name[8:9].isdecimal()]
+    later = run_dir.glob("segment-[0-9]*")
     return [run_dir, *sorted(later, key=lambda path: int(path.name.partition("-")[2]))]
-
-
-def files_named(folder: Path, begin: str, end: str = "") -> list[Path]:
-    """List what lies in a folder under such names; nothing where it cannot be looked into.
-
-    As Path.glob, in a fifth of the time.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        names = sorted(os.listdir(folder))
-        return [folder / name for name in names if name.startswith(begin) and name.endswith(end)]
-    return []

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,10 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
-
-from energynn.measure.samples import Lines
 
 POWERCAP = "/sys/class/powercap"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
@@ -288,21 +288,19 @@ class Sampler:
 
     The file is JSON lines: a header that describes the sensors, then
     ``{"t": monotonic ns, "w": wall clock ns, "v": [readings]}``; a failed reading is null, never
-    zero. At most one period is lost if the process is killed.
+    zero. At most one period is lost if the process is killed. A disk that stands still leaves a
+    gap, and a full one ends the samples: the record is not valid then.
     """
 
     FIRST_S, LAST_S = 20.0, 5.0  # patience with a sensor, at the start and at the end
-    DISK_S = 120.0  # patience with the disk at the end
 
-    def __init__(
-        self, path: Path, inventory: Inventory, period_s: float, machine: dict | None = None
-    ):
+    def __init__(self, path: Path, inventory: Inventory, period_s: float):
         self.path, self.inventory, self.period_s = path, inventory, period_s
-        self.machine = machine or {}
         self.stopping, self.has_begun = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._loop, name="energynn-sampler", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="energynn-sampler", daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
-        self.lines = Lines(path)
+        self.faults: dict[str, str] = {}  # by sensor, the first in words
+        self.file = open(path, "ab", buffering=0)
 
     def start(self) -> None:
         """Sample in a thread; returns after the first sample.
@@ -313,70 +311,78 @@ class Sampler:
         if not self.has_begun.wait(self.FIRST_S):
             fault = f"{self.asked} does not answer for {self.FIRST_S:.0f} s"
             raise TimeoutError(f"{fault}; look at its driver, or leave the device out")
-        self.lines.flush(self.FIRST_S)
 
     def stop(self) -> None:
         """Sample until every sensor had time to show the end, and once more."""
         time.sleep(max(sensor.update_s or 0.0 for sensor in self.inventory.sensors))
         self.stopping.set()
         self.thread.join(self.LAST_S)
-        self.lines.flush(self.DISK_S)
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except OSError as error:
+            fault = f"no more samples of this host ({error.strerror})"
+            print(f"energynn: {fault}; free some space and measure again", file=sys.stderr)
 
     def _loop(self) -> None:
-        choose(self.inventory, self._watch())
+        self._watch()
+        choose(self.inventory, self.faults)
         header = {
             "header": "energynn-samples/1",
             "host": socket.gethostname(),
             "period_s": self.period_s,
-            "machine": self.machine,
             "sensors": [sensor.describe() for sensor in self.inventory.sensors],
             "problems": self.inventory.problems,
             "unaccounted": self.inventory.unaccounted,
         }
-        self.lines.add(header)
-        faults: dict[str, str] = {}
+        self._write(header)
+        self.faults.clear()
         pause_s = 0.0
         while not self.stopping.wait(pause_s):
             began_s = time.monotonic()
-            self._sample(faults)
+            self._sample()
             self.has_begun.set()
             # Not in step, so that a load with the sampler's own rhythm cannot hide behind it.
             next_s = began_s + self.period_s * random.uniform(0.75, 1.25)
             pause_s = max(0.0, next_s - time.monotonic())
-        self._sample(faults)
+        self._sample()
 
-    def _watch(self) -> dict[str, str]:
-        """Note how often each sensor changes; return id -> fault of those that tell nothing."""
-        faults: dict[str, str] = {}
+    def _watch(self) -> None:
+        """Note how often each sensor changes, and the faults of those that tell nothing."""
         times_s, rows = [time.monotonic()], []
         while times_s[-1] < times_s[0] + WATCH_S:
-            rows.append([self._read(sensor, faults) for sensor in self.inventory.sensors])
+            rows.append(self._read_all())
             times_s.append(time.monotonic())
             time.sleep(0.001)
         for sensor, column in zip(self.inventory.sensors, np.array(rows, float).T, strict=True):
-            known = np.flatnonzero(np.isfinite(column))
-            if not len(known):
+            good = np.isfinite(column)
+            if not good.any():
                 continue
-            faults.pop(sensor.id, None)
-            new_s = np.array(times_s)[known[1:]][np.diff(column[known]) != 0]
+            self.faults.pop(sensor.id, None)
+            new_s = np.array(times_s[1:])[good][1:][np.diff(column[good]) != 0]
             if len(new_s) > 1:
                 sensor.update_s = float(np.median(np.diff(new_s)))
             elif sensor.kind == "energy" and not len(new_s):
-                faults[sensor.id] = f"does not move: it shows {column[known[0]]:.0f}"
-        return faults
+                self.faults[sensor.id] = f"does not move: it shows {column[good][0]:.0f}"
 
-    def _sample(self, faults: dict[str, str]) -> None:
+    def _sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
-        before = time.monotonic_ns()
-        wall_ns = time.time_ns()
-        known = set(faults)
-        values = [self._read(sensor, faults) for sensor in self.inventory.sensors]
-        middle_ns = (before + time.monotonic_ns()) // 2
-        for name in faults.keys() - known:
-            self.lines.add({"problem": f"{name} {faults[name]}"})
-        self.lines.add({"t": middle_ns, "w": wall_ns, "v": values})
+        before_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+        known = set(self.faults)
+        values = self._read_all()
+        middle_ns = (before_ns + time.monotonic_ns()) // 2
+        for name in self.faults.keys() - known:
+            self._write({"problem": f"{name} {self.faults[name]}"})
+        self._write({"t": middle_ns, "w": wall_ns, "v": values})
 
-    def _read(self, sensor: Sensor, faults: dict[str, str]) -> float | None:
+    def _write(self, line: dict) -> None:
+        self.file.write(msgspec.json.encode(line) + b"\n")
+
+    def _read_all(self) -> list[float | None]:
+        return list(map(self._read, self.inventory.sensors))
+
+    def _read(self, sensor: Sensor) -> float | None:
         """Return a number of zero or more, or None; what was wrong first is added to faults."""
         self.asked = sensor.id
         try:
@@ -385,5 +391,5 @@ class Sampler:
                 return value
             raise ValueError(f"it says {value}")
         except Exception as error:  # whatever a driver throws: a gap, and the run continues
-            faults.setdefault(sensor.id, f"cannot be read: {error}")
+            self.faults.setdefault(sensor.id, f"cannot be read: {error}")
         return None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import announce_gpus
+from energynn.measure.sampler_process import start_sampler
 from energynn.measure.samples import Reader, Samples, limit_s
 
 PERIOD_S = 0.04
@@ -100,17 +98,14 @@ class _Meter:
         self.folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
         intent = {"cpu_model": machine.CPU_MODEL, "config": {"sampling_period_s": PERIOD_S}}
         write_json(self.folder / "run.json", intent)
-        announce_gpus(self.folder)
-        program = "from energynn.measure.sampler_process import sample; "
-        command = [sys.executable, "-c", f"{program}sample({str(self.folder)!r}, 1)"]
-        self.sampler = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2)
+        self.stop_sampler = start_sampler(self.folder, 1, [0])  # waits for no other rank
         atexit.register(self._stop, os.getpid())
         self.reader = Reader(self.folder / f"samples-{os.uname().nodename}.jsonl")
         self.lock = threading.Lock()
 
     def _stop(self, process: int) -> None:
         if process == os.getpid():  # no fork that ends
-            self.sampler.communicate(b"stop\n")
+            self.stop_sampler()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def samples_until(self, end_ns: int) -> Samples:
@@ -118,15 +113,13 @@ class _Meter:
 
         Raises ValueError if none comes.
         """
-        patience_s = limit_s("silence_limit_s")
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + limit_s("silence_limit_s")
         with self.lock:
             while not self._has(end_ns):
-                if time.monotonic() > deadline_s or self.sampler.poll() is not None:
+                if time.monotonic() > deadline_s:
                     raise ValueError(f"window: no samples in {self.folder}; the sampler is dead")
                 time.sleep(PERIOD_S / 4)
-                if self.reader.path.exists():
-                    self.reader.read()
+                self.reader.read()
             return self.reader.samples()
 
     def _has(self, end_ns: int) -> bool:
@@ -139,7 +132,5 @@ class _Meter:
 def _running_meter() -> _Meter:
     with _starting:
         if os.getpid() not in _meters:
-            meter = _Meter()
-            meter.samples_until(time.monotonic_ns())
-            _meters[os.getpid()] = meter
+            _meters[os.getpid()] = _Meter()
         return _meters[os.getpid()]

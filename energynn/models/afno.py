@@ -31,7 +31,7 @@ class AFNO(nn.Module):
     def __init__(
         self,
         img_size: tuple[int, int] = (720, 1440),
-        patch_size: int | tuple[int, int] = 8,
+        patch_size: int = 8,
         in_chans: int = 20,
         out_chans: int = 20,
         embed_dim: int = 768,
@@ -45,18 +45,14 @@ class AFNO(nn.Module):
     ):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
-        patch_height, patch_width = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         height, width = img_size
-        if height % patch_height or width % patch_width:
-            raise ValueError(
-                f"patch_size: patches of {patch_height} x {patch_width} do not fit a grid of {height} x {width}; "
-                "choose a divisor of both"
-            )
+        if height % patch_size or width % patch_size:
+            raise ValueError(f"patch_size: {patch_size} does not divide the grid of {height} x {width}")
         if embed_dim % num_blocks:
             raise ValueError(f"num_blocks: {num_blocks} blocks do not divide embed_dim {embed_dim}; choose a divisor")
-        self.img_size, self.patch_size = (height, width), (patch_height, patch_width)
-        self.patches = (height // patch_height, width // patch_width)
-        self.patch_embed = PatchEmbedding(in_chans, embed_dim, self.patch_size)
+        self.img_size, self.patch_size = img_size, patch_size
+        self.patches = (height // patch_size, width // patch_size)
+        self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
         filter_options = {
             "num_blocks": num_blocks,
@@ -65,7 +61,7 @@ class AFNO(nn.Module):
             "filter_modes": filter_modes,
         }
         self.blocks = nn.ModuleList(Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth))
-        self.head = nn.Linear(embed_dim, out_chans * patch_height * patch_width, bias=False)
+        self.head = nn.Linear(embed_dim, out_chans * patch_size**2, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -76,25 +72,25 @@ class AFNO(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.img_size:
             raise ValueError(f"state has a grid of {tuple(x.shape[-2:])}, the network was made for {self.img_size}")
-        (h, w), (p1, p2) = self.patches, self.patch_size
+        (h, w), p = self.patches, self.patch_size
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
         for block in self.blocks:
             # Keeping only the blocks' inputs and computing the rest again costs a forward pass, and saves memory.
             again = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
-        x = self.head(x)  # N, h, w, p1 p2 C
-        x = x.reshape(len(x), h, w, p1, p2, -1).permute(0, 5, 1, 3, 2, 4)  # N, C, h, p1, w, p2
-        return x.reshape(len(x), -1, h * p1, w * p2)
+        x = self.head(x)  # N, h, w, p p C
+        x = x.reshape(len(x), h, w, p, p, -1).permute(0, 5, 1, 3, 2, 4)  # N, C, h, p, w, p
+        return x.reshape(len(x), -1, *self.img_size)
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
-        """As of torch, but a published checkpoint's unused final LayerNorm is left out."""
+        """Load weights without a published checkpoint's final LayerNorm, which is unused."""
         used = {name: value for name, value in state_dict.items() if name not in ("norm.weight", "norm.bias")}
         return super().load_state_dict(used, strict, assign)
 
 
 class PatchEmbedding(nn.Module):
-    def __init__(self, in_chans: int, embed_dim: int, patch_size: tuple[int, int]):
+    def __init__(self, in_chans: int, embed_dim: int, patch_size: int):
         super().__init__()
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
 
@@ -135,7 +131,7 @@ class MLP(nn.Module):
 
 
 class TwoLayers(torch.autograd.Function):
-    """Two linear layers with GELU between them, whose output is not kept for the backward pass but computed again.
+    """Apply two linear layers with GELU between them, whose output is computed again in the backward pass.
 
     It is the largest tensor of a block and the output of its cheapest function. ``torch.utils.checkpoint`` would do
     the same at more cost: here GELU's gradient takes the place of its output's, too. A CPU has the hidden columns
@@ -178,7 +174,7 @@ class TwoLayers(torch.autograd.Function):
 
 
 class FourierFilter(nn.Module):
-    """Two complex layers, block-diagonal over channels, applied to each Fourier mode of the patch grid.
+    """Apply two complex layers, block-diagonal over channels, to each Fourier mode of the patch grid.
 
     Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
     computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
@@ -196,8 +192,6 @@ class FourierFilter(nn.Module):
         filter_modes: str = "published",
     ):
         super().__init__()
-        if filter_modes not in ("published", "zonal"):
-            raise ValueError(f"filter_modes: must be published or zonal, got {filter_modes!r}")
         self.filter_modes = filter_modes
         self.sparsity_threshold = sparsity_threshold
         self.hard_thresholding_fraction = hard_thresholding_fraction
@@ -229,7 +223,7 @@ class FourierFilter(nn.Module):
         return z.reshape(x.shape).to(x.dtype) + x
 
     def modes(self, h: int, w: int) -> tuple[int, int, int]:
-        """The first meridional frequency that passes, how many of them do, and how many zonal ones, from 0 on."""
+        """Return the first meridional frequency that passes, how many do, and how many zonal ones."""
         share = self.hard_thresholding_fraction
         if self.filter_modes == "zonal":
             half = math.ceil(h / 2 * share)
@@ -243,7 +237,7 @@ class FourierFilter(nn.Module):
 
 @torch.compiler.assume_constant_result  # a compiled network holds them; else it would make them in each step
 def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
+    """Return the matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
     with torch.inference_mode(False):
         return _make_transforms(*of)
 
@@ -252,12 +246,12 @@ def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def _make_transforms(
     h: int, w: int, first: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional (2 rows, 2 h).
+    """Make matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional one.
 
     ``torch.fft`` with norm="ortho" gives the same, but for rounding; channels lie innermost, where products are faster,
     and only the modes that pass are computed. Complex numbers are pairs: of the zonal modes all real parts come first,
     of a row and a frequency the real part. The meridional inverse is the transpose. The zonal one counts each mode for
-    its conjugate, too, but the mean and the shortest wave.
+    its conjugate, too, but the mean and the shortest wave. The meridional one is (2 rows, 2 h).
     """
     angle = 2 * math.pi / w * torch.outer(torch.arange(columns), torch.arange(w)).double()
     zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
@@ -271,7 +265,7 @@ def _make_transforms(
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
+    """Compute weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
 
     weight (2, B, S, S), bias (2, B, S). A real matrix of twice the size instead of a complex one: one product.
     """

@@ -13,7 +13,7 @@ from energynn.train.distributed import World
 
 
 class Shard(DistributedSampler):
-    """This rank's part of a data set, from a given place within the epoch on.
+    """List this rank's part of a data set, from a given place within the epoch on.
 
     With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random crop can then depend
     on both and on nothing else, whichever process loads it and wherever the training was interrupted.
@@ -27,7 +27,7 @@ class Shard(DistributedSampler):
 
 
 def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
-    """Local batches of the samples that the sampler names; ``options`` are DataLoader's."""
+    """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
     has_workers = config.data_staging and not config.stays_on_device
     options["num_workers"] = config.loader_workers if has_workers else 0
     options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
@@ -35,8 +35,15 @@ def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, wor
     return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
 
 
+def require_batches(loader, count: int) -> None:
+    """Raise ValueError if this rank has fewer batches than ``count``."""
+    if len(loader) < count:
+        samples = f"{len(loader.sampler)} samples on each device"
+        raise ValueError(f"local_batch_size: {samples} are too few for a step; lower it or take more samples")
+
+
 class OneBatch:
-    """A loader's batch, which stays on the device and stands for all of the others: steps without a loader.
+    """Repeat one batch of a loader, which stays on the device: steps without a loader.
 
     batch: a tensor, or a tuple of tensors, whose first dimension are the samples.
     """
@@ -52,3 +59,9 @@ class OneBatch:
             rest = len(self.sampler) - done
             whole = isinstance(self.batch, torch.Tensor)
             yield self.batch[:rest] if whole else tuple(part[:rest] for part in self.batch)
+
+
+def outputs(model: torch.nn.Module, inputs: torch.Tensor, precision: str) -> torch.Tensor:
+    """Apply the network in ``precision``; the outputs have the type of the inputs."""
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+        return model(inputs).to(inputs.dtype)

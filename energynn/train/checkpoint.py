@@ -25,10 +25,6 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 
     Raises ValueError if there are none, or if they are of another architecture.
     """
-    if not path.is_file():
-        raise ValueError(
-            f"initial_run: no weights in {path}; make that run first, with save_weights=True"
-        )
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if "model_state" in saved:  # published: names of DistributedDataParallel, and no sizes
@@ -38,8 +34,8 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
         else:
             there, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
-        kind = type(error).__name__
-        raise ValueError(f"initial_run: {path} is damaged ({kind}); make that run again") from error
+        reason = f"{path} is missing or damaged ({type(error).__name__})"
+        raise ValueError(f"initial_run: {reason}; make that run with save_weights=True") from error
     if there != architecture:
         raise ValueError(
             f"initial_run: {path} is of {there}, here is {architecture}; choose the same sizes"
@@ -51,7 +47,7 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
 
 
 class Checkpoints:
-    """The checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
+    """Keep the checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
 
     ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. First the file of a
     checkpoint is written, then that of its SHA-256: without the second the first is unfinished. Rank 0 writes for all
@@ -65,7 +61,7 @@ class Checkpoints:
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:
-        """Whether rank 0's clock says that it is time; the same answer on every rank only through ``Agreement``."""
+        """Tell whether it is time by this rank's clock; ranks agree through ``Agreement``."""
         return self.period_s > 0 and time.monotonic() - self.last_s > self.period_s
 
     def save(self, optimizer_steps: int, **own) -> None:
@@ -127,7 +123,7 @@ class Checkpoints:
         return "", None
 
     def remove(self) -> None:
-        """After the end of the training nothing goes on from here."""
+        """Remove the checkpoints after the end of the training."""
         if self.world.rank == 0 and self.folder.is_dir():
             shutil.rmtree(self.folder)
 

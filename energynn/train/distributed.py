@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import enum
 import os
-import random
 import signal
 import socket
 import sys
@@ -25,18 +24,13 @@ from energynn.config import RunConfig
 from energynn.launchers import AFTER_A_LOSS, TORCHRUN, started_by_mpi
 from energynn.measure import machine
 
-OF_CONNECTIONS = (
-    "gloo",
-    "pair closure",
-    "closed by peer",
-    "reset by peer",
-    "Broken pipe",
-)  # in gloo's errors
+# Words of gloo's errors.
+OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among ``size`` equal ones; each has one device."""
+    """Describe this process among ``size`` equal ones; each has one device."""
 
     rank: int
     size: int
@@ -45,15 +39,15 @@ class World:
     host: str
 
     def describe(self) -> dict:
-        """The fields of the event ``rank_start``."""
+        """Return the fields of the event ``rank_start``."""
         facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid()}
         if self.device.type == "cpu":
             return facts | {"device": "cpu"}
         gpu = torch.cuda.get_device_properties(self.device)  # its sensors are known by its UUID
-        return facts | {"device": gpu.name, "gpu_uuid": str(getattr(gpu, "uuid", ""))}
+        return facts | {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
 
     def memory(self) -> dict[str, int]:
-        """The most memory that tensors have taken on this process's GPU; nothing without one."""
+        """Return the most memory that tensors have taken on this process's GPU; nothing without one."""
         if self.device.type == "cpu":
             return {}
         return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)}
@@ -93,7 +87,7 @@ def join(config: RunConfig) -> World:
 
 
 def _device(config: RunConfig, local_rank: int) -> torch.device:
-    """The device of this rank, which CUDA takes from now on."""
+    """Choose the device of this rank, which CUDA takes from now on."""
     gpus = torch.cuda.device_count()
     if config.device == "gpu" and not gpus:
         raise ValueError(
@@ -108,7 +102,7 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
 
 
 def limit_waiting(seconds: float) -> None:
-    """From now on a rank fails that waits for the others for longer: steps are alike, setting up may take its time."""
+    """Let a rank fail from now on if it waits for the others for longer; setting up may take its time."""
     # The latter is its name until torch 2.11.
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
@@ -120,28 +114,26 @@ def leave() -> None:
 
 
 def be_deterministic(seed: int, algorithms: bool = True) -> None:
-    """Seed every generator; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
-    os.environ.setdefault(
-        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
-    )  # cuBLAS is deterministic with it only
-    random.seed(seed)
+    """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
+    # cuBLAS is deterministic with it only.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = algorithms, not algorithms
+    torch.backends.cudnn.deterministic = algorithms
+    torch.backends.cudnn.benchmark = not algorithms
     torch.use_deterministic_algorithms(algorithms, warn_only=algorithms)
-    torch.utils.deterministic.fill_uninitialized_memory = (
-        False  # a help for debugging that costs time
-    )
+    # A help for debugging that costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def total(values: list[float], world: World) -> list[float]:
-    """Sums over all ranks, in float64."""
+    """Add up values over all ranks, in float64."""
     tensor = torch.tensor(values, dtype=torch.float64, device=world.device)
     dist.all_reduce(tensor)
     return tensor.tolist()
 
 
 def of_all(value, world: World) -> list:
-    """What each rank gives, in the order of the ranks."""
+    """Gather what each rank gives, in the order of the ranks."""
     everyone: list = [None] * world.size
     dist.all_gather_object(everyone, value)
     return everyone
@@ -155,7 +147,7 @@ def barrier(world: World) -> None:
 
 
 class LostRank(ConnectionError):
-    """Tells that another rank ended, or was silent for longer than ``collective_timeout_s``."""
+    """Tell that another rank ended, or was silent for longer than ``collective_timeout_s``."""
 
 
 @contextlib.contextmanager
@@ -190,11 +182,11 @@ def end_the_world() -> None:
 
 
 class Interrupted(Exception):
-    """The training was asked to stop, and can go on from its checkpoint."""
+    """Tell that the training was asked to stop; it can go on from its checkpoint."""
 
 
 class Request(enum.IntEnum):
-    """What a rank wants of all ranks; the greatest of all requests counts."""
+    """Name what a rank wants of all ranks; the greatest of all requests counts."""
 
     NOTHING = 0
     CHECKPOINT = 1
@@ -202,10 +194,10 @@ class Request(enum.IntEnum):
 
 
 class Agreement:
-    """Whether all ranks shall write a checkpoint, or stop, asked about once a second, at steps that all share by count.
+    """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that all share by count.
 
-    A rank is asked by SIGTERM or SIGUSR1, rank 0 by a file ``stop``, too. With the answer comes the number of steps to
-    the next question, by the clock of rank 0.
+    A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of steps to the next
+    question.
     """
 
     PERIOD_S = 1.0
@@ -221,30 +213,26 @@ class Agreement:
         self.asked = True
 
     def is_due(self) -> bool:
-        """Whether to ask after this step; call it once per step on every rank."""
+        """Tell whether to ask after this step; call it once per step on every rank."""
         self.left -= 1
         return self.left <= 0
 
     def __call__(self, checkpoint_is_due: bool = False) -> Request:
-        """The greatest request of all ranks, which call it after the same step."""
-        request, steps, is_first = Request.NOTHING, 0, self.world.rank == 0
-        if self.asked or is_first and self.file.exists():
+        """Return the greatest request of all ranks, which call it after the same step."""
+        request = Request.CHECKPOINT if checkpoint_is_due else Request.NOTHING
+        if self.asked or self.file.exists():
             request = Request.STOP
-        elif is_first and checkpoint_is_due:
-            request = Request.CHECKPOINT
-        if is_first:
-            done, elapsed_s = self.steps - self.left, time.monotonic() - self.last_s
-            steps = int(
-                min(done * self.PERIOD_S / max(elapsed_s, 1e-6), 2 * self.steps, self.MOST_STEPS)
-            )
-        values = torch.tensor([request, max(steps, 1)], device=self.world.device)
+        done = self.steps - self.left
+        elapsed_s = max(time.monotonic() - self.last_s, 1e-6)
+        steps = min(done * self.PERIOD_S / elapsed_s, 2 * self.steps, self.MOST_STEPS)
+        values = torch.tensor([request, max(int(steps), 1)], device=self.world.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         request, self.steps = values.tolist()
         self.left, self.last_s = self.steps, time.monotonic()
         return Request(request)
 
     def during(self, batches: Iterable, common: int) -> Iterator:
-        """The batches of an evaluation, of which every rank has the first ``common``; raises Interrupted at a stop."""
+        """Give the batches of an evaluation; every rank has the first ``common``. Raises Interrupted at a stop."""
         for number, batch in enumerate(batches):
             yield batch
             if number < common and self.is_due() and self() == Request.STOP:
@@ -254,7 +242,7 @@ class Agreement:
 def data_parallel(
     model: torch.nn.Module, config: RunConfig, world: World
 ) -> DistributedDataParallel:
-    """The model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
+    """Wrap the model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
     device_ids = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(
         model, device_ids, gradient_as_bucket_view=config.gradient_buckets
@@ -264,13 +252,6 @@ def data_parallel(
     if config.compile:
         parallel.compile()
     return parallel
-
-
-def gradients_shared(
-    model: DistributedDataParallel, shared: bool
-) -> contextlib.AbstractContextManager:
-    """Around forward and backward: average the added gradients over all ranks; if not ``shared``, only add them up."""
-    return contextlib.nullcontext() if shared else model.no_sync()
 
 
 def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:
@@ -288,23 +269,19 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
     restore_random_state(state)
 
 
-def random_state() -> dict:
-    """The state of every generator that a trainer may draw from."""
-    version, internal, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return {
-        "python": [version, list(internal), gauss],
-        "torch": torch.random.get_rng_state(),
-        "cuda": cuda,
-    }
+def random_state() -> list:
+    """Return the states of torch's generators, from which alone trainers draw: the CPU's, and the GPU's."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states.append(torch.cuda.get_rng_state())
+    return states
 
 
-def restore_random_state(state: dict) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    torch.random.set_rng_state(state["torch"])
-    if state["cuda"] is not None:
-        torch.cuda.set_rng_state(state["cuda"])
+def restore_random_state(states: list) -> None:
+    """Put torch's generators back."""
+    torch.set_rng_state(states[0])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[1])
 
 
 # ------------------------------------------------------------------------------------------------- finding the others
@@ -313,14 +290,10 @@ def restore_random_state(state: dict) -> None:
 def _find() -> tuple[int, int, int, Callable]:
     """Find rank, size, local rank, and how to make the store through which the ranks meet."""
     if os.environ.keys() >= {TORCHRUN.local_rank, "MASTER_ADDR"}:
-        return *TORCHRUN.place(), _store_of_torchrun
+        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[0]
     if _is_under_mpi():
         return _found_by_mpi()
     return 0, 1, 0, lambda timeout: dist.HashStore()
-
-
-def _store_of_torchrun(timeout: datetime.timedelta) -> dist.Store:
-    return next(dist.rendezvous("env://", timeout=timeout))[0]
 
 
 def _found_by_mpi() -> tuple[int, int, int, Callable]:

@@ -6,7 +6,6 @@ github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and data 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_store, manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
-from energynn.train.batches import OneBatch, Shard, make_loader
+from energynn.train.batches import OneBatch, Shard, make_loader, outputs, require_batches
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
@@ -39,7 +38,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     """
     session = Session(config, run_dir, folder)
     world = session.world
-    training, validation, test = load_splits(config, world)
+    training, validation, test = load_splits(config)
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
     loader = make_loader(training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch)
@@ -47,11 +46,7 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     if validation:  # each sample on one rank; the last ranks may have one less
         own_part = range(world.rank, len(validation.sequences), world.size)
         validation_loader = make_loader(validation.sequences, own_part, config, world, collate_fn=as_batch)
-    if len(loader) < config.accumulation_steps:
-        raise ValueError(
-            f"local_batch_size: {len(training.sequences)} training samples are less than one batch of "
-            f"{config.local_batch_size} on each of {config.devices} devices; lower it"
-        )
+    require_batches(loader, config.accumulation_steps)
     if config.stays_on_device:
         loader = OneBatch(loader, next(iter(loader)).to(world.device))
     initial_weights = None
@@ -76,11 +71,12 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 for batch, is_last in local_batches:
                     with phase("host_to_device"):
                         batch = batch.to(world.device, non_blocking=config.pinned_memory)
-                    with distributed.gradients_shared(model, is_last):
-                        with phase("forward"):
-                            loss = rollout_loss(model, batch, config.precision) / config.accumulation_steps
-                        with phase("backward"):
-                            loss.backward()
+                    model.require_backward_grad_sync = is_last
+                    with phase("forward"):
+                        loss = rollout_loss(model, batch, config.precision)
+                        loss = loss / config.accumulation_steps
+                    with phase("backward"):
+                        loss.backward()
                     step_loss += loss.detach()
                 with phase("optimizer"):
                     optimizer.step()
@@ -93,30 +89,31 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
     return session.finish(architecture(config))
 
 
-def load_splits(config: FourCastNetConfig, world: World) -> tuple[era5.Split, era5.Split | None, era5.Split]:
+def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
     """Load training, validation and test set; embedded and synthetic data have no validation set."""
-    data = manifests.verify(config.dataset, progress=world.tell, config=config)
-    steps, validation = STEPS[config.stage], None
+    data = manifests.verify(config.dataset)
+    steps = STEPS[config.stage]
     if config.dataset == "era5":
-        training, validation, test = era5_store.load(data, steps, *era5_store.splits_read(config))
-    elif config.dataset == "synthetic":
+        years = config.training_years, config.validation_years, config.test_years
+        return era5_store.load(data, steps, *years)
+    if config.dataset == "synthetic":
         training, test = era5.synthetic(steps)
     else:
         training, test = era5.load_ensemble(data / f"{config.dataset}.nc", steps)
-    return training, validation, test
+    return [training, None, test]
 
 
 def architecture(config: FourCastNetConfig) -> dict:
-    """What decides which weights fit the network; stored with them."""
+    """Return the sizes that decide which weights fit the network; they are stored with them."""
     names = ("patch_size", "embed_dim", "depth", "mlp_ratio", "num_blocks")
-    filter_names = ("sparsity_threshold", "hard_thresholding_fraction", "filter_modes")
-    return {name: getattr(config, name) for name in names + filter_names}
+    names += ("sparsity_threshold", "hard_thresholding_fraction", "filter_modes")
+    return {name: getattr(config, name) for name in names}
 
 
 def make_model(
     config: FourCastNetConfig, state_shape: tuple[int, int, int], world: World, initial_weights: Path | None = None
 ) -> DistributedDataParallel:
-    """The AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
+    """Make the AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
     sizes = architecture(config)
     channels, *grid = state_shape
     again = config.activation_checkpointing
@@ -127,66 +124,54 @@ def make_model(
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
-    """(samples, steps + 1, channels, latitude, longitude) from single sequences; a batch already stays as it is."""
+    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it is."""
     return torch.from_numpy(np.asarray(sequences))
 
 
-def forecast(model: torch.nn.Module, state: Tensor, precision: str) -> Tensor:
-    """The next state; with bfloat16 the products are of that precision, and the filter's transform of float32."""
-    with torch.autocast(state.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        return model(state).to(state.dtype)
-
-
 def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float32") -> Tensor:
-    """Sum over the steps of the relative L2 loss; each step starts from the forecast of the one before.
+    """Add up the relative L2 losses of all steps; each step starts from the forecast of the one before.
 
     batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
     """
     state, loss = batch[:, 0], torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
-        state = forecast(model, state, precision)
+        state = outputs(model, state, precision)
         loss = loss + relative_l2_loss(state, target)
     return loss
 
 
 def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
-    """|forecast - target| / |target|, the norms over channels and grid points, mean over samples (published code)."""
+    """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples (published code)."""
     return ((forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)).mean()
 
 
 @torch.no_grad()
-def mean_loss(model: torch.nn.Module, loader: Iterable[Tensor], world: World, precision: str) -> float:
-    """Mean loss over the samples of all ranks' batches, which may have different numbers of them.
-
-    ``model`` is not the DistributedDataParallel around it, here and in ``evaluate``, for the same reason.
-    """
-    model.eval()
-    loss_sum, count = torch.zeros((), dtype=torch.float64, device=world.device), 0
-    for batch in loader:
-        loss_sum += len(batch) * rollout_loss(model, batch.to(world.device), precision)
-        count += len(batch)
-    loss_total, count_total = distributed.total([loss_sum.item(), count], world)
-    return loss_total / count_total
-
-
 def evaluate_all(
     model: torch.nn.Module, test: era5.Split, validation_loader: DataLoader | None, session: Session
 ) -> tuple[dict[str, float], int]:
-    """Metrics of the test set and, if there is a validation set, its loss; the number of samples."""
+    """Compute metrics of the test set and, if there is a validation set, its loss; return the number of samples, too.
+
+    ``model`` is not the DistributedDataParallel around it, because ranks may have different numbers of samples.
+    """
     config, world = session.config, session.world
-    metrics, samples = evaluate(model, test, world, config.precision), len(test.sequences)
+    metrics = evaluate(model, test, world, config.precision)
+    samples = len(test.sequences)
     if validation_loader:
         validation_samples = len(validation_loader.dataset)
         batches_of_every_rank = validation_samples // world.size // config.local_batch_size
-        batches = session.stop.during(validation_loader, batches_of_every_rank)
-        metrics["validation_loss"] = mean_loss(model, batches, world, config.precision)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
+        for batch in session.stop.during(validation_loader, batches_of_every_rank):
+            loss = rollout_loss(model, batch.to(world.device), config.precision)
+            loss_sum += len(batch) * loss
+        (loss_total,) = distributed.total([loss_sum.item()], world)
+        metrics["validation_loss"] = loss_total / validation_samples
         samples += validation_samples
     return metrics, samples
 
 
 @torch.no_grad()
 def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32") -> dict[str, float]:
-    """RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
+    """Compute RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
 
     Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
     geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE, in standard deviations,
@@ -201,28 +186,28 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: 
         sequence = torch.from_numpy(test.sequences[index]).to(world.device)
         state = first = sequence[:1]
         for step, truth in enumerate(sequence[1:], start=1):
-            state = forecast(model, state, precision)
+            state = outputs(model, state, precision)
             if step in test.scored_steps:
                 place = test.scored_steps.index(step)
                 sums[place, 0] += scores(state[0], truth, climatology, weights)
                 sums[place, 1] += scores(first[0], truth, climatology, weights)
     means = np.reshape(distributed.total(sums.flatten().tolist(), world), sums.shape) / len(test.sequences)
     metrics: dict[str, float] = {}
-    z500, z500_std = test.z500, float(test.std[test.z500])
-    for step, ((rmse, acc), (persistence_rmse, persistence_acc)) in zip(test.scored_steps, means, strict=True):
+    z500_std = float(test.std[test.z500])
+    for step, (of_forecast, of_persistence) in zip(test.scored_steps, means, strict=True):
         lead = f"{test.lead_h * step}h"
-        metrics[f"z500_rmse_{lead}_m"] = rmse[z500] * z500_std / era5.GRAVITY_M_S2
-        metrics[f"z500_rmse_{lead}_m2_s2"] = rmse[z500] * z500_std
-        metrics[f"z500_rmse_{lead}_persistence_m"] = persistence_rmse[z500] * z500_std / era5.GRAVITY_M_S2
-        metrics[f"z500_acc_{lead}"] = acc[z500]
-        metrics[f"z500_acc_{lead}_persistence"] = persistence_acc[z500]
+        for (rmse, acc), kind in ((of_forecast, lead), (of_persistence, f"{lead}_persistence")):
+            metrics[f"z500_rmse_{kind}_m"] = rmse[test.z500] * z500_std / era5.GRAVITY_M_S2
+            metrics[f"z500_acc_{kind}"] = acc[test.z500]
+        rmse, acc = of_forecast
+        metrics[f"z500_rmse_{lead}_m2_s2"] = rmse[test.z500] * z500_std
         metrics[f"rmse_{lead}"] = rmse.mean()
         metrics[f"acc_{lead}"] = acc.mean()
     return {name: float(value) for name, value in metrics.items()}
 
 
 def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor) -> Tensor:
-    """Latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
+    """Compute latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
 
     States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC correlates what the
     forecast and what the truth differ from the climatology, about zero, not about their means (published code).

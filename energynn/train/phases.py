@@ -27,7 +27,7 @@ PERIOD_S = 2.0  # between two lines for the person who waits
 
 
 class PhaseTimer:
-    """When each phase began and ended, for the energy of each; phases do not nest.
+    """Write when each phase began and ended, for the energy of each; phases do not nest.
 
     Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
 
@@ -63,7 +63,7 @@ class PhaseTimer:
         return time.monotonic_ns()
 
     def loading(self, batches: Iterable) -> Iterator:
-        """The same batches; the waiting for each counts as data loading."""
+        """Give the same batches; the waiting for each counts as data loading."""
         with self("data_loading"):
             iterator = iter(batches)  # starts the loader's workers
         while True:
@@ -90,7 +90,7 @@ class PhaseTimer:
             self._write_line(entry)
 
     def _on_one_clock(self) -> list[tuple[str, int, int]]:
-        """The pending phases in ns of the monotonic clock."""
+        """Return the pending phases in ns of the monotonic clock."""
         if not self.on_gpu:
             return self.pending
         now = _mark_in_queue()
@@ -109,14 +109,14 @@ class PhaseTimer:
 
 
 def _mark_in_queue() -> torch.cuda.Event:
-    """An event that tells when the GPU came to this place in its queue."""
+    """Record an event that tells when the GPU came to this place in its queue."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
 class Progress:
-    """Tells the person who waits, and who watches, how far the training is: rank 0 every two seconds.
+    """Tell the person who waits, and who watches, how far the training is: rank 0 every two seconds.
 
     ``steps`` are those of an epoch; ``first_step`` is the first of this segment of the run.
     """

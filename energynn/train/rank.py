@@ -51,7 +51,7 @@ def run(folder: str | Path) -> None:
 def _train(
     config: configuration.RunConfig, folder: Path, run_dir: Path, launcher: str, rank: int
 ) -> None:
-    """The training, between two times in which nothing is done; without perun its sampler is started here."""
+    """Train between two idle times; without perun the sampler is started here."""
     without_perun = launcher in launchers.WITHOUT_PERUN
     stop_sampler = start_sampler(folder, config.devices, []) if without_perun else None
     if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not

@@ -21,11 +21,10 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, is_store, list_images, prepare
+from energynn.data.imagenet import images_read, is_store, list_images
 from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
-from energynn.files import REPOSITORY
 from energynn.train import batches, distributed
-from energynn.train.batches import OneBatch, Shard
+from energynn.train.batches import OneBatch, Shard, outputs, require_batches
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
@@ -46,15 +45,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     """
     session = Session(config, run_dir, folder)
     world = session.world
-    training, validation = load_images(config, world)
+    training, validation = load_images(config)
     loader = make_loader(training, config, world, shuffle=True)
     validation_loader = make_loader(validation, config, world)
     training_evaluation_loader = make_loader(training, config, world)
-    if len(loader) < config.accumulation_steps or len(validation_loader) == 0:
-        raise ValueError(
-            f"local_batch_size: {len(training)} training and {len(validation)} validation samples are less than one "
-            f"batch of {config.local_batch_size} on each of {config.devices} devices; lower it or take more samples"
-        )
+    require_batches(loader, config.accumulation_steps)
+    require_batches(validation_loader, 1)
     classes = len(training.listing.classes)
     model = make_model(classes, config, world)
     optimizer = make_optimizer(model, config)
@@ -78,11 +74,12 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 for batch, is_last in local_batches:
                     with phase("host_to_device"):
                         images, labels = to_device(batch, config, world)
-                    with distributed.gradients_shared(model, is_last):
-                        with phase("forward"):
-                            loss = F.cross_entropy(scores(model, images, config), labels) / config.accumulation_steps
-                        with phase("backward"):
-                            loss.backward()
+                    model.require_backward_grad_sync = is_last
+                    with phase("forward"):
+                        loss = F.cross_entropy(outputs(model, images, config.precision), labels)
+                        loss = loss / config.accumulation_steps
+                    with phase("backward"):
+                        loss.backward()
                     step_loss += loss.detach()
                 with phase("optimizer"):
                     optimizer.step()
@@ -100,34 +97,23 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     return session.finish({"classes": classes})
 
 
-def load_images(config: ResNet50Config, world: World) -> tuple[Images, Images]:
-    """List training and validation images as the configuration selects and transforms them.
-
-    With ``image_loading="store"`` they come from a prepared store; embedded images get one here.
-    """
-    root = manifests.verify(config.dataset, progress=world.tell, config=config)
+def load_images(config: ResNet50Config) -> list[Images]:
+    """List training and validation images as the configuration selects and transforms them."""
+    root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not is_store(root):
-        store = REPOSITORY / "build" / "store" / config.dataset
-        if config.dataset in manifests.VARIABLES:
-            raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
-        if world.rank == 0 and not is_store(store):
-            prepare(root, store)
-        distributed.barrier(world)
-        root = store
+        raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
     listings = list_images(root)
     indices = images_read(listings, config)
     crops = ("random", config.validation_crop)
-    training, validation = (
+    return [
         Images(listing, chosen, make_transform(config, crop), config.on_bad_image)
         for listing, chosen, crop in zip(listings, indices, crops, strict=True)
-    )
-    return training, validation
+    ]
 
 
 @contextlib.contextmanager
 def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
-    """Around the training: at its end, or where it is stopped, an event tells which images were skipped."""
-
+    """Write an event that names the skipped images when the training ends or is stopped."""
     try:
         yield
     finally:
@@ -137,7 +123,7 @@ def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
 
 
 def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
-    """From a file's bytes to a crop: "random" as in training, of ``crop_scale_min`` to 1 of the image, or "center".
+    """Make the function from a file's bytes to a crop: "random" as in training, or "center".
 
     Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
     validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
@@ -147,29 +133,23 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
         cropped = partial(centre_crop, size=size)
         if crop == "random":
             cropped = partial(random_crop, size=size, scale_min=scale_min)
-        steps = [cropped] if config.uint8_to_device else [cropped, _normalized_alone]
+        steps = [cropped]
+        if not config.uint8_to_device:
+            steps.append(partial(normalized, mean=CHANNEL_MEAN, std=CHANNEL_STD))
         return transforms.Compose(steps)
     if crop == "random":
         crops = [transforms.RandomResizedCrop(size, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip()]
     else:
         crops = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
     if config.uint8_to_device:
-        values = [_pixels]
+        values = [np.array, torch.from_numpy]
     else:
         values = [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
     return transforms.Compose([load_pillow, *crops, *values])
 
 
-def _normalized_alone(crop: torch.Tensor) -> torch.Tensor:
-    return normalized(crop[None], CHANNEL_MEAN, CHANNEL_STD)[0]
-
-
-def _pixels(image) -> torch.Tensor:
-    return torch.from_numpy(np.array(image))
-
-
 class SeededCrops(Dataset):
-    """Images whose random crop and flip follow from seed, epoch and index alone, whoever loads them and when.
+    """Draw crops and flips of images that follow from seed, epoch and index alone, whoever loads them and when.
 
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
@@ -187,7 +167,7 @@ class SeededCrops(Dataset):
 
 
 def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
-    """This rank's share in batches; what does not fill a batch on every rank is left out (study's code: drop_last)."""
+    """Load this rank's share in batches; what fills no batch on every rank is left out (study's code: drop_last)."""
     sampler = Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
@@ -198,7 +178,7 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
 
 
 def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and labels of a batch on the device, images normalized and in their memory format."""
+    """Bring images and labels of a batch to the device, images normalized and in their memory format."""
     images, labels = (part.to(world.device, non_blocking=config.pinned_memory) for part in batch)
     if images.dtype == torch.uint8:
         images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
@@ -207,14 +187,14 @@ def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor
 
 
 def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
-    """torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
+    """Make torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
     memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
     model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
     return distributed.data_parallel(model, config, world)
 
 
 def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.optim.SGD:
-    """SGD with weight decay on all parameters, or on those of at least two dimensions only: no biases, no norms."""
+    """Make SGD with weight decay on all parameters, or only on those of two dimensions or more: no biases, no norms."""
     groups = [{"params": list(model.parameters())}]
     if not config.weight_decay_on_all:
         matrices = [values for values in model.parameters() if values.ndim >= 2]
@@ -228,15 +208,9 @@ def warm_up(model: DistributedDataParallel, config: ResNet50Config, world: World
     """Let everything be set up before the measured region: forward, backward, and compiled code for evaluation."""
     pixels = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
     images, labels = to_device((pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
-    distributed.warm_up(model, lambda: F.cross_entropy(scores(model, images, config), labels))
+    distributed.warm_up(model, lambda: F.cross_entropy(outputs(model, images, config.precision), labels))
     if config.compile:
         evaluate(model, [(images, labels)], config, world)
-
-
-def scores(model: torch.nn.Module, images: torch.Tensor, config: ResNet50Config) -> torch.Tensor:
-    """One score per class, in the precision of the images; the network computes in that of the configuration."""
-    with torch.autocast(images.device.type, torch.bfloat16, enabled=config.precision == "bfloat16"):
-        return model(images).to(images.dtype)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
@@ -245,7 +219,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
-    """Learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the one scaled with the batch size.
+    """Compute the learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the scaled one.
 
     The scaling with GBS / 256 is that of Goyal et al. 2017.
     """
@@ -255,7 +229,7 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
 
 
 def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) -> tuple[dict[str, float], int]:
-    """As ``evaluate``, with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
+    """Evaluate with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
     loader.sampler.set_epoch(crops)
     return evaluate(model, session.stop.during(loader, len(loader)), session.config, session.world)
 
@@ -264,13 +238,13 @@ def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) ->
 def evaluate(
     model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
-    """Mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
+    """Compute mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
     model.eval()
     loss_sum, wrong, wrong5 = torch.zeros(3, dtype=torch.float64, device=world.device).unbind()
     count = 0
     for batch in loader:
         images, labels = to_device(batch, config, world)
-        logits = scores(model, images, config)
+        logits = outputs(model, images, config.precision)
         loss_sum += F.cross_entropy(logits, labels, reduction="sum")
         wrong += (logits.argmax(dim=1) != labels).sum()
         best = min(5, logits.shape[1])

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from energynn.config import RunConfig
-from energynn.measure.samples import Events, limit_s
+from energynn.measure.samples import Events
 from energynn.train import distributed
 from energynn.train.checkpoint import Checkpoints, save_weights
 from energynn.train.distributed import Agreement, Interrupted, Request
@@ -24,7 +24,7 @@ from energynn.train.phases import PhaseTimer, Progress, require_finite
 
 
 class Session:
-    """The training of one rank, from joining the other ranks to leaving them.
+    """Surround the training of one rank, from joining the other ranks to leaving them.
 
     A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within
     ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and
@@ -54,7 +54,6 @@ class Session:
         self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
-        self.patience_s = max(config.collective_timeout_s, limit_s("rank_limit_s"))
         self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
         self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
@@ -63,11 +62,11 @@ class Session:
 
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
-        """The training proper, whose time and energy the record tells: all ranks begin and end it together."""
+        """Mark the part whose time and energy the record tells: all ranks begin and end it together."""
         distributed.barrier(self.world)  # a GPU has nothing left to do
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
-        distributed.limit_waiting(self.patience_s)
+        distributed.limit_waiting(self.config.collective_timeout_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
         self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
         yield
@@ -79,12 +78,12 @@ class Session:
         self.progress.end(self.metrics)
 
     def epochs(self) -> range:
-        """The epochs that are not complete, from 0; after the last step of an epoch its evaluation still is to come."""
+        """List the epochs that are not complete, from 0; an epoch's evaluation comes after its last step."""
         first = max(self.optimizer_steps - 1, 0) // self.steps_per_epoch
         return range(first, self.config.epochs)
 
     def steps(self, epoch: int) -> Iterator[tuple[int, Iterator[tuple]]]:
-        """Each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
+        """Give each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
 
         A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global
         batch at the end of the epoch is left out.
@@ -102,7 +101,7 @@ class Session:
         next(batches, None)  # the loader comes to its end, too
 
     def step_done(self, loss: torch.Tensor) -> None:
-        """After the step of the optimizer: count it, write a checkpoint if one is due, stop if the ranks shall.
+        """Count a step of the optimizer; write a checkpoint if one is due, stop if the ranks shall.
 
         loss: that of this rank, on its device. Raises ValueError for one that is not finite, some steps later, and
         Interrupted after the checkpoint of a stop.
@@ -122,7 +121,7 @@ class Session:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """The evaluation after an epoch. ``stop.during`` lets a stop be heard in it; it is made anew afterwards."""
+        """Time the evaluation after an epoch; a stop that is heard in it saves a checkpoint before it."""
         try:
             with self.phase("evaluation"):
                 yield

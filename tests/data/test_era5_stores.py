@@ -17,29 +17,14 @@ from tests.ranks import start_ranks
 ROWS, COLUMNS = 9, 16
 LATITUDE_DEG = np.linspace(90, -90, ROWS)
 LEVELS_HPA = [50, 500, 850, 925, 1000]
-POSSIBLE = {
-    **{"t": (220, 300), "u": (-30, 60), "v": (-30, 30), "q": (0.001, 0.01), "r": (0, 100), "tcwv": (0, 70)},
-    **{"sp": (60_000, 105_000), "sst": (270, 305), "mslp": (95_000, 105_000), "z": (-1_000, 5_000)},
-    **{"z50": (190_000, 205_000), "z500": (48_000, 58_000), "z850": (10_000, 15_000), "z925": (5_000, 8_000)},
-}
-UNITS = {
-    **dict.fromkeys(("u10", "v10", "u", "v"), "m s**-1"),
-    **dict.fromkeys(("t2m", "t"), "K"),
-    **dict.fromkeys(("sp", "mslp"), "Pa"),
-    **{"tcwv": "kg m**-2", "z": "m**2 s**-2", "q": "kg kg**-1", "r": "%"},
-}
 SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
 
 
 def plane(name, hour):
-    """(9, 16): another value for each channel, time and place; temperatures and humidities are possible ones."""
+    """(9, 16): another value for each channel, time and place; humidities are possible ones at 220 to 300 K."""
     generator = np.random.default_rng([sum(name.encode()), len(name), int(hour)])
-    noise = generator.random((ROWS, COLUMNS))
-    low, high = POSSIBLE.get(name) or POSSIBLE[name[0]]
-    values = low + (high - low) * noise
-    if name == "sp":
-        values = np.sort(values, axis=0)[::-1]  # Antarctica is high, the Arctic is not
-    return values.astype(np.float32)
+    values = generator.uniform(220, 300, (ROWS, COLUMNS)).astype(np.float32)
+    return values / 30_000 if name[0] == "q" else values
 
 
 def state(hour):
@@ -73,9 +58,8 @@ def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time=
         "longitude": np.arange(COLUMNS) * 360 / COLUMNS,
     }
     found = xr.Dataset(variables, coordinates)
-    for name, variable in found.items():
-        short = next(short for short, names in NAMES.items() if name in names)
-        variable.attrs["units"] = "1" if short == "r" and not which else UNITS[short]
+    if NAMES["r"][1] in found:
+        found["r"].attrs["units"] = "%"
     return found
 
 
@@ -84,7 +68,7 @@ def prepared(folder, **times_by_year):
     for year, times in times_by_year.items():
         write_hdf5(folder / "source", int(year[1:]), times)
     years = [int(year[1:]) for year in times_by_year]
-    era5_store.prepare(str(folder / "source"), folder / "store", years, progress=lambda line: None)
+    era5_store.prepare(str(folder / "source"), folder / "store", years)
     return folder / "store"
 
 
@@ -94,7 +78,7 @@ def prepared(folder, **times_by_year):
 def test_fourcastnets_hdf5(tmp_path):
     hours = write_hdf5(tmp_path / "out_of_sample", 2016, times=5)  # in one of its subfolders
     source = era5_sources.open_year(str(tmp_path), 2016)
-    assert source.hours.tolist() == hours.tolist() and era5_sources.utc(hours[4]) == "2016-01-02 00 UTC"
+    assert source.hours.tolist() == hours.tolist() and era5_sources.utc(hours[4]) == "2016-01-02T00 UTC"
     assert np.array_equal(source.read(3), state(hours[3])) and source.read(3).dtype == np.float32
     assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
     assert source.longitude_deg.tolist() == [22.5 * column for column in range(16)]
@@ -142,8 +126,6 @@ def test_weatherbench_and_arco_with_humidity_computed(tmp_path, with_fraction, k
     assert np.allclose(source.read(1), expected, rtol=1e-5)
 
 
-
-
 def test_relative_humidity_against_tables():
     """Saturation vapour pressures in Pa as measured: over water at 20 C, over ice at -30 C (WMO tables)."""
     for temperature_K, saturation_Pa in ((293.15, 2339.0), (243.15, 38.0)):
@@ -169,12 +151,12 @@ def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
     write_hdf5(tmp_path, 2019, 2)
     path = tmp_path / "2019.h5"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"2019.h5: not a whole HDF5 file.*copy it again"):
-        era5_sources.open_year(str(tmp_path), 2019)
+    with pytest.raises(ValueError, match="truncated file"):
+        era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
     with pytest.raises(ValueError, match="neither <year>.h5 of every year"):
         era5_sources.open_year(str(tmp_path), 2018)
     dataset(hours_of_year(2019)[:2]).to_netcdf(tmp_path / "store.nc", engine="scipy")
-    with pytest.raises(ValueError, match="of 2018; other years"):
+    with pytest.raises(ValueError, match="of 2018; look at --years"):
         era5_sources.open_year(str(tmp_path / "store.nc"), 2018)
 
 
@@ -182,22 +164,23 @@ def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
 def test_a_missing_variable_is_named(tmp_path, name):
     names = [other for other in NAMES if other != name]
     dataset(hours_of_year(2019)[:2], names).to_netcdf(tmp_path / "store.nc", engine="scipy")
-    with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01 06 UTC"):
+    with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01T06 UTC"):
         era5_sources.open_year(str(tmp_path / "store.nc"), 2019).read(1)
 
 
-def test_nan_names_variable_time_and_file(tmp_path):
+def test_nan_names_variable_and_time(tmp_path):
     write_hdf5(tmp_path, 2019, 12)
     with h5py.File(tmp_path / "2019.h5", "r+") as file:
         file["fields"][10, CHANNELS.index("z500"), 2, 3] = np.nan
         file["fields"][3, 20] = np.nan  # sst over land: not used
-    with pytest.raises(ValueError, match=r"2019.h5: NaN in z500 at 2019-01-03 12 UTC"):
+    with pytest.raises(ValueError, match="no finite z500 at 2019-01-03T12 UTC"):
         era5_store.prepare(str(tmp_path), tmp_path / "out", [2019])
     damaged = dataset(hours_of_year(2019)[:2])
     damaged["geopotential"][1, LEVELS_HPA.index(50), 2, 3] = np.nan
-    damaged.to_netcdf(tmp_path / "levels.nc", engine="scipy")
-    with pytest.raises(ValueError, match=r"levels.nc: NaN in z50 at 2019-01-01 06 UTC"):
-        era5_sources.open_year(str(tmp_path / "levels.nc"), 2019).read(1)
+    path = tmp_path / "levels.nc"
+    damaged.to_netcdf(path, engine="scipy")
+    with pytest.raises(ValueError, match="levels.nc: no finite z50 at 2019-01-01T06 UTC"):
+        era5_store.prepare(str(path), tmp_path / "out", [2019])
 
 
 # ----------------------------------------------------------------------------------------------------------- the store
@@ -219,8 +202,6 @@ def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     assert mean == pytest.approx(states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12)
 
 
-
-
 def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
     whole, out = prepared(tmp_path, y2015=12, y2016=13), tmp_path / "interrupted"
     opened, years = era5_sources.open_year, [2015, 2016]
@@ -237,17 +218,15 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(tmp_path,
 
     monkeypatch.setattr(era5_sources, "open_year", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        era5_store.prepare(str(tmp_path / "source"), out, years, progress=lambda line: None)
+        era5_store.prepare(str(tmp_path / "source"), out, years)
     assert (out / "2016.part").exists() and not (out / "2016.npy").exists()
     first_year = (out / "2015.npy").stat().st_mtime_ns
     monkeypatch.setattr(era5_sources, "open_year", opened)
-    era5_store.prepare(str(tmp_path / "source"), out, years, progress=lambda line: None)
+    era5_store.prepare(str(tmp_path / "source"), out, years)
     assert (out / "2015.npy").stat().st_mtime_ns == first_year
     for path in whole.iterdir():  # statistics to the last bit, too
         assert (out / path.name).read_bytes() == path.read_bytes()
     assert not list(out.glob("*.part"))
-
-
 
 
 # ------------------------------------------------------------------------------------------------------- the sequences
@@ -266,8 +245,7 @@ def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
         found = sequences[index] * std[:, None, None] + mean[:, None, None]
         for step in range(steps + 1):
             assert np.allclose(found[step], state(expected[index] + 6 * step), rtol=1e-5, atol=0.1)
-    batch = sequences.__getitems__([5, 2])
-    assert batch.dtype == np.float32 and np.array_equal(batch, np.stack([sequences[5], sequences[2]]))
+        assert sequences[index].dtype == np.float32
 
 
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
@@ -281,22 +259,17 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     known = np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float) - mean[:, None, None]
     assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
     starts = [era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]]
-    assert starts[:3] == ["2019-01-01 00 UTC", "2019-01-10 00 UTC", "2019-01-19 00 UTC"]
-    assert starts[-1] == "2019-11-12 00 UTC"  # 35 x 9 days later: the published code's number 1260
-    values = np.stack([training.sequences[index][0] for index in range(28)] + list(training.sequences[27][1:]))
-    assert np.allclose(values.mean(axis=(0, 2, 3), dtype=np.float64), 0, atol=1e-5)
-    assert np.allclose(values.std(axis=(0, 2, 3), dtype=np.float64), 1, atol=1e-5)
+    assert starts[:3] == ["2019-01-01T00 UTC", "2019-01-10T00 UTC", "2019-01-19T00 UTC"]
+    assert starts[-1] == "2019-11-12T00 UTC"  # 35 x 9 days later: the published code's number 1260
     assert test.lead_h == 6 and CHANNELS[test.z500] == "z500" and test.latitude_weights.shape == (8,)
     with pytest.raises(ValueError, match="overlap"):
         era5_store.load(store, 1, "2015-2016", "2016", "2019")
-    with pytest.raises(ValueError, match="no 2017.npy"):
+    with pytest.raises(ValueError, match="2017.json"):
         era5_store.load(store, 1, "2015", "2016-2017", "2019")
     with pytest.raises(ValueError, match="years: must be like"):
         era5_store.load(store, 1, "2015", "from 2016", "2019")
     with pytest.raises(ValueError, match="years: must be like"):
         era5_store.parse_years("2016-2015")
-
-
 
 
 # ---------------------------------------------------------------------------------------- the manifest and the trainer
@@ -314,7 +287,7 @@ def described(tmp_path, monkeypatch):
 
 def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, capsys):
     manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
-    assert manifest["energynn:times"] == {"2015": 9, "2016": 8, "2019": 39} and manifest["energynn:files"] == 9
+    assert manifest["energynn:times"] == {"2015": 9, "2016": 8, "2019": 39}
     subprocess.run(
         ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
     )
@@ -327,9 +300,6 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     capsys.readouterr()
     assert cli.main(verify) == 2 and "2016.npy differs from its sha256" in capsys.readouterr().err
     assert manifests.verify("era5") == described  # a run's start compares what takes seconds
-    (described / "2016.npy").write_bytes(content[:-4])
-    with pytest.raises(ValueError, match="2016.npy has .* B, not .* copy or prepare it again"):
-        manifests.verify("era5")
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
         start.prepare(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
@@ -387,8 +357,6 @@ def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
     assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
     assert {"z500_rmse_6h_m", "z500_rmse_12h_m", "z500_acc_6h", "acc_12h", "validation_loss"} < end["metrics"].keys()
-
-
 
 
 def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):

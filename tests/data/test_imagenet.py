@@ -3,22 +3,17 @@
 import hashlib
 import io
 import json
-import re
 import tarfile
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from scipy.io import savemat
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from energynn import cli, config
-from energynn.data import imagenet, photographs
+from energynn.data import imagenet
 from energynn.data.imagenet import list_images, stratified_prefix
-from energynn.data.images import Images, centre_crop, decode, load_pillow, normalized, random_crop
-from tests.jpegs import as_jpegs
+from energynn.data.images import Images, decode, load_pillow
 from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
@@ -33,15 +28,6 @@ def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
     pixels = np.random.default_rng(seed).integers(0, 256, (4, 5, len(mode)), dtype=np.uint8)
     Image.fromarray(pixels.squeeze(), mode).resize(size).save(data, "JPEG")
     return data.getvalue()
-
-
-def photograph(name: str, seed: int, size=(500, 375)) -> bytes:
-    """A part of an embedded photograph in the size of most ImageNet images, about 100 kB as JPEG."""
-    return as_jpegs([name], 1, size, seed)[0]
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture
@@ -83,34 +69,21 @@ def add(archive, name, data):
     archive.addfile(member, io.BytesIO(data))
 
 
-
-
 def test_the_rule_as_facts_data_md_states_it():
     expected = []
     columns = [
-        sorted((hashlib.sha256(f"7|{k}.jpg".encode()).hexdigest(), label, k) for k in range(count))
+        sorted((hashlib.sha256(f"0|{k}.jpg".encode()).hexdigest(), label, k) for k in range(count))
         for label, count in enumerate((5, 2, 4))
     ]
     for turn in range(5):
         expected += [column[turn][1:] for column in columns if turn < len(column)]
-    found = [(LABELS[index], int(NAMES[index][-5])) for index in stratified_prefix(NAMES, LABELS, 11, seed=7)]
+    found = [(LABELS[index], int(NAMES[index][-5])) for index in stratified_prefix(NAMES, LABELS, 11)]
     assert found == expected
-
-
-
-
-
-
-def test_tree_is_image_folder_s(tree):
-    for listing, split in zip(list_images(tree), imagenet.SPLITS, strict=True):
-        folder = ImageFolder(tree / split)
-        assert list(listing.classes) == folder.classes
-        assert [(listing.where(k), int(listing.labels[k])) for k in range(len(listing))] == folder.samples
 
 
 def test_archives_are_read_in_place_and_are_the_same_listing(tree):
     for _ in range(2):  # the second time from the index
-        for here, there in zip(list_images(tree), list_images(tree.parent / "official", silent), strict=True):
+        for here, there in zip(list_images(tree), list_images(tree.parent / "official"), strict=True):
             assert here.classes == there.classes and (here.labels == there.labels).all()
             assert (here.names == there.names).all()
             assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
@@ -121,12 +94,12 @@ def test_archives_are_read_in_place_and_are_the_same_listing(tree):
 def test_damaged_or_incomplete_archives_are_named(tree):
     official = tree.parent / "official"
     kit = (official / imagenet.DEVELOPMENT_KIT).rename(official / "hidden")
-    with pytest.raises(ValueError, match="img_val.tar.*devkit.*is missing"):
+    with pytest.raises(FileNotFoundError, match="devkit"):
         list_images(official)
     kit.rename(official / imagenet.DEVELOPMENT_KIT)
     archive = official / imagenet.TRAINING_ARCHIVE
     archive.write_bytes(archive.read_bytes()[:6000])
-    with pytest.raises(ValueError, match="img_train.tar cannot be indexed.*copy it again"):
+    with pytest.raises(ValueError, match="img_train.tar is damaged.*copy it again"):
         list_images(official)
 
 
@@ -141,10 +114,7 @@ def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
 
 def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
-    with pytest.raises(ValueError, match="class n02 is missing in .*/val"):
-        list_images(tree)
-    (tree / "val" / "n02").mkdir()
-    with pytest.raises(ValueError, match="val/n02 has no images"):
+    with pytest.raises(ValueError, match="class n02 is in one split only"):
         list_images(tree)
     with pytest.raises(ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"):
         list_images(tree.parent)
@@ -152,7 +122,7 @@ def test_missing_folders_are_named(tree):
 
 @pytest.mark.parametrize("data", [b"", b"no image", jpeg(1)[:300]], ids=["zero bytes", "no image", "truncated"])
 @pytest.mark.parametrize("load", [load_pillow, decode], ids=["pillow", "torchvision"])
-def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys, data, load):
+def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, data, load):
     broken = tree / "train" / "n01" / "n01_1.JPEG"
     broken.write_bytes(data)
     listing = list_images(tree)[0]
@@ -161,7 +131,7 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
     images = Images(listing, np.arange(11), load, "skip")
     for _ in range(2):
         assert images[1][1] == images[2][1] == 1  # the next image stands in, with its own label
-    assert images.skipped() == [str(broken)] and capsys.readouterr().err.count(str(broken)) == 1
+    assert images.skipped() == [str(broken)]
     last = Images(listing, np.array([0, 1]), load, "skip")
     assert last[1][1] == 0
     with pytest.raises(ValueError, match="in a row are broken"):
@@ -169,8 +139,6 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, capsys,
     broken.unlink()
     with pytest.raises(FileNotFoundError):  # never skipped: the disk may be gone
         images[1]
-
-
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
@@ -181,64 +149,23 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
 
 
-
-
-@pytest.mark.parametrize("scale_min", [0.08, 0.5])
-def test_fast_crops_are_torchvision_s(scale_min):
-    """The same random numbers, hence the same crop and flip; pixels within one of 255 on average."""
-    pipeline = transforms.Compose(
-        [
-            load_pillow,
-            transforms.RandomResizedCrop(224, scale=(scale_min, 1.0)),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-        ]
-    )
-    for seed, name in enumerate(photographs.PHOTOGRAPHS):
-        data = photograph(name, seed)
-        torch.manual_seed(seed)
-        expected = pipeline(data) * 255
-        torch.manual_seed(seed)
-        found = random_crop(data, 224, scale_min)
-        assert found.dtype == torch.uint8 and found.shape == (224, 224, 3) and found.is_contiguous()
-        assert (found.permute(2, 0, 1).float() - expected).abs().mean() < 1
-
-
-def test_centre_crop_and_normalization_are_the_usual_ones():
-    usual = transforms.Compose(
-        [
-            load_pillow,
-            transforms.Resize(256),
-            transforms.CenterCrop(224),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
-    data = photograph("coffee", 0)
-    batch = normalized(torch.stack([centre_crop(data, 224)] * 2), MEAN, STD)
-    assert batch.is_contiguous(memory_format=torch.channels_last) and batch.dtype == torch.float32
-    assert (batch[0] - usual(data)).abs().mean() * 255 * np.mean(STD) < 1
-
-
-def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys):
-    (tree / "train" / "n02" / "n02_3.JPEG").write_bytes(b"broken")
-    out = tmp_path / "store"
-    assert cli.main(["data", "imagenet", "--root", str(tree), "--out", str(out)]) == 1
-    assert "n02_3.JPEG" in capsys.readouterr().out
-    imagenet.prepare(tree, out, 20)
+def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(imagenet, "SHORTER_SIDE", 20)
+    broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
+    sound = broken.read_bytes()
+    broken.write_bytes(b"broken")
+    words = ["data", "imagenet", "--root", str(tree), "--out", str(out)]
+    assert cli.main(words) == 2 and "n02_3.JPEG is broken" in capsys.readouterr().err
+    assert not list(out.iterdir())
+    broken.write_bytes(sound)
+    assert cli.main(words) == 0
     for here, there in zip(list_images(tree), list_images(out), strict=True):
         assert (here.names == there.names).all() and (here.labels == there.labels).all()
-    training = list_images(out)[0]
-    pixels, size = decode(training.read(0))
+    pixels, size = decode(list_images(out)[0].read(0))
     assert pixels.shape == (3, 20, 26) and size == (38, 50)
-    with pytest.raises(ValueError, match="n02_3.JPEG is broken.*when the store was prepared"):
-        Images(training, np.arange(11), decode)[5]
 
 
-
-
-@pytest.mark.parametrize("on_bad_image", ["fail", "skip"])
-def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image):
+def test_a_training_counts_broken_images(tree, tmp_path):
     """Through the trainer, in a process of its own, with workers; only the manifest is left out."""
     for name in ("n02_1.JPEG", "n02_2.JPEG"):
         (tree / "train" / "n02" / name).write_bytes(b"")
@@ -250,7 +177,7 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
         validation_samples=6,
         loader_workers=2,
         evaluate_training_set=True,
-        on_bad_image=on_bad_image,
+        on_bad_image="skip",
     )
     script = tmp_path / "train.py"
     script.write_text(
@@ -266,13 +193,9 @@ def test_a_training_names_and_counts_broken_images(tree, tmp_path, on_bad_image)
         return done, [json.loads(line) for line in lines]
 
     done, events = train(tmp_path)
-    if on_bad_image == "fail":
-        assert done.returncode != 0 and re.search(r"n02_[12].JPEG is broken.*on_bad_image", done.stdout), done.stdout
-        return
     assert done.returncode == 0, done.stdout
     assert events[-1]["event"] == "bad_images" and events[-1]["images_skipped"] == 2
     assert all("n02_" in path for path in events[-1]["first"])
-    assert done.stdout.count("skipped: ") == 2  # each once, not in every epoch
     (end,) = (event for event in events if event["event"] == "training_end")
     assert end["samples_trained"] == 2 * 9  # counts are those of a sound data set
     (tmp_path / "stopped").mkdir()

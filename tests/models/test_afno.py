@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import erf
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from energynn.models import afno
@@ -111,32 +110,13 @@ def test_full_size_has_the_published_parameters():
     }
 
 
-
-
-def test_every_parameter_is_used():
-    model = AFNO((8, 16), 4, **SMALL)
-    model(torch.randn(1, 3, 8, 16)).square().mean().backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in model.parameters())
-
-
 def test_impossible_sizes_are_refused():
-    with pytest.raises(ValueError, match="patch_size.*61 x 120"):
+    with pytest.raises(ValueError, match="patch_size: 4 .* 61 x 120"):
         AFNO((61, 120), 4, **SMALL)
     with pytest.raises(ValueError, match="num_blocks"):
         AFNO((8, 16), 4, 3, 3, embed_dim=18, depth=1, num_blocks=4)
     with pytest.raises(ValueError, match="grid"):
         AFNO((8, 16), 4, **SMALL)(torch.randn(1, 3, 8, 8))
-
-
-def test_activation_checkpointing_changes_no_gradient():
-    torch.manual_seed(0)
-    plain, saving = AFNO((12, 24), 3, **SMALL), AFNO((12, 24), 3, activation_checkpointing=True, **SMALL)
-    saving.load_state_dict(plain.state_dict())
-    state = torch.randn(2, SMALL["in_chans"], 12, 24)
-    for model in (plain, saving):
-        model(state).square().mean().backward()
-    for ours, theirs in zip(saving.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
@@ -155,6 +135,7 @@ def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
     assert kept["default"] < 0.75 * kept["everything"]
     assert kept["option"] < 0.2 * kept["everything"]
     assert flops["default"] == flops["everything"] < flops["option"]
+    assert all(map(torch.equal, gradients["option"], gradients["default"]))
     for ours, theirs in zip(gradients["default"], gradients["everything"], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
 
@@ -177,30 +158,6 @@ def test_the_two_layers_are_those_of_torch(hidden_dim, autocast):
         torch.testing.assert_close(ours, theirs, rtol=closeness, atol=closeness)
 
 
-def test_a_processor_has_wide_hidden_layers_in_parts():
-    """So that what one product writes is still in the cache; a compiler has the whole layer, and makes one graph."""
-    widths = []
-
-    class Widths(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, arguments=(), named=None):
-            if operation.overloadpacket is torch.ops.aten.gelu:
-                widths.append(arguments[0].shape[-1])
-            return operation(*arguments, **(named or {}))
-
-    torch.manual_seed(0)
-    mlp, x = afno.MLP(16, 2 * afno.HIDDEN_COLUMNS + 64), torch.randn(3, 16)
-    with Widths():
-        output = mlp(x)
-    assert widths == [afno.HIDDEN_COLUMNS, afno.HIDDEN_COLUMNS, 64]
-    compiled = torch.compile(mlp, backend="eager", fullgraph=True)(x)
-    for result in (output, compiled):
-        torch.testing.assert_close(result, every_activation_kept(mlp, x))
-
-
-
-
-
-
 def test_the_corrected_filter_lets_every_zonal_mode_pass():
     """A wave of the shortest zonal length: stopped by the published filter on a grid twice as wide as high."""
     passed = {}
@@ -210,8 +167,6 @@ def test_the_corrected_filter_lets_every_zonal_mode_pass():
         wave = torch.cos(torch.pi * torch.arange(24.0)).expand(1, 12, 24)[..., None].expand(1, 12, 24, 8)
         passed[modes] = (filter_(wave) - filter_(torch.zeros_like(wave)) - wave).abs().max().item()
     assert passed["published"] < 1e-6 < 1e-4 < passed["zonal"]
-    with pytest.raises(ValueError, match="published or zonal"):
-        FourierFilter(8, 2, 0.0, 1.0, "other")
 
 
 def small_afno():

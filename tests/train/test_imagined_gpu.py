@@ -7,12 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
 from energynn import records
 from energynn.files import REPOSITORY
-from energynn.models import afno
-from tests.train.imagined_gpu import GPU, imagined
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4, epochs=2)
 RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=24, validation_samples=10, epochs=2)
@@ -65,28 +62,3 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     assert min(phases["forward_s"], phases["backward_s"], phases["host_to_device_s"]) > 0
     assert 0.5 * record["training_time_s"] < sum(lengths_s) < 1.01 * record["training_time_s"]
     assert records.check(tmp_path) == []
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    kept = afno._make_transforms
-    kept.cache_clear()
-    with imagined(monkeypatch) as gpu:
-        yield gpu
-    kept.cache_clear()
-
-
-def test_what_is_left_on_the_cpu_is_refused(gpu, monkeypatch):
-    network = afno.AFNO((12, 24), 6, in_chans=2, out_chans=2, embed_dim=8, depth=1, num_blocks=2).to(GPU)
-    state = torch.ones(1, 2, 12, 24)
-    assert network(state.to(GPU)).device == GPU
-    with pytest.raises(RuntimeError, match="one is on cpu"):
-        network(state)
-    make = afno._make_transforms.__wrapped__
-    monkeypatch.setattr(afno, "_make_transforms", lambda *sizes: make(*sizes[:-1], torch.device("cpu")))
-    with pytest.raises(RuntimeError, match="one is on cpu"):
-        network(state.to(GPU))
-
-
-
-

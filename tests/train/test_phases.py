@@ -1,4 +1,3 @@
-import math
 import time
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from energynn import config
 from energynn.measure.samples import Events, read_phases
 from energynn.train import phases
-from energynn.train.phases import PhaseTimer, Progress, require_finite
+from energynn.train.phases import PhaseTimer, Progress
 from tests.train.conftest import phase_times
 
 
@@ -101,10 +100,3 @@ def test_progress_prints_at_most_every_two_seconds(monkeypatch, capsys, tmp_path
     lines = capsys.readouterr().out.splitlines()
     first = "resnet50: epoch 2/3, step 20/50, loss 0.5, 80.0 samples/s, 8 s left"
     assert len(lines) == 5 and lines[0] == first
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_located(bad):
-    require_finite([1.0, 2.0], epoch=0)
-    with pytest.raises(ValueError, match="epoch 4, step 52.*learning_rate"):
-        require_finite([1.0, bad, 1.0], epoch=3, first_step=50)

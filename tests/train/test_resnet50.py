@@ -33,7 +33,7 @@ def crops_of(data, seed=3, crop="random", **fields):
 
 def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
     config = configuration.make("resnet50", **SIZES | dict(training_samples=0))
-    training, _ = resnet50.load_images(config, alone)
+    training, _ = resnet50.load_images(config)
     usual = ImageFolder(
         manifests.root("photographs") / "train",
         transforms.Compose(
@@ -54,10 +54,11 @@ def test_paper_s_images_are_those_of_image_folder_to_the_bit(alone):
         assert torch.equal(found, expected) and own_label == label
 
 
+@pytest.mark.parametrize("name", ["coffee", "flower", "temple"])
 @pytest.mark.parametrize("crop", ["random", "center"])
-def test_every_way_of_loading_gives_the_same_crop(crop):
+def test_every_way_of_loading_gives_the_same_crop(crop, name):
     """Over uint8 up to the rounding of a float; the fast ones within one of 255, on average."""
-    (data,) = as_jpegs(["coffee"], 1, (500, 375))
+    (data,) = as_jpegs([name], 1, (500, 375))
     expected = crops_of(data, crop=crop)
     assert expected.shape == (3, 224, 224) and expected.dtype == torch.float32
     pixels = crops_of(data, crop=crop, uint8_to_device=True)
@@ -76,7 +77,7 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
     config = configuration.make(
         "resnet50", **SIZES | dict(training_samples=2002), image_loading="device", loader_workers=2
     )
-    training, validation = resnet50.load_images(config, alone)
+    training, validation = resnet50.load_images(config)
     assert len(training) == 2002, "more than there are: only their number counts"
     loader = resnet50.make_loader(training, config, alone, shuffle=True)
     assert len(loader) == 500 and loader.loader.num_workers == 0
