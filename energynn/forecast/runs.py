@@ -197,7 +197,7 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
         raise ValueError(f"{faults[0]}; move this run out of {runs_dir}, or make it again")
     seen = own(valid(runs_dir, site), workload, site)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
-    why = "not valid, copies, or of another workload or system"
+    why = "not valid, or of another workload or system"
     return seen, f"{others} run(s) left out: {why}\n" if others else ""
 
 

@@ -142,9 +142,10 @@ def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
     own = ("fit", "--runs-dir", tmp_path / "runs", *RESNET50, "--out", tmp_path / "fit.json")
     path = next((tmp_path / "runs").rglob("record.json"))
     record = json.loads(path.read_text())
-    shutil.copytree(path.parent, tmp_path / "runs" / "again")  # a copy counts once
+    other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
+    simulate.write(fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs")
     assert cli.main(["forecast", *map(str, own)]) == 0
-    assert "1 run(s) left out: not valid, copies" in capsys.readouterr().out
+    assert "1 run(s) left out: not valid, or of another workload" in capsys.readouterr().out
     path.write_text(json.dumps(record | {"training_time_s": 3 * record["training_time_s"]}))
     assert "record_sha256 differs" in refusal(capsys, *own)
 
