@@ -20,7 +20,7 @@ from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, wri
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.account import account
-from energynn.measure.perun_adapter import read_guarded, read_hdf5
+from energynn.measure.perun_adapter import read_hdf5
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
@@ -137,7 +137,7 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
     ):
         name = str(path.relative_to(run_dir))
         try:
-            values = (read_hdf5 if name in trusted else read_guarded)(path, run)
+            values = read_hdf5(path, run, name in trusted)
         except ValueError:  # our own samples do not depend on it
             result["flags"].append(f"{name}: cannot be read, perun was cut off while it wrote")
             continue
@@ -296,7 +296,12 @@ def check_record(run_dir: Path) -> list[str]:
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(content):
         faults.append("record.json was changed after it was written (record_sha256 differs)")
-    damaged = _check_files(record["files"], run_dir)
+    files, present = record["files"], hash_files(run_dir)
+    damaged = [
+        f"{name}: differs from the record's list of files"
+        for name in files | present
+        if present.get(name) != files.get(name)
+    ]
     if damaged:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
@@ -312,19 +317,8 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
-            words = f"is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
-            faults.append(f"{name}: {words}")
+            faults.append(f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}")
     return faults
-
-
-def _check_files(files: dict, run_dir: Path) -> list[str]:
-    """Compare raw files with the record's list of them."""
-    present = hash_files(run_dir)
-    return [
-        f"{name}: differs from the record's list of files"
-        for name in files | present
-        if present.get(name) != files.get(name)
-    ]
 
 
 def same(a, b) -> bool:

@@ -14,6 +14,7 @@ app = typer.Typer(
     help="What does it cost, in energy, time and accuracy, to train on more GPUs?",
     epilog="examples: energynn doctor; energynn measure -- python my_trainer.py",
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 

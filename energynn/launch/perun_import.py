@@ -19,6 +19,7 @@ from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
 from energynn.measure.sensors import Sensor
 from energynn.reading import one_fault
 
+EVENTS = ("rank_start", "training_start", "training_end")
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -65,26 +66,20 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
     counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.counter or sensor.is_power]
+    return [sensor for sensor in counted if sensor.counter or sensor.values.unit == "W"]
 
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
     series = theirs.counter or theirs.values
     number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
-    wraps = theirs.counter and series.valid_max < 2**63  # 64 bits never wrap
-    sensor = Sensor(
-        id=theirs.name,
-        component=theirs.component,
-        device=number[1] if number else theirs.name,
-        kind="energy" if theirs.counter else "power",
-        provenance="measured",
-        read=lambda: None,
-        to_SI=series.to_SI,
-        wraps_at=series.valid_max if wraps else None,
-        notes={"source": "perun HDF5"},
-    )
-    return sensor.describe()
+    device = number[1] if number else theirs.name
+    kind = "energy" if theirs.counter else "power"
+    ours = Sensor(theirs.name, theirs.component, device, kind, "measured", read=float)
+    ours.to_SI = series.to_SI
+    if theirs.counter and series.valid_max < 2**63:  # 64 bits never wrap
+        ours.wraps_at = series.valid_max
+    return ours.describe()
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:
@@ -121,17 +116,15 @@ def _raw_files(path: Path, run: PerunRun):
             "header": "energynn-samples/1",
             "host": host,
             "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
-            "sensors": [_describe(sensor) for sensor in own],
+            "sensors": list(map(_describe, own)),
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
-        rows = zip(times_ns, *[_readings(sensor) for sensor in own], strict=True)
+        rows = zip(times_ns, *map(_readings, own), strict=True)
         samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
-        marks = {"rank_start": 0, "training_start": 0, "training_end": -1}
         events = []
-        for event, sample in marks.items():
-            t = times_ns[sample]
+        for event, t in zip(EVENTS, times_ns[:1] * 2 + times_ns[-1:], strict=True):
             clocks = {"t_mono_ns": t, "t_wall_ns": start_ns + t}
             events.append(clocks | {"event": event, "rank": rank, "host": host})
         yield f"{folder}events-rank{rank}.jsonl", events
@@ -139,17 +132,19 @@ def _raw_files(path: Path, run: PerunRun):
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
     # Every round of a run has the same sensors.
-    places = {(sensor.host, sensor.name, sensor.component) for sensor in _energy_sensors(run)}
-    components = [component for _, _, component in places]
-    hosts = {host for host, _, _ in places}
-    config = {"source": path.name, "source_sha256": digest}
+    sensors = {(sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)}
+    hosts, components = {host for host, _ in sensors}, list(sensors.values())
     return {
         "workload": "perun import",
         "system": "imported",
-        "started_at": run.attributes.get("execution_dt", ""),
-        "perun_version": run.attributes.get("perun_version", ""),  # perun 0.8 wrote 0.3.2
+        "started_at": run.started,
         "perun_run": run.name,
-        "config": config | {"application": run.application, "run": run.name},
+        "config": {
+            "source": path.name,
+            "source_sha256": digest,
+            "application": run.application,
+            "run": run.name,
+        },
         "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
         "devices": components.count("gpu") or 1,
         "method": METHOD,
@@ -158,8 +153,8 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
 
 def _start_ns(run: PerunRun) -> int:
     """Return the wall clock at the start in ns, a time without zone as UTC; 0 if unknown."""
-    with suppress(KeyError, ValueError):
-        started = datetime.datetime.fromisoformat(run.attributes["execution_dt"])
+    with suppress(ValueError):
+        started = datetime.datetime.fromisoformat(run.started)
         started = started if started.tzinfo else started.replace(tzinfo=datetime.UTC)
         return round(started.timestamp() * 1e6) * 1000
     return 0

@@ -147,7 +147,6 @@ def _end_all_ranks(kind, error, trace) -> None:
 
 # ------------------------------------------------------------------------------------------ after the run
 
-ORIGIN = ("execution_dt", "perun_version")  # attributes of a run that tell where it comes from
 READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 MOST_VALUES = 50_000_000  # of one file: about a week of twelve sensors on six hosts at perun's 1 s
 
@@ -178,17 +177,13 @@ class PerunSensor:
     values: Series
     counter: Series | None
 
-    @property
-    def is_power(self) -> bool:
-        return self.values.unit == "W"
-
     def energy_as_perun_J(self) -> float:
         """Return the energy in J as its perun computed it.
 
         perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps.
         """
         readings, scale = self.values.readings, self.values.to_SI
-        if self.is_power:
+        if self.values.unit == "W":
             watts = readings.astype("float32") * np.float32(scale)
             return float(np.trapezoid(watts, self.seconds))
         steps = np.diff(readings.astype("float64"))
@@ -200,12 +195,12 @@ class PerunSensor:
 class PerunRun:
     """One run in a perun file.
 
-    attributes: of ``ORIGIN``; reported_J: the total that perun wrote itself, None without one.
+    started: as ISO date, "" if unknown; reported_J: the total that perun wrote, None without one.
     """
 
     application: str
     name: str
-    attributes: dict[str, str]
+    started: str
     reported_J: float | None
     sensors: list[PerunSensor]
 
@@ -227,7 +222,7 @@ def read_runs(path: Path) -> list[PerunRun]:
             raise ValueError("it holds no run")
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
-    return sorted(runs, key=lambda run: run.attributes.get("execution_dt", run.name))
+    return sorted(runs, key=lambda run: run.started or run.name)
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
@@ -241,8 +236,8 @@ def _read_run(application: str, name: str, run) -> PerunRun:
                     sensors.append(PerunSensor(*place, *_read_raw(members["raw_data"])))
     total = run.get("metrics/ENERGY")
     reported_J = None if total is None else float(total.attrs["sum"])
-    attributes = {name: str(run.attrs[name]) for name in ORIGIN if name in run.attrs}
-    return PerunRun(application, name, attributes, reported_J, sensors)
+    started = str(run.attrs.get("execution_dt", ""))
+    return PerunRun(application, name, started, reported_J, sensors)
 
 
 def _read_raw(raw) -> tuple[np.ndarray, Series, Series | None]:
@@ -264,23 +259,20 @@ def _read_series(dataset) -> Series | None:
     return Series(dataset[:], facts["unit"], float(facts["mag"]), valid_max)
 
 
-def read_hdf5(path: Path, run: str | None = None) -> dict:
+def read_hdf5(path: Path, run: str | None = None, is_trusted: bool = False) -> dict:
     """Read energies of a run, the newest by default, integrated anew by perun's own method.
 
-    See energies_as_perun. Raises ValueError where the file is no perun file or has no such run.
+    See energies_as_perun. HDF5 may crash on a damaged file, or never end: one that is not trusted
+    is read by another process first. Raises ValueError where the file is no perun file or has no
+    such run.
     """
+    if not is_trusted:
+        require_an_end(read_runs, path, READ_WITHIN_S)
     runs = read_runs(path)
-    chosen = [one for one in runs if run is None or one.name == run]
+    chosen = [one for one in runs if run in (None, one.name)]
     if not chosen:
-        names = ", ".join(one.name for one in runs)
-        raise ValueError(f"{path}: has no run {run!r}; it has {names}")
+        raise ValueError(f"{path}: has no run {run!r}; it has {[one.name for one in runs]}")
     return energies_as_perun(chosen[-1])
-
-
-def read_guarded(path: Path, run: str | None = None) -> dict:
-    """Read a file that may be damaged: HDF5 may crash on it, or never end."""
-    require_an_end(read_hdf5, path, READ_WITHIN_S)
-    return read_hdf5(path, run)
 
 
 def energies_as_perun(run: PerunRun) -> dict:

@@ -110,26 +110,25 @@ def _add_grace(inventory: Inventory) -> None:
     _silence("perun.backend.hwmon_grace")
     backend = hwmon_grace.HWMonGraceBackend()
     is_real = Path(hwmon_grace.HWMON_PATH).resolve().is_relative_to("/sys")
-    missing = set(_grace_labels())
+    labels = set(_grace_labels())
     for theirs in backend.getSensors(sorted(backend.availableSensors())):
         label = theirs.metadata["device_name"]
-        if label not in missing:
-            continue
-        missing.remove(label)
         to_SI = float(theirs.dataType.mag.value)
-        ours = Sensor(
-            theirs.id,
-            "cpu",
-            label,
-            "power",
-            "measured" if is_real else "simulated",
-            read=partial(_read_theirs, theirs, to_SI),
-            to_SI=to_SI,
-            primary=label.startswith("CPU"),
-            notes={"name": label, "power": "average"},
-        )
-        inventory.sensors.append(ours)
-    inventory.unaccounted += [f"{label}: its power cannot be opened" for label in sorted(missing)]
+        if label in labels:
+            labels.remove(label)
+            ours = Sensor(
+                theirs.id,
+                "cpu",
+                label,
+                "power",
+                "measured" if is_real else "simulated",
+                read=partial(_read_theirs, theirs, to_SI),
+                to_SI=to_SI,
+                primary=label.startswith("CPU"),
+                notes={"power": "average"},
+            )
+            inventory.sensors.append(ours)
+    inventory.unaccounted += [f"{label}: its power cannot be opened" for label in sorted(labels)]
 
 
 def _read_theirs(theirs, to_SI: float):

@@ -37,6 +37,8 @@ def run(folder: str | Path) -> None:
     except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
         status = "failed"
         reason = " ".join(str(error).split()) or type(error).__name__
+        if "out of memory" in reason:
+            reason = f"choose a smaller local_batch_size: {reason}"
         if not isinstance(error, ValueError | LostRank):  # these explain themselves
             traceback.print_exc()
     try:

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from energynn.measure.account import account as account_of, power_trace
+from energynn.measure.account import account as account_of
+from energynn.measure.account import power_trace
 from energynn.measure.samples import events_of_segments
 from tests.measure.worlds import sensor
 

@@ -99,14 +99,10 @@ LIMIT = {"limit_W": 300.0, "uuid": "GPU-1"}
         ("G", "power", np.where((T > 10) & (T < 11), np.nan, POWER), {}),
     ],
 )
-def test_each_test_doubts_a_sensor_and_can_be_relaxed(letter, kind, values, more):
+def test_each_test_doubts_a_sensor(letter, kind, values, more):
     one = curve_of(kind, values, **more)
     reasons = energy.doubts([one], 5.0, 25.0)
     assert letter in {reason[0] for reason in reasons}
-    least = {name: 0.0 for name in energy.THRESHOLDS if "least" in name}
-    most = {name: 1e9 for name in energy.THRESHOLDS if "least" not in name}
-    relaxed = energy.doubts([one], 5.0, 25.0, limits=least | most)
-    assert letter not in {reason[0] for reason in relaxed} - {"M"}
     entry = energy.entries_of([one], 5.0, 25.0)[0]
     assert ("energy_J" in entry) == (letter == "G")
 

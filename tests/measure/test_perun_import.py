@@ -151,7 +151,7 @@ def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
         "the newest"
     )
     assert perun_adapter.read_hdf5(path, "old")["energy_perun_total_J"] == pytest.approx(7400)
-    with pytest.raises(ValueError, match="perun.hdf5: has no run 'none'; it has old, new"):
+    with pytest.raises(ValueError, match="perun.hdf5: has no run 'none'"):
         perun_adapter.read_hdf5(path, "none")
 
 
