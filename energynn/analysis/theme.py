@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -207,7 +208,7 @@ def placeholder(message: str) -> alt.Chart:
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart as SVG, and in print size as PNG (4 pixels per pt) and PDF.
+    """Write the chart in print size as SVG, PNG (4 pixels per pt) and PDF.
 
     Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
     path.
@@ -215,11 +216,14 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
         spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
-    path.write_text(vl_convert.vegalite_to_svg(spec, VEGA_LITE))
-    png = vl_convert.vegalite_to_png(spec, VEGA_LITE, scale=4 * PRINT_pt_per_px, ppi=72)
-    path.with_suffix(".png").write_bytes(png)
-    pdf = vl_convert.vegalite_to_pdf(spec, VEGA_LITE, scale=PRINT_pt_per_px)
-    path.with_suffix(".pdf").write_bytes(pdf)
+    svg = vl_convert.vegalite_to_svg(spec, VEGA_LITE)
+    size = r'(width|height)="([\d.]+)"'
+    svg = re.sub(
+        size, lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"', svg, count=2
+    )
+    path.write_text(svg)
+    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
+    path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
     return path
 
 

@@ -1,6 +1,7 @@
 """Figures are reproducible, fit a page, and keep provenances apart."""
 
 import json
+import re
 
 import altair as alt
 import numpy as np
@@ -22,6 +23,9 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     assert first == second
     assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {".svg", ".png", ".pdf", ".json"}
     assert theme.FONT in first.decode()
+    printed_pt = re.search(r'width="([\d.]+)"', first.decode())[1]
+    pdf = (tmp_path / "b" / "figures" / "figure.pdf").read_bytes()
+    assert f"/MediaBox [0 0 {printed_pt} ".encode() in pdf
 
 
 def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):
