@@ -20,7 +20,6 @@ PYTHON_VARIABLE = (
 )
 WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
 CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
-LAST_WORDS = "energynn: rank "  # begins the line by which a rank says why it ends
 AFTER_A_LOSS = "its own last lines, or its host's log, say why; started again, the run goes on from its checkpoint"
 
 
@@ -29,42 +28,30 @@ AFTER_A_LOSS = "its own last lines, or its host's log, say why; started again, t
 
 @dataclass(frozen=True)
 class Variables:
-    """The environment variables in which one launcher tells a process of its place; empty where it has none."""
+    """Names the variables in which one launcher tells a process of its place; empty where it has none."""
 
     rank: str
     size: str
-    local_rank: str  # among the ranks of this host
     ranks_of_host: str
 
     def are_set(self) -> bool:
-        """Whether this launcher has started this process."""
+        """Tell whether this launcher has started this process."""
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
-            return (
-                False  # the batch script itself, which is one process whatever the number of tasks
-            )
+            return False  # the batch script itself is one process, whatever the number of tasks
         return self.rank in os.environ
 
-    def place(self) -> tuple[int, int, int]:
-        """Rank, size and local rank of this process; the local rank is 0 where the launcher does not tell it."""
-        return (
-            int(os.environ[self.rank]),
-            int(os.environ[self.size]),
-            int(os.environ.get(self.local_rank, 0)),
-        )
 
-
-MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Slurm's pmi2
-PMIX = Variables("PMIX_RANK", "", "", "")
+MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
+PMIX = Variables("PMIX_RANK", "", "")
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
-    "OMPI_COMM_WORLD_LOCAL_RANK",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
-TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same number. No more is
 # needed of it.
-SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OF_MPI = (MPICH, PMIX, OPEN_MPI)
 ALL = (*OF_MPI, TORCHRUN, SRUN)
 
@@ -81,12 +68,10 @@ def rank() -> int:
 
 def rank_and_size() -> tuple[int, int] | None:
     """The number of this process and the number of all ranks; None where no launcher has started it."""
-    told = (
-        variables.place()[:2]
-        for variables in ALL
-        if variables.are_set() and variables.size in os.environ
-    )
-    return next(told, None)
+    for variables in ALL:
+        if variables.are_set() and variables.size in os.environ:
+            return int(os.environ[variables.rank]), int(os.environ[variables.size])
+    return None
 
 
 def ranks_of_this_host() -> int:

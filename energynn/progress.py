@@ -18,23 +18,17 @@ def entry(state: str, name: str, words: str) -> str:
     return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
 
 
-def folded(text: str) -> str:
-    """The text with every line of more than 80 columns broken between words, and indented below; words stay whole.
-
-    >>> folded("energynn: " + "word " * 15).splitlines()[1]
-    '  word'
-    """
-    lines = []
-    for line in text.splitlines():
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        facts = dict(subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-        lines += textwrap.wrap(line, 79, **facts) if len(line) > 80 else [line]
-    return "\n".join(lines)
-
-
 def tell(text: str) -> None:
-    """Print lines for a person: a terminal gets them ``folded``, a pipe, a file or a notebook as they are."""
-    print(folded(text) if sys.stdout and sys.stdout.isatty() else text, flush=True)
+    """Print lines for a person at once; on a terminal none is wider than 80 columns."""
+    if sys.stdout and sys.stdout.isatty():
+        text = "\n".join(map(_fold, text.splitlines()))
+    print(text, flush=True)
+
+
+def _fold(line: str) -> str:
+    wrap = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
+    wrap.subsequent_indent = "    "
+    return line if len(line) <= 80 else wrap.fill(line)
 
 
 def energy_words(energy_Wh: float) -> str:

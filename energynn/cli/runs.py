@@ -105,7 +105,9 @@ def study_show(name: Study = "smoke") -> int:
 
 def measure(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="with arguments")],
-    period: Annotated[float, typer.Option(metavar="S", help="seconds between two samples")] = 0.04,
+    period: Annotated[
+        float, typer.Option(min=0.01, max=60, help="seconds between two samples")
+    ] = 0.04,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="the run's folder; again: a segment more")
     ] = None,

@@ -24,7 +24,6 @@ class Queued(NamedTuple):
 
     state: str
     reason: str
-    user: str
 
 
 def submit(script: Path, *options: str) -> str:
@@ -42,7 +41,7 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
     numbers = sorted({job.split("_")[0] for job in jobs if job})
     if not numbers:
         return {}
-    command = ["squeue", "--array", "--noheader", "--format=%F_%K|%T|%u|%r"]
+    command = ["squeue", "--array", "--noheader", "--format=%F_%K|%T|%r"]
     try:
         lines = call(*command, f"--jobs={','.join(numbers)}").splitlines()
     except ValueError as error:
@@ -51,9 +50,9 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
         return {}
     queued = {}
     for line in lines:
-        job, state, user, reason = line.split("|", 3)
+        job, state, reason = line.split("|", 2)
         if state not in ENDED:
-            queued[job] = Queued(state, reason, user)
+            queued[job] = Queued(state, reason)
     return queued
 
 

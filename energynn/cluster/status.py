@@ -49,7 +49,6 @@ class Live(msgspec.Struct):
     epochs: int | None = None
     power_W: float | None = None
     energy_J: float = 0.0
-    energy_before_J: float = 0.0
 
 
 def read_submission(folder: Path) -> Submission:
@@ -117,17 +116,15 @@ def _row(folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | 
     if last.submission != submission.submitted_at:
         last = Start()
     live = _read(folder / ".state.json", Live)
-    joules = record.get("energy_total_J", live.energy_J + live.energy_before_J)
+    joules = record.get("energy_total_J", live.energy_J)
     state, reason = _state(folder, submission, record, last, queue)
     return {
         "run_id": folder.name,
         "system": folder.parent.name,
-        "folder": str(folder),
         "state": state,
         "reason": reason,
         "since": record.get("started_at") or submission.submitted_at,
         "job": submission.job_id,
-        "user": queue[submission.job_id].user if submission.job_id in (queue or {}) else "",
         "time_s": record.get("training_time_s"),
         "energy_kWh": joules / JOULE_PER_KWH,
         "provenance": record.get("energy_total_provenance", ""),
@@ -192,6 +189,6 @@ def _words(row: dict) -> str:
     if row["time_s"]:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:
-        parts.append(f"job {row['job']}" + (f" of {row['user']}" if row["user"] else ""))
+        parts.append(f"job {row['job']}")
     parts.append(row["reason"])
     return "; ".join(filter(None, parts))

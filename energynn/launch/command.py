@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from energynn import records
-from energynn.files import default_runs_dir, is_locked, lock, utc_now, write_json
+from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine
@@ -45,17 +44,14 @@ def measure(
     stopped = supervise.hear_signals(children)
     run_dir = _run_dir(command, out, period_s, size)
     if rank == 0:
-        if warning := supervise.require_host():
-            _say(f"energynn: {warning}")
+        supervise.take_host().close()
         _held = _open_segment(run_dir, _intent(run_dir, command, period_s, size, gpus))
         _say(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}")
-        _say(f"  in another shell:\n    energynn status --watch {run_dir}")
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
     folder = segments(run_dir)[-1]
-    take_host = partial(supervise.take_host, stopped)
-    stop_sampler = start_sampler(folder, size, stopped, take_host)
+    stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
     try:
         exit_status = _run(command, folder, rank, children, stopped, sys.stderr if quiet else None)
         stop_sampler()
@@ -76,8 +72,6 @@ def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     if shutil.which(command[0]) is None:
         raise ValueError(f"measure: {command[0]!r} is no command here; check its name and path")
-    if not 0.01 <= period_s <= 60:
-        raise ValueError(f"period: must be 0.01 to 60 seconds, got {period_s}")
     if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see")
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -109,16 +103,11 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
     system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
     if (default_runs_dir() / "local" / "system.toml").exists():
         system = machine.load(default_runs_dir(), "local", described)
-    return {
-        "run_id": run_dir.name,
+    return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
         "workload": "command",
         "system": "measured",
-        "started_at": utc_now(),
         "config": {"command": shlex.join(command), "sampling_period_s": period_s},
         "devices": size if size > 1 else max(1, len(known)),
-        **system,
-        "uses_gpus": gpus,
-        **machine.facts_of_run(described, on_gpu=bool(known)),
     }
 
 
@@ -130,9 +119,6 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
     events.be_idle("before", IDLE_S)
-    if stopped:
-        events.mark("rank_end", status="failed", exit_status=-stopped[0])
-        return -stopped[0]
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's numbers are NVML's
     events.mark("training_start")
     # close_fds: MPI's launchers hand open files to their ranks.
@@ -146,37 +132,26 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     if status < 0 or stopped:
         end_marked(folder)
     events.be_idle("after", IDLE_S)
-    events.mark("rank_end", status="failed" if status else "finished", exit_status=status)
+    word, reason = _status(status)
+    events.mark("rank_end", status=word, reason=reason)
     return status
 
 
-def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
-    """Wait for the ends of all ranks; return status and reason of the first that was not good."""
-    quiet_s, patience_s = 0.0, 0.0 if stopped else limit_s("ready_limit_s")
-    while len(ends := events_of_kind(read_events(folder), "rank_end")) < size:
-        if quiet_s > patience_s:
-            break
-        time.sleep(0.5)
-        quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
-    failed = [end for end in ends if end["exit_status"]]
-    if len(ends) < size:
-        silent = sorted(set(range(size)) - {end["rank"] for end in ends})
-        status, reason = "killed", f"rank {', '.join(map(str, silent))} ended without a word"
-    elif not failed:
-        return "finished", ""
-    else:
-        first = min(failed, key=lambda end: end["t_wall_ns"])
-        status, reason = _words(first["exit_status"])
-        reason = f"rank {first['rank']}: {reason}" if size > 1 else reason
-    if stopped:
-        return "interrupted", f"stopped by {supervise.signal_name(stopped[0])}; {reason}"
-    return status, reason
-
-
-def _words(exit_status: int) -> tuple[str, str]:
+def _status(exit_status: int) -> tuple[str, str]:
     if exit_status < 0:
         return "killed", f"the command was ended by {supervise.signal_name(-exit_status)}"
-    return "failed", f"the command ended with status {exit_status}"
+    if exit_status > 0:
+        return "failed", f"the command ended with status {exit_status}"
+    return "finished", ""
+
+
+def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
+    """Wait for the ends of all ranks; return status and reason of the whole."""
+    quiet_s, patience_s = 0.0, 0.0 if stopped else limit_s("ready_limit_s")
+    while len(events_of_kind(read_events(folder), "rank_end")) < size and quiet_s <= patience_s:
+        time.sleep(0.5)
+        quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
+    return supervise.verdict(folder, size, supervise.stop_reason(stopped))
 
 
 # ------------------------------------------------------------------------------------- for people

@@ -24,16 +24,16 @@ from energynn import config as configuration
 from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
-from energynn.files import REPOSITORY, lock, utc_now, write_json
+from energynn.files import REPOSITORY, lock, write_json
 from energynn.launch import command, supervise, watch
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter
-from energynn.measure.samples import events_of_kind, limit_s, read_events, segments
+from energynn.measure.samples import events_of_kind, read_events, segments
 from energynn.progress import tell
 
 START_LOCK = ".start"  # held from the start of a run to its end
 CHECKPOINT_S = 30.0  # for the ranks' checkpoint when the run is asked to stop
-EVALUATION_S = 600.0  # of perun, after the trainer has ended; with a dead sampler it never ends
+SILENT_S = 300.0  # ranks that wait for a dead process, as perun's sampler, never end
 LOOK_S = 5.0  # between two looks at the ranks' files
 TRAIN_SCRIPT = Path(energynn.__file__).parent / "train" / "__main__.py"
 # A Ctrl-C for a notebook reaches the supervisor only through who has started it.
@@ -55,6 +55,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     run cannot work, InterruptedError if it was stopped and can go on, RuntimeError with the reason
     if it failed or was killed.
     """
+    if not str(runs_dir):
+        raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
     if records.is_made(run_dir):
@@ -114,37 +116,29 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
     if on_gpu:
         _require_gpus(config.devices, described["gpus"])
-    initial_run = getattr(config, "initial_run", "")
-    if initial_run and not (run_dir.parent / initial_run / "weights.pt").is_file():
-        weights = run_dir.parent / initial_run
-        raise ValueError(f"initial_run: {weights} has no weights.pt; make that run first")
     data_root = manifests.root(config.dataset).absolute()
     if data_root.is_relative_to(REPOSITORY):
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
     system = machine.load(runs_dir, config.system, described)
-    return {
-        "run_id": run_dir.name,
+    return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
-        "started_at": utc_now(),
         "config": values,
         "config_digest": configuration.digest(values),
         "data_digest": configuration.manifest_digest(config.dataset),
         "data_root": str(data_root),
         "launcher": launchers.find_launcher(config.devices),
         "devices": config.devices,
-        **system,
         "git_commit": commit,
         "git_dirty": dirty,
-        "uses_gpus": on_gpu,
-        **machine.facts_of_run(described, on_gpu),
     }
 
 
 def warnings_of(intent: dict) -> list[str]:
     """Warn about a run that can work; ValueError where another measured run goes on here."""
+    supervise.take_host().close()
     config, described = configuration.from_dict(intent["config"]), intent["machine"]
     warnings = []
     if intent["launcher"] in WITHOUT_PERUN:
@@ -154,7 +148,7 @@ def warnings_of(intent: dict) -> list[str]:
         if config.devices * config.threads_per_device > cores:
             share = "they share cores, so time and energy mean little"
             warnings.append(f"{config.devices} devices on {cores} cores: {share}")
-    return [*warnings, *filter(None, [supervise.require_host()])]
+    return warnings
 
 
 def _nodes() -> int:
@@ -174,27 +168,19 @@ def _require_gpus(devices: int, gpus: list[dict]) -> None:
 def begin(intent: dict, run_dir: Path) -> None:
     """Write run.json; an earlier attempt is moved aside, never overwritten.
 
-    An attempt that left a checkpoint goes on instead, in a further segment; its record is kept
-    beside the new one. One that is moved has a record before.
+    An attempt that left a checkpoint goes on instead, in a further segment; the record then covers
+    all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if records.is_running(run_dir):
-            raise ValueError(f"{run_dir.name}: this run goes on already")
         if list(run_dir.glob("checkpoint/*.sha256")):
-            _begin_segment(run_dir)
+            (run_dir / f"segment-{len(segments(run_dir)) + 1}").mkdir()
+            (run_dir / "record.json").unlink(missing_ok=True)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))
         _move_aside(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "run.json", intent)
-
-
-def _begin_segment(run_dir: Path) -> None:
-    number = len(segments(run_dir))
-    if (run_dir / "record.json").exists():
-        (run_dir / "record.json").rename(run_dir / f"record-after-segment-{number}.json")
-    (run_dir / f"segment-{number + 1}").mkdir()
 
 
 def _move_aside(run_dir: Path) -> None:
@@ -215,26 +201,19 @@ def make(run_dir: Path, parent: int) -> int:
     """Make the run of a run.json; end it if the parent process ends, or a signal asks for that."""
     stopped = supervise.hear_signals()
     _held = records.hold(run_dir)
-    _alone = supervise.take_host(stopped, parent)
+    _alone = supervise.take_host()
     intent = json.loads((run_dir / "run.json").read_text())
     folder = segments(run_dir)[-1]
-    stop_reason = _asked_to_stop(stopped, parent)
-    exit_status = -1
-    if not stop_reason:
-        ranks = supervise.start(
-            ranks_command(folder, intent),
-            folder,
-            rank_environment(folder, intent),
-            signal.SIGKILL,
-            **APART,
-        )
-        lines = (ranks.stdout, folder / "log.txt")
-        relay = threading.Thread(target=_relay, args=lines, daemon=True)
-        relay.start()
-        stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
-        exit_status = ranks.wait()
-        relay.join(timeout=1.0)
-    status, reason = verdict(folder, intent, exit_status, stop_reason)
+    words, environment = ranks_command(folder, intent), rank_environment(folder, intent)
+    ranks = supervise.start(words, folder, environment, signal.SIGKILL, **APART)
+    lines = (ranks.stdout, folder / "log.txt")
+    relay = threading.Thread(target=_relay, args=lines, daemon=True)
+    relay.start()
+    stop_reason = _wait_for_ranks(ranks, folder, intent["devices"], stopped, parent)
+    exit_status = ranks.wait()
+    relay.join(timeout=1.0)
+    by = f", {intent['launcher']} with status {exit_status}"
+    status, reason = supervise.verdict(folder, intent["devices"], stop_reason, by)
     try:
         record = records.build(run_dir, status, reason)
     except OSError as error:
@@ -246,20 +225,18 @@ def make(run_dir: Path, parent: int) -> int:
 
 def _asked_to_stop(stopped: list[int], parent: int) -> str:
     """Say in words who asked for the end of the run; "" where nobody did."""
-    if stopped:
-        return f"stopped by {supervise.signal_name(stopped[0])}"
-    return "" if os.getppid() == parent else "the process that started the run ended"
+    ended = "" if os.getppid() == parent else "the process that started the run ended"
+    return supervise.stop_reason(stopped) or ended
 
 
 def _wait_for_ranks(ranks, folder: Path, devices: int, stopped: list[int], parent: int) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
-    begun_s = looked_s = time.monotonic()
-    reason = ""
+    looked_s, reason = time.monotonic(), ""
     while ranks.poll() is None and not reason:
         reason = _asked_to_stop(stopped, parent)
         if time.monotonic() > looked_s + LOOK_S:
             looked_s = time.monotonic()
-            reason = reason or _overdue(folder, devices, looked_s - begun_s)
+            reason = reason or _hang(folder, devices)
         time.sleep(0.05)
     # In a batch job Slurm's signal reaches papermill, too: the ranks still have time.
     is_heard = os.getppid() == parent or SRUN_VARIABLE in os.environ
@@ -273,17 +250,15 @@ def _wait_for_ranks(ranks, folder: Path, devices: int, stopped: list[int], paren
     return reason
 
 
-def _overdue(folder: Path, devices: int, since_s: float) -> str:
+def _hang(folder: Path, devices: int) -> str:
     """Say in words that ranks hang before their first event or after their last; "" else."""
     paths = list(folder.glob("events-rank*.jsonl"))
-    most_s = limit_s("first_sample_limit_s")
-    if len(paths) < devices:
-        missing = f"{devices - len(paths)} of {devices} ranks had not begun after {most_s:.0f} s"
-        return missing if since_s > most_s else ""
-    quiet_s = time.time() - max(path.stat().st_mtime for path in paths)
-    if quiet_s > EVALUATION_S and events_of_kind(read_events(folder), "rank_end"):
-        return f"perun's evaluation took longer than {EVALUATION_S:.0f} s"
-    return ""
+    newest_s = max(path.stat().st_mtime for path in [folder, *paths])
+    if time.time() < newest_s + SILENT_S:
+        return ""
+    if len(paths) == devices and not events_of_kind(read_events(folder), "rank_end"):
+        return ""
+    return f"its ranks were silent for {SILENT_S:.0f} s, before or after the training"
 
 
 def ranks_command(folder: Path, intent: dict) -> list[str]:
@@ -323,29 +298,6 @@ def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         processes.STARTER_VARIABLE: processes.name_of_this_process(),
     }
-
-
-def verdict(folder: Path, intent: dict, exit_status: int, stop_reason: str) -> tuple[str, str]:
-    """Return status and reason of a run, from the last event of each rank.
-
-    The exit status of mpirun proves nothing: perun's is 0 after a SIGTERM.
-    """
-    events = read_events(folder)
-    ends = events_of_kind(events, "rank_end")
-    bad = [end for end in ends if end["status"] != "finished"]
-    silent = sorted(set(range(intent["devices"])) - {end["rank"] for end in ends})
-    if not bad and not silent:
-        return "finished", ""
-    if not silent and all(end["status"] == "interrupted" for end in bad):
-        return "interrupted", f"{stop_reason or 'asked to stop'}; {bad[0]['reason']}; it can go on"
-    if stop_reason:
-        return "interrupted", f"{stop_reason}; {records.how_far(events)}"
-    if bad:
-        first = min(bad, key=lambda end: end["t_wall_ns"])
-        return "failed", f"rank {first['rank']}: {first['reason']}"
-    ranks = f"rank {', '.join(map(str, silent))} ended without a word"
-    by = f"{intent['launcher']} with status {exit_status}"
-    return "killed", f"{ranks}, {by}; {records.how_far(events)}"
 
 
 def _say(text: str) -> None:

@@ -7,20 +7,20 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 
-from energynn import processes
+from energynn import processes, records
+from energynn.files import utc_now
 from energynn.measure import machine
+from energynn.measure.samples import events_of_kind, read_events
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-IN_JOB = "another measured run goes on here, and this one waits; --exclusive in sbatch avoids it"
 
 
-def alone_on_host() -> socket.socket | None:
-    """Take what the one measured run of this host holds; None while another one goes on.
+def take_host() -> socket.socket:
+    """Take what the one measured run of this host holds; ValueError while another one goes on.
 
     It is a name without a file: it is free when its process ends.
     """
@@ -28,28 +28,46 @@ def alone_on_host() -> socket.socket | None:
     held = socket.socket(socket.AF_UNIX)
     try:
         held.bind(f"\0energynn-measured-run-on-{name}")
-    except OSError:
+    except OSError as error:
         held.close()
-        return None
+        remedy = "one at a time; in a batch job give sbatch --exclusive"
+        raise ValueError(f"another measured run goes on on this machine; {remedy}") from error
     return held
 
 
-def require_host() -> str:
-    """Return a warning where this run will have to wait; ValueError outside of a batch job."""
-    if held := alone_on_host():
-        held.close()
-        return ""
-    if not machine.job_of_process():
-        raise ValueError("another measured run goes on on this machine; one at a time")
-    return IN_JOB
+def facts(run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool) -> dict:
+    """Return what run.json tells of the place and the time of a run or a measured command."""
+    return {
+        "run_id": run_dir.name,
+        "started_at": utc_now(),
+        **system,
+        "uses_gpus": uses_gpus,
+        **machine.facts_of_run(described, on_gpu),
+    }
 
 
-def take_host(stopped: list[int], parent: int | None = None) -> socket.socket | None:
-    """Wait for the host; None where a signal came, or the parent process ended, meanwhile."""
-    parent = parent or os.getppid()
-    while (held := alone_on_host()) is None and not stopped and os.getppid() == parent:
-        time.sleep(0.2)
-    return held
+def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[str, str]:
+    """Return status and reason of a run, from the last event of each of ``size`` ranks.
+
+    ``by``: what is known of a rank that ended without a word. The exit status of mpirun proves
+    nothing: perun's is 0 after a SIGTERM.
+    """
+    events = read_events(folder)
+    ends = events_of_kind(events, "rank_end")
+    bad = [end for end in ends if end["status"] not in ("finished", "interrupted")]
+    heard = [end["reason"] for end in ends if end["status"] == "interrupted"]
+    silent = sorted(set(range(size)) - {end["rank"] for end in ends})
+    if not bad and not silent:
+        if not heard:
+            return "finished", ""
+        return "interrupted", f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on"
+    if stop_reason:
+        return "interrupted", f"{stop_reason}; {records.how_far(events)}"
+    if bad:
+        first = min(bad, key=lambda end: end["t_wall_ns"])
+        return first["status"], f"rank {first['rank']}: {first['reason']}"
+    ranks = ", ".join(map(str, silent))
+    return "killed", f"rank {ranks} ended without a word{by}; {records.how_far(events)}"
 
 
 def make_folder(path: Path, name: str) -> None:
@@ -98,3 +116,8 @@ def signal_name(number: int) -> str:
     """Name a signal; those without a name, as of real time, by their number."""
     known = {each.value for each in signal.Signals}
     return signal.Signals(number).name if number in known else f"signal {number}"
+
+
+def stop_reason(stopped: list[int]) -> str:
+    """Say which signal came first; "" where none came."""
+    return f"stopped by {signal_name(stopped[0])}" if stopped else ""

@@ -23,7 +23,6 @@ from energynn.reading import one_fault
 
 STATE = ".state.json"  # the last look in a notebook, for `energynn status`
 LOOK_S = 2.0  # between two looks in a notebook
-PAUSES = 50  # or so many times as long as a look takes
 
 
 def look(run_dir: Path) -> dict:
@@ -121,9 +120,7 @@ def in_notebook(run_dir: Path) -> threading.Event:
     handle = display({"text/plain": "..."}, raw=True, display_id=True)
 
     def show() -> None:
-        pause_s = LOOK_S
-        while not ended.wait(pause_s):
-            begun_s = time.monotonic()
+        while not ended.wait(LOOK_S):
             try:
                 state = look(run_dir)
                 write_json(run_dir / STATE, state)
@@ -131,7 +128,6 @@ def in_notebook(run_dir: Path) -> threading.Event:
             except Exception as error:  # a view that fails must not stop the run that it shows
                 words = f"(no view: {error})"
             handle.update({"text/plain": words}, raw=True)
-            pause_s = max(LOOK_S, PAUSES * (time.monotonic() - begun_s))
 
     threading.Thread(target=show, name="energynn-watch", daemon=True).start()
     return ended

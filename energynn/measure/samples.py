@@ -20,7 +20,6 @@ LARGEST_B = 2**32  # of a file that is read as a whole
 # Timeouts in s. Increase them in systems/NAME.toml if your file system is slow.
 LIMITS_S = {
     "silence_limit_s": 90.0,  # for a sample that somebody waits for
-    "first_sample_limit_s": 120.0,  # hundreds of ranks start slowly from one file system
     "ready_limit_s": 60.0,  # for a sampler process, and for ranks that wait for each other's files
 }
 

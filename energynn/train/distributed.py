@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from energynn import launchers
 from energynn.config import RunConfig
-from energynn.launchers import AFTER_A_LOSS, TORCHRUN, started_by_mpi
+from energynn.launchers import AFTER_A_LOSS, started_by_mpi
 from energynn.measure import machine
 
 # Words of gloo's errors.
@@ -65,7 +65,7 @@ def join(config: RunConfig) -> World:
     if the number of ranks is not ``config.devices``, or if there is no GPU where one is asked for.
     """
     timeout = datetime.timedelta(seconds=config.setup_timeout_s)  # `limit_waiting` shortens it
-    rank, size, local_rank, make_store = _find()
+    rank, size, local_rank, store = _find(timeout)
     if size != config.devices:
         raise ValueError(
             f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
@@ -75,7 +75,6 @@ def join(config: RunConfig) -> World:
     torch.set_num_threads(config.threads_per_device)
     be_deterministic(config.seed, algorithms=config.deterministic)
     launchers.stay_on_this_host(size)
-    store = make_store(timeout)
     world = World(rank, size, local_rank, device, socket.gethostname())
     if device.type == "cuda":
         machine.pin_to_gpu(world.describe()["gpu_uuid"])  # before any worker is forked
@@ -287,32 +286,31 @@ def restore_random_state(states: list) -> None:
 # ------------------------------------------------------------------------------------------------- finding the others
 
 
-def _find() -> tuple[int, int, int, Callable]:
-    """Find rank, size, local rank, and how to make the store through which the ranks meet."""
-    if os.environ.keys() >= {TORCHRUN.local_rank, "MASTER_ADDR"}:
-        return *TORCHRUN.place(), lambda timeout: next(dist.rendezvous("env://", timeout=timeout))[0]
+def _find(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
+    """Find rank, size, local rank, and the store through which the ranks meet."""
+    if os.environ.keys() >= {"LOCAL_RANK", "MASTER_ADDR"}:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # of torchrun
+        return rank, size, int(os.environ["LOCAL_RANK"]), store
     if _is_under_mpi():
-        return _found_by_mpi()
-    return 0, 1, 0, lambda timeout: dist.HashStore()
+        return _found_by_mpi(timeout)
+    return 0, 1, 0, dist.HashStore()
 
 
-def _found_by_mpi() -> tuple[int, int, int, Callable]:
+def _found_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
     """Open a port that the system chooses on rank 0; MPI tells the others."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     hosts = world.allgather(socket.gethostname())
-
-    def make_store(timeout: datetime.timedelta) -> dist.Store:
-        store = None
-        if world.rank == 0:
-            # The server listens on every interface; the address is only how rank 0 reaches itself.
-            store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-        address = os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
-        address, port = world.bcast((address, store.port) if store else None)
-        return store or dist.TCPStore(address, port, world.size, False, timeout)
-
-    return world.rank, world.size, hosts[: world.rank].count(hosts[world.rank]), make_store
+    local_rank = hosts[: world.rank].count(hosts[world.rank])
+    store = None
+    if world.rank == 0:
+        # The server listens on every interface; the address is only how rank 0 reaches itself.
+        store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
+    address = os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
+    address, port = world.bcast((address, store.port) if store else None)
+    store = store or dist.TCPStore(address, port, world.size, False, timeout)
+    return world.rank, world.size, local_rank, store
 
 
 def _is_under_mpi() -> bool:

@@ -34,7 +34,7 @@ def queue(monkeypatch):
     def answer(command, *words):
         if command == "squeue" and None not in states:
             return "".join(
-                f"{job}|{state}|anna|{reason}\n" for job, (state, reason) in states.items()
+                f"{job}|{state}|{reason}\n" for job, (state, reason) in states.items()
             )
         raise ValueError(f"{command}: no")
 
@@ -99,7 +99,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
         "died": ("failed", "its launcher died; `energynn check --recover` says more"),
     }
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(r"running    slurm/running\n +t; epoch 3/9; 250 W; job 1_0 of anna\n", shown)
+    assert re.search(r"running    slurm/running\n +t; epoch 3/9; 250 W; job 1_0\n", shown)
     assert all(len(line) <= 80 for line in shown.splitlines()) and shown.splitlines()[
         -1
     ].startswith("10 runs: ")

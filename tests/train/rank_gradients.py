@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from energynn import config as configuration
+from energynn import launchers
 from energynn.train import distributed, fourcastnet, resnet50
 
 PARTS = 2
-ranks = distributed._find()[1]
+ranks = (launchers.rank_and_size() or (0, 1))[1]
 config = configuration.make("fourcastnet", devices=ranks, patch_size=4, embed_dim=32, depth=2, num_blocks=4)
 world = distributed.join(config)
 generator = torch.Generator().manual_seed(3)

@@ -31,7 +31,7 @@ def two_ranks_of_gpus(monkeypatch):
         monkeypatch.setattr(distributed.dist, "init_process_group", lambda backend, **_: did.update(backend=backend))
         monkeypatch.setattr(machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid))
         monkeypatch.setattr(distributed, "be_deterministic", lambda *_, **__: None)
-        monkeypatch.setattr(distributed, "_find", lambda: (0, 2, 2, lambda timeout: store))
+        monkeypatch.setattr(distributed, "_find", lambda timeout: (0, 2, 2, store))
         distributed.join(config.make("resnet50", device="gpu", devices=2, threads_per_device=torch.get_num_threads()))
         return did
 
