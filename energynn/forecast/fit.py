@@ -241,7 +241,8 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
         freedom = fit.freedom[of].min()
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
-        t = stats.t.ppf((1 + LEVEL) / 2, freedom * (variance / learnt) ** 2)
+        freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
+        t = stats.t.ppf((1 + LEVEL) / 2, freedom)
         result[name] = middle[of].sum(axis=0), t * np.sqrt(variance)
     return result
 
