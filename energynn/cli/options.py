@@ -19,7 +19,7 @@ Run = Annotated[
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("-p", metavar="NAME=VALUE", help="a parameter of the run"),
+    typer.Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
 ]
 
 
