@@ -61,7 +61,7 @@ INTERFACE = """
 
 .. autofunction:: energynn.window
 
-.. autoclass:: energynn.interface.Window
+.. autoclass:: energynn.measure.window.Window
    :members: time_s, energies, energy_J
 ```
 """

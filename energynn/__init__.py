@@ -1,9 +1,9 @@
-"""energynn: what does it cost, in energy, time and accuracy, to train a neural network on more GPUs?"""
+"""energynn: what does it cost, in energy, time and accuracy, to train on more GPUs?"""
 
 import importlib
 
 __version__ = "0.1.0"
-# The Python interface; each is imported when it is first used. `energynn.forecast` is a package of its own.
+# The Python interface; each is imported when it is first used.
 _PLACES = {name: "energynn.interface" for name in ("load", "trace", "compare")}
 _PLACES |= {name: "energynn.measure.window" for name in ("window", "Window")}
 

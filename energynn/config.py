@@ -173,8 +173,14 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 # Parameters younger than the first records. At its default none is written, so that the names of
 # earlier runs stay.
-LATER = ("gradient_compression", "gradient_buckets", "step_period_s")
-LATER += ("idle_ready_s", "setup_timeout_s", "states_on_device")
+LATER = (
+    "gradient_compression",
+    "gradient_buckets",
+    "step_period_s",
+    "idle_ready_s",
+    "setup_timeout_s",
+    "states_on_device",
+)
 
 
 class ResNet50Config(RunConfig, frozen=True, kw_only=True):
@@ -348,10 +354,20 @@ CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet"
 # and unfused Adam are inferred from the paper's silence, its workers and pinned memory from the
 # published code (AFNO.yaml, data_loader_multifiles.py).
 LOADING = dict(loader_workers=4, perun_sampling_period_s=1.0)
-IMAGENET = dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224)
-ERA5 = dict(dataset="era5", local_batch_size=1, pinned_memory=True, save_weights=True)
-AFNO = dict(patch_size=8, embed_dim=768, depth=12)
-PAPER = {"resnet50": LOADING | IMAGENET, "fourcastnet": LOADING | ERA5 | AFNO}
+PAPER = {
+    "resnet50": LOADING
+    | dict(dataset="imagenet", local_batch_size=256, epochs=100, image_size=224),
+    "fourcastnet": LOADING
+    | dict(
+        dataset="era5",
+        local_batch_size=1,
+        pinned_memory=True,
+        save_weights=True,
+        patch_size=8,
+        embed_dim=768,
+        depth=12,
+    ),
+}
 # "fast" changes the cost, hardly what is learned (the error becomes that of a centre crop); each
 # can be set alone.
 FAST = dict(
@@ -377,9 +393,15 @@ FAST_ALONE = dict(precision="bfloat16", channels_last=True, fused_optimizer=True
 # "smoke" is what a laptop core does in about 20 s. Recipes keep their form; only sizes and epochs
 # shrink. ResNet50 has no warm-up there, because its first epoch at a learning rate of 0.1 would be
 # most of the run.
-SMOKE_IMAGES = dict(image_size=64, training_samples=288, validation_samples=50)
 SMOKE = {
-    "resnet50": dict(local_batch_size=16, epochs=2, warmup_epochs=0) | SMOKE_IMAGES,
+    "resnet50": dict(
+        local_batch_size=16,
+        epochs=2,
+        warmup_epochs=0,
+        image_size=64,
+        training_samples=288,
+        validation_samples=50,
+    ),
     "fourcastnet": dict(
         local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True
     ),
@@ -422,7 +444,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Suggest the closest known name for a misspelt one: "; did you mean X?", or ""."""
-    near = difflib.get_close_matches(str(name), list(known), n=1)
+    near = difflib.get_close_matches(str(name), known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -17,7 +17,8 @@ from typing import BinaryIO, TextIO
 PACKAGE = Path(__file__).resolve().parent
 SHIPPED = PACKAGE / "shipped"  # pyproject.toml puts it into a wheel; a checkout has none
 IS_CHECKOUT = not SHIPPED.is_dir()
-# What the package writes of itself lies below REPOSITORY / "build". An installed package writes to the working folder.
+# What the package writes of itself lies below REPOSITORY / "build"; an installed package writes to
+# the working folder.
 REPOSITORY = PACKAGE.parent if IS_CHECKOUT else Path.cwd()
 INSTALL = (
     "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"
@@ -25,7 +26,7 @@ INSTALL = (
 
 
 def shipped(name: str) -> Path:
-    """A file or folder that comes with the project, as "systems": in the checkout, or within the installed package."""
+    """Find what comes with the project, as "systems": in the checkout or the installed package."""
     return (REPOSITORY if IS_CHECKOUT else SHIPPED) / name
 
 
@@ -35,7 +36,7 @@ WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 def require_place(path: Path) -> None:
-    """Raise ValueError where a file cannot be written, or its folders made: to be asked before anything expensive."""
+    """Raise ValueError where a file cannot be written; ask before anything expensive."""
     _require_name(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
@@ -45,15 +46,16 @@ def require_place(path: Path) -> None:
 def _require_name(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise ValueError(
-            f"{path}: is a directory, a device or a pipe, which no file may replace; give another name"
+            f"{path}: is a directory, a device or a pipe, which no file may replace; "
+            "give another name"
         )
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A binary file to write, of which others see the old or the new one, never a part (fsync, rename).
+    """Open a binary file to write, of which others see the old or the new one, never a part.
 
-    Raises ValueError where something else has its name: a device that is replaced is gone for everybody.
+    Raises ValueError where something else has its name: a device that is replaced is gone for all.
     """
     _require_name(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -74,17 +76,18 @@ def write_json(path: Path, value) -> None:
 
 
 def force(path: Path) -> None:
-    """Have all that any process of this host has written to a file forced to disk, as far as the disk takes it."""
+    """Force to disk what any process of this host has written to a file."""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def default_runs_dir() -> Path:
-    """The folder of the records where nobody names one."""
+    """Return the folder of the records where nobody names one."""
     return Path(os.environ.get("ENERGYNN_RUNS") or "runs")
 
 
 def sha256(path: Path | str) -> str:
+    """Hash a file: hex SHA-256."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while block := file.read(
@@ -95,6 +98,7 @@ def sha256(path: Path | str) -> str:
 
 
 def utc_now() -> str:
+    """Return the time as ISO 8601 in UTC, with milliseconds."""
     return (
         datetime.datetime.now(datetime.UTC)
         .isoformat(timespec="milliseconds")

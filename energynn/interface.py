@@ -1,4 +1,4 @@
-"""The Python interface: runs as one table, power over time, comparisons, a meter for a block."""
+"""The Python interface: runs as one table, power over time, comparisons."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from energynn import records
 from energynn.analysis import observations
 from energynn.files import require_place
 from energynn.measure import account
-from energynn.measure.window import Window, window
-
-__all__ = ["Window", "compare", "load", "trace", "window"]
 
 # Ends of the names of quantities, and their units.
 UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {"hours": "h", "percent": "%"}
@@ -38,15 +35,16 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     """
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
-    quantities = [name for name in long if name.removesuffix("_std") in observations.QUANTITIES]
-    own = observations.distinct(long)[["run", *TEXTS, *quantities]]
-    table = pd.concat([own, others], ignore_index=True).set_index("run")
+    table = pd.concat([observations.distinct(long), others], ignore_index=True)
+    quantities = [name + end for name in observations.QUANTITIES for end in ("", "_std")]
+    table = table.set_index("run").reindex(columns=[*TEXTS, *quantities])
+    table = table.dropna(axis="columns", how="all")
     texts = table.select_dtypes(exclude="number").columns
     table[texts] = table[texts].fillna("")
-    runs = xr.Dataset.from_dataframe(table.dropna(axis="columns", how="all"))
-    for name in runs.data_vars:
-        unit = UNITS.get(name.removesuffix("_std").rsplit("_", 1)[-1])
-        runs[name].attrs |= {"units": unit} if unit else {}
+    runs = xr.Dataset.from_dataframe(table)
+    for name in runs:
+        unit = name.removesuffix("_std").rsplit("_", 1)[-1]
+        runs[name].attrs["units"] = UNITS.get(unit, "1")
     excluded = long.attrs["excluded"] + others.attrs["excluded"]
     return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
 
@@ -83,7 +81,7 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """Return mean power in W, dimensions ``sensor`` and ``time`` (s from the training's start).
 
     ``run`` is the run's folder. NaN before the first and after the last sample of a host. Raises
-    ValueError where the folder holds no run.
+    ValueError where the folder holds no samples.
 
         >>> from energynn.interface import load, trace
         >>> runs = load()
@@ -91,11 +89,9 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         >>> power.dims, power.attrs["units"]
         (('sensor', 'time'), 'W')
     """
-    if not (Path(run) / "run.json").is_file():
-        raise ValueError(f"trace: {run} is no run; give a folder with a run.json")
     traces = account.power_trace(Path(run), period_s)
     if not traces:
-        raise ValueError(f"trace: {run} has no samples of any sensor")
+        raise ValueError(f"trace: {run} is no run with samples; give the folder of one")
     powers = {name: pd.Series(watts, np.round(t_s, 6)) for name, (t_s, watts) in traces.items()}
     table = pd.DataFrame(powers).rename_axis(index="time", columns="sensor").T
     power = xr.DataArray(table, name="power_W")
@@ -110,31 +106,26 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     energies by the bounds of both; what their sensors have in common is not in them. Parameters
     that differ stand below. Raises ValueError for fewer than two runs, or one without a record.
     """
-    columns = {}
+    known = {}
     for run in runs:
         record = records.read(Path(run))
         if record is None:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")
-        columns[record["run_id"]] = record | record["config"] | record["metrics"]
-    if len(columns) < max(2, len(runs)):
+        known[record["run_id"]] = record | record["config"] | record["metrics"]
+    if len(known) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    first, *_, last = columns.values()
+    first, *_, last = known.values()
     quantities = [*COMPARED, *sorted(first["metrics"] | last["metrics"])]
-    parameters = [name for name in first["config"] if name not in quantities]
-    table = pd.DataFrame(columns).reindex([*quantities, *parameters]).rename_axis("quantity")
+    everything = pd.DataFrame(known)
+    table = everything.reindex(dict.fromkeys([*quantities, *first["config"]]))
     is_same = table.eq(table.iloc[:, 0], axis=0).all(axis=1)
     table = table[~is_same | table.index.isin(quantities)].dropna(how="all")
-    ratios = {name: _ratio(first, last, name) for name in quantities}
-    return table.join(pd.DataFrame.from_dict(ratios, orient="index"))
-
-
-def _ratio(first: dict, last: dict, name: str) -> dict:
-    """Return the ratio of the last to the first, with bounds where both have them."""
-    a, b = first.get(name), last.get(name)
-    if not a or not b or isinstance(a, str):
-        return {}
-    bounds = [run.get(name.replace("_J", "_bound_J"), np.nan) for run in (first, last)]
-    relative = bounds[0] / a + bounds[1] / b if name.endswith("_J") else np.nan
-    low, high = b / a * (1 - relative), b / a * (1 + relative)
-    return {"ratio": b / a, "ratio_low": low, "ratio_high": high}
+    numbers = table.iloc[:, [0, -1]].apply(pd.to_numeric, errors="coerce").replace(0, np.nan)
+    ratio = numbers.iloc[:, 1] / numbers.iloc[:, 0]
+    energies = table.index[table.index.str.endswith("_J")]
+    bounds = everything.reindex(energies.str.replace("_J", "_bound_J")).set_axis(energies)
+    relative = bounds[numbers.columns].astype(float) / numbers
+    half = ratio * relative.sum(axis=1, min_count=2)
+    ends = {"ratio_low": ratio - half, "ratio_high": ratio + half}
+    return table.assign(ratio=ratio, **ends).rename_axis("quantity")

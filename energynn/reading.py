@@ -1,4 +1,4 @@
-"""Files that anybody may have written or changed, read within bounds; what is wrong with one is a ValueError."""
+"""Read files that anybody may have written or changed, within bounds; a bad one is a ValueError."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_B = 64 * 2**20  # of a JSON or TOML file; the record of a run on 1,000 d
 
 
 def require_file(path: Path, most_B: float = math.inf) -> None:
-    """Raise ValueError for what is no regular file (a pipe would wait for ever), or a larger one than ``most_B``."""
+    """Raise ValueError for a file that is too large, or none: a pipe would wait for ever."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path}: is no regular file")

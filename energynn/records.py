@@ -296,7 +296,12 @@ def check_record(run_dir: Path) -> list[str]:
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(content):
         faults.append("record.json was changed after it was written (record_sha256 differs)")
-    damaged = _check_files(record["files"], run_dir)
+    files, present = record["files"], hash_files(run_dir)
+    damaged = [
+        f"{name}: differs from the record's list of files"
+        for name in files | present
+        if present.get(name) != files.get(name)
+    ]
     if damaged:
         return [*faults, *damaged, "its numbers were not derived again"]
     if record["schema"] != SCHEMA:
@@ -312,19 +317,8 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
-            words = f"is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
-            faults.append(f"{name}: {words}")
+            faults.append(f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}")
     return faults
-
-
-def _check_files(files: dict, run_dir: Path) -> list[str]:
-    """Compare raw files with the record's list of them."""
-    present = hash_files(run_dir)
-    return [
-        f"{name}: differs from the record's list of files"
-        for name in files | present
-        if present.get(name) != files.get(name)
-    ]
 
 
 def same(a, b) -> bool:

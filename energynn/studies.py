@@ -228,9 +228,8 @@ def gpu_grid() -> Runs:
 
 def _on_this_gpu(points: list[dict]) -> Runs:
     """Make runs whose system has the name of this machine's GPU."""
-    found = machine.gpus()
-    name = found[0]["name"].lower().removeprefix("nvidia ") if found else "study"
-    system = "gpu-" + re.sub("[^a-z0-9]+", "-", name).strip("-")
+    names = [gpu["name"].lower() for gpu in machine.gpus()] or ["study"]
+    system = "gpu-" + re.sub("[^a-z0-9]+", "-", names[0].removeprefix("nvidia ")).strip("-")
     shared = dict(system=system, device="gpu", sampling_period_s=0.02, idle_ready_s=5.0)
     return [config.make(**shared | point) for point in points]
 
@@ -252,9 +251,18 @@ def large_batch() -> Runs:
     Cost: about an hour. Expected: at fixed epochs the error rises with the global batch size, at
     fixed updates it does not. Records of one machine are committed under runs/large-batch/.
     """
-    shared = dict(system="large-batch", device="cpu", sampling_period_s=0.1, learning_rate=0.02)
-    shared |= dict(image_size=32, training_samples=960, validation_samples=250)
-    make = partial(config.make, "resnet50", evaluate_training_set=False, **shared)
+    make = partial(
+        config.make,
+        "resnet50",
+        system="large-batch",
+        device="cpu",
+        sampling_period_s=0.1,
+        learning_rate=0.02,
+        image_size=32,
+        training_samples=960,
+        validation_samples=250,
+        evaluate_training_set=False,
+    )
     runs = []
     for seed in range(3):
         for gbs, choices in LARGE_BATCH_EPOCHS.items():

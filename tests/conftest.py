@@ -1,4 +1,4 @@
-"""A finished run on disk, written by hand: simulated sensors, closed-form power, so every number in it is known."""
+"""A finished run on disk, written by hand: every number in it is known."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def pytest_addoption(parser):
     )
 
 
-# Of these files all tests go to one process of `pytest -n --dist loadgroup`: they share a cluster, a network, a wheel.
+# Of these files all tests go to one process of pytest: they share a cluster, a network, a wheel.
 TOGETHER = (
     "tests/cluster/test_slurm.py",
     "tests/test_wheel.py",
@@ -47,9 +47,9 @@ FIRST = (
 
 
 def pytest_configure():
-    """The tests press Ctrl-C; what a shell starts in the background ignores it, and so would all that they start.
+    """The tests press Ctrl-C, which what a shell starts in the background would ignore.
 
-    And several processes of tests make measured runs on one host, of which each may have one at a time.
+    And several processes of tests make measured runs on one host, one at a time each.
     """
     os.environ["ENERGYNN_HOST_LOCK"] = f"test-{os.getpid()}"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -110,7 +110,7 @@ def minimal_record(**fields) -> dict:
 
 
 def write_perun_hdf5(path, watts, seconds):
-    """The part of perun's tree that carries energies (perun 1.0: power as values, the counter as alt_values)."""
+    """Write the part of perun's tree that carries energies (perun 1.0)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
         run = file.create_group("energynn/nodes/run")
@@ -125,7 +125,7 @@ def write_perun_hdf5(path, watts, seconds):
 
 @pytest.fixture
 def run_dir(tmp_path):
-    """A valid two-device run of resnet50; the caller breaks it as needed and calls records.build."""
+    """A valid run of resnet50 on two devices; the caller breaks it and calls records.build."""
     return write_run_dir(tmp_path / "runs")
 
 

@@ -107,7 +107,7 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
     assert status == 0 and not errors and "finished" in out, (out, errors)
     loaded = results.load(here / "runs")
     assert good.name in loaded["run_id"].values
-    assert loaded.sizes["run"] + len(loaded.attrs["excluded"]) == 2
+    assert len(loaded) + len(loaded.attrs["excluded"]) == 2
     if name == "run.json":
         refused(here, "measure", "--out", bad, "--", "touch", "canary", says="run.json")
 

@@ -172,3 +172,10 @@ def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
     done = subprocess.run(words, shell=True, capture_output=True, text=True)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert (tmp_path / "run" / "record.json").exists()
+
+
+def test_parameters_are_taken_as_papermill_takes_them_but_not_those_of_a_command_measured():
+    words = ["run", "-p", "devices", "2", "-p", "epochs=3"]
+    assert cli.as_typer_takes_them(words) == ["run", "-p", "devices=2", "-p", "epochs=3"]
+    measured = ["measure", "python", "train.py", "-p", "devices", "2"]
+    assert cli.as_typer_takes_them(measured) == measured

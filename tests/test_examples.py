@@ -40,8 +40,14 @@ def test_trackers_get_energy_power_and_time_of_each_epoch(trackers):
     told = []
     writer = SimpleNamespace(add_scalar=lambda name, value, step: told.append((name, value, step)))
     mlflow = SimpleNamespace(log_metric=lambda name, value, step: told.append((name, value, step)))
-    run = SimpleNamespace(log=lambda values: told.append((*list(values.items())[0], values["energynn/epoch"])))
-    for log in (trackers.to_tensorboard(writer), trackers.to_mlflow(mlflow), trackers.to_wandb(run)):
+    run = SimpleNamespace(
+        log=lambda values: told.append((*list(values.items())[0], values["energynn/epoch"]))
+    )
+    for log in (
+        trackers.to_tensorboard(writer),
+        trackers.to_mlflow(mlflow),
+        trackers.to_wandb(run),
+    ):
         told.clear()
         assert list(trackers.with_energy(["a", "b"], log)) == ["a", "b"]
         assert told[:3] == [
@@ -101,13 +107,16 @@ def test_the_example_of_a_workload_is_short():
 
 @pytest.mark.slow
 def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
-    """As a person would: data below build/data, a manifest, a run; in a copy of what is needed."""
+    """As a person would: data below build/data, a manifest, a run."""
     here = tmp_path / "checkout"
     here.mkdir()
     for name in ("energynn", "examples", "systems", "notebooks", "runs"):
         os.symlink(REPOSITORY / name, here / name)
     (here / "data_manifests").mkdir()
-    os.symlink(REPOSITORY / "data_manifests" / "descriptions.json", here / "data_manifests" / "descriptions.json")
+    os.symlink(
+        REPOSITORY / "data_manifests" / "descriptions.json",
+        here / "data_manifests" / "descriptions.json",
+    )
     (here / "energynn").unlink()
     subprocess.run(["cp", "-r", REPOSITORY / "energynn", here / "energynn"], check=True)
     data = here / "build" / "data" / "my-points"
@@ -118,9 +127,18 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
     energynn = [sys.executable, "-m", "energynn.cli"]
     for words in (
         ["data", "describe", "my-points"],
-        ["run", "workload=straight_line", "epochs=200", "devices=2", "--runs-dir", str(tmp_path / "runs")],
+        [
+            "run",
+            "workload=straight_line",
+            "epochs=200",
+            "devices=2",
+            "--runs-dir",
+            str(tmp_path / "runs"),
+        ],
     ):
-        done = subprocess.run([*energynn, *words], env=environment, cwd=here, capture_output=True, text=True)
+        done = subprocess.run(
+            [*energynn, *words], env=environment, cwd=here, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("runs/local/*/record.json")
     record = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The Python interface: one table of all runs, traces, comparisons, and a meter whose truth is known."""
+"""The Python interface: a table of all runs, traces, comparisons, and a meter of known truth."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())
 
 
-# ---------------------------------------------------------------------------------------------------- windows
+# ------------------------------------------------------------------------------------ windows
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def run_program(program, powercap_folder, folder):
 
 
 def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
-    """Nested, in threads and in a forked process: mean power is that of the machine, within each interval."""
+    """Nested, in threads and in a forked process: the mean power is that of the machine."""
     told = run_program(
         """
         import energynn, json, os, sys, threading, time

@@ -430,7 +430,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
-    gpu = {"name": "a GPU", "driver": "1", "power_limit_W": 400.0}
+    gpu = {"name": "a GPU", "driver": "1", "limit_W": 400.0}
     monkeypatch.setattr(start.machine, "gpus", lambda: [gpu | {"index": i} for i in range(4)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     run_dir = tmp_path / "local" / "run"

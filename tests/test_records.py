@@ -1,4 +1,4 @@
-"""Records: every number is the known one, and whatever is changed afterwards is one line of `check`."""
+"""Records: every number is the known one, and each later change is one line of `check`."""
 
 import fcntl
 import json

@@ -42,7 +42,10 @@ def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
 
 @pytest.mark.parametrize("samples_trained", [319, 321])
 def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
-    change_events(run_dir, lambda line: "samples_trained" in line and line.update(samples_trained=samples_trained))
+    change_events(
+        run_dir,
+        lambda line: "samples_trained" in line and line.update(samples_trained=samples_trained),
+    )
     record = records.build(run_dir, "finished", "")
     assert any("samples_trained is not" in reason for reason in record["invalid_reasons"])
 
@@ -50,7 +53,9 @@ def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     path = run_dir / "events-rank0.jsonl"
     lines = path.read_text().splitlines()
-    (epoch,) = [json.loads(line) for line in lines if '"epoch"' in line and '"training_loss"' in line]
+    (epoch,) = [
+        json.loads(line) for line in lines if '"epoch"' in line and '"training_loss"' in line
+    ]
     later = run_dir / "segment-2"
     later.mkdir()
     again = json.dumps(epoch | {"training_loss": 1.0, "t_wall_ns": epoch["t_wall_ns"] + 1})

@@ -104,16 +104,15 @@ def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
     freedom.
     """
     runs = observations.distinct(rows[rows["repeats"] > 1])
-    freedom = (runs["repeats"] - 1).astype(float)
-    columns = {}
-    for quantity in observations.QUANTITIES:
-        squares = freedom * (runs.get(f"{quantity}_std", np.nan) / runs[quantity]) ** 2
-        known = pd.DataFrame({"squares": squares, "freedom": freedom}).dropna()
-        sums = known.groupby(runs["workload"]).sum()
-        scatter = np.sqrt(sums["squares"] / sums["freedom"])
-        columns[f"{quantity}_scatter"] = rows["workload"].map(scatter)
-        columns[f"{quantity}_freedom"] = rows["workload"].map(sums["freedom"])
-    return rows.join(pd.DataFrame(columns))
+    names = observations.QUANTITIES
+    stds = runs.reindex(columns=[f"{name}_std" for name in names]).set_axis(names, axis=1)
+    relative = stds / runs[names]
+    each_freedom = relative.notna().mul(runs["repeats"] - 1.0, axis=0)
+    squares = (each_freedom * relative**2).groupby(runs["workload"]).sum()
+    freedom = each_freedom.groupby(runs["workload"]).sum().replace(0, np.nan)
+    scatter = np.sqrt(squares / freedom)
+    both = scatter.add_suffix("_scatter").join(freedom.add_suffix("_freedom"))
+    return rows.join(both, on="workload").copy()  # in one piece
 
 
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
@@ -179,71 +178,53 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
         freedom=freedom,
     )
     if "series" in claim:
-        changes = [change for name in claim["series"] for change in _growth(claim, name, rows)]
-        return pd.DataFrame(changes, columns=UNIT)
+        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
     if "a" in claim:
         return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
 
-def _growth(claim: dict, name: str, rows: pd.DataFrame) -> list[dict]:
+def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Compare the ends of one series."""
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
-    if rows.empty:
-        return []
     first, last = (
-        end[name] if isinstance(end, dict) else end
-        for end in (claim.get("from", rows.index[0]), claim.get("to", rows.index[-1]))
+        end.get(name) if isinstance(end, dict) else end
+        for end in (claim.get("from", rows.index.min()), claim.get("to", rows.index.max()))
     )
-    changes = []
-    for end in last if isinstance(last, list) else [last]:
-        if first == end or not {first, end} <= set(rows.index):
-            continue
-        before, after = rows.loc[first], rows.loc[end]
-        change = {
-            "unit": f"{name} n={first} to {end}",
-            "series": name,
-            "value": after["value"] - before["value"],
-            "error": math.hypot(before["error"], after["error"]),
-            "freedom": before["freedom"],
-        }
-        if "per" in claim:
-            span = math.log(after[claim["per"]] / before[claim["per"]])
-            change["value"] = change["value"] / span - 1
-            change["error"] /= abs(span)
-        changes.append(change)
-    return changes
+    before = rows.reindex([first]).iloc[0]
+    after = rows[rows.index.isin(last if isinstance(last, list) else [last])]
+    after = after.drop(first, errors="ignore")
+    value = after["value"] - before["value"]
+    error = np.hypot(before["error"], after["error"])
+    if "per" in claim:
+        span = np.log(after[claim["per"]] / before[claim["per"]])
+        value, error = value / span - 1, error / abs(span)
+    unit = [f"{name} n={first} to {end}" for end in after.index]
+    changes = after.assign(unit=unit, value=value, error=error, freedom=before["freedom"])
+    return changes[UNIT].dropna(subset="value")
 
 
 def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     """Compare runs that are equal in ``match``, or the means of both sides."""
-    names = claim.get("match", ["unit"])
-    if "match" not in claim:
-        a, b = _mean(a), _mean(b)
-    columns = [*names, *UNIT[1:]]
-    both = a[columns].merge(b[columns], on=names, suffixes=("", "_b"))
-    words = [both[name].astype(str) for name in names]
+    names = claim.get("match", ["side"])
+    both = _means(a, names).merge(_means(b, names), on=names, suffixes=("", "_b"))
     return both.assign(
-        unit=words[0].str.cat(words[1:], sep=", "),
+        unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
         freedom=both[["freedom", "freedom_b"]].min(axis=1),
     )[UNIT]
 
 
-def _mean(rows: pd.DataFrame) -> pd.DataFrame:
-    """Reduce rows to their mean, one row; none of none."""
-    mean = {
-        "unit": "means",
-        "series": "",
-        "value": rows["value"].mean(),
-        "error": math.sqrt((rows["error"] ** 2).sum()) / max(len(rows), 1),
-        "freedom": rows["freedom"].min(),
-    }
-    return pd.DataFrame([mean]).head(len(rows))
+def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Compute the means of the runs that are equal in ``names``, and their errors."""
+    groups = rows.assign(side="means", square=rows["error"] ** 2).groupby(names)
+    error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
+    means = groups.agg({"series": "first", "value": "mean", "freedom": "min"})
+    return means.assign(error=error).reset_index()
 
 
 def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:

@@ -14,8 +14,9 @@ from energynn.forecast import predict, runs
 
 SYSTEMS = {"A100": "horeka-a100", "H100": "horeka-h100"}
 
+_fit = functools.cache(fits.published)
 
-@functools.cache
+
 def load(*workloads: str) -> pd.DataFrame:
     """Forecast the study's series of these workloads, within the devices and stages of the published runs.
 
@@ -27,9 +28,6 @@ def load(*workloads: str) -> pd.DataFrame:
         [_series(name, about) for name, about in series if about["workload"] in workloads],
         ignore_index=True,
     )
-
-
-_fit = functools.cache(fits.published)
 
 
 def _series(name: str, about: dict) -> pd.DataFrame:
@@ -45,10 +43,9 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     ]
     if not configs:
         return pd.DataFrame()
-    base = _base(name, [config.devices for config in configs])
     work = runs.works(fit.runs, configs)
     values = predict.quantities(fit, work)
-    values |= _derived(values, fit, work, base)
+    base = _base(name, work.devices)
     sizes = {
         "series": name,
         "name": f"{name}: {about['label']}",
@@ -58,36 +55,36 @@ def _series(name: str, about: dict) -> pd.DataFrame:
         "gpu_hours": values["gpu_hours"][:, 0],
     }
     parts = []
-    for quantity, ends in values.items():
-        columns = dict(zip(("value", "low", "high"), ends.T, strict=True))
-        parts.append(pd.DataFrame(sizes | columns | {"quantity": quantity}))
+    for quantity, ends in (values | _derived(values, fit, work, base)).items():
+        value, low, high = ends.T
+        about_one = sizes | {"quantity": quantity, "value": value, "low": low, "high": high}
+        parts.append(pd.DataFrame(about_one))
     return pd.concat(parts).dropna(subset="value")
 
 
-def _base(series: str, devices: list[int]) -> int:
+def _base(series: str, devices: np.ndarray) -> int:
     """Choose the devices that a speed-up relates to: the fewest published ones, else the fewest."""
     runs = published.runs().dropna(subset="gpu_hours")
-    known = runs[runs["series"].str.split().map(lambda names: series in names)]["devices"]
-    return min(known) if known.nunique() > 1 else min(devices)
+    known = runs[runs["series"].str.contains(series)]["devices"]
+    return int(min(known if known.nunique() > 1 else devices))
 
 
 def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
     """Derive the quantities that figures show, (configurations, 3) each: value, low, high."""
-    hours = values["gpu_hours"]
-    middle_h = hours[:, :1]
-    time_h = values["time_h"]
+    hours, time_h = values["gpu_hours"], values["time_h"]
+    middle_h, least_last = hours[:, :1], [0, 2, 1]
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
     sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
-    power_kW = values["energy_kWh"][:, :1] / middle_h
     half = fits.forecast(fit, work)["power_W"][1][:, None]
+    rate = samples / hours[:, least_last]
     return {
         "training_time_h": time_h,
-        "speed_up": base_h / time_h[:, [0, 2, 1]],
+        "speed_up": base_h / time_h[:, least_last],
         "energy_total_kWh": values["energy_kWh"],
-        "energy_per_gpu_hour_kW": power_kW * np.exp(half * [0, -1, 1]),
+        "energy_per_gpu_hour_kW": values["energy_kWh"][:, :1] / middle_h * np.exp(half * [0, -1, 1]),
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
-        "samples_per_gpu_hour": samples / hours[:, [0, 2, 1]],
-        "passes_per_gpu_hour": samples / hours[:, [0, 2, 1]] / work.local_batch_size[:, None],
+        "samples_per_gpu_hour": rate,
+        "passes_per_gpu_hour": rate / work.local_batch_size[:, None],
     }

@@ -7,24 +7,15 @@ import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from energynn.analysis.regression import Fit
 from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.reading import json_table
 
-if TYPE_CHECKING:  # the command line starts without waiting for them
-    import pandas as pd
-
-    from energynn.analysis.regression import Fit
-
-PROVENANCES = (
-    "measured",
-    "estimated",
-    "simulated",
-    "published",
-    "exact",
-)  # exact: counted, or chosen by us
+PROVENANCES = (*energy.PROVENANCES, "exact")  # exact: counted, or chosen by us
 PACKAGES = ("altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
 
 
@@ -120,25 +111,22 @@ class Numbers:
         ``source`` and a ``reason`` are for a fit that could not be made (None).
         """
         about["provenance"] = provenance
-        coefficient, quality = {}, dict.fromkeys(("r_squared", "leverage", "covariance"))
+        coefficient, quality = {}, {}
         if fit is not None:
             fitted_to = f"{fit.formula}, {fit.covariance} errors, on {rows(fit.data)}"
             about["source"] = f"{model} {fitted_to}".strip()
             coefficient = fit.parameters.loc[term or fit.regressor]
-            quality = {
-                "r_squared": fit.r_squared,
-                "leverage": fit.leverage.max(),
-                "covariance": fit.covariance,
-            }
+            quality = {"r_squared": fit.r_squared, "leverage": fit.leverage.max()}
+            quality["covariance"] = fit.covariance
         for column, end in (("value", ""), ("low", "_low"), ("high", "_high")):
             self.add(name + end, coefficient.get(column), unit, **about)
         if term:
             return
         for quantity, digits in (("r_squared", 4), ("leverage", 2)):
             precision = {"digits": digits, "decimals": digits}
-            self.add(f"{name}_{quantity}", quality[quantity], **about | precision)
-        reason = about.get("reason", "")
-        self.add(f"{name}_covariance", quality["covariance"], source=about["source"], reason=reason)
+            self.add(f"{name}_{quantity}", quality.get(quantity), **about | precision)
+        about = {"source": about["source"], "reason": about.get("reason", "")}
+        self.add(f"{name}_covariance", quality.get("covariance"), **about)
 
     def save(self) -> Path:
         """Write the file atomically, in the order of names."""
@@ -166,13 +154,6 @@ def rows(table) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def energy_and_unit(energy_kWh: float | None) -> tuple[float | None, str]:
-    """Give an energy in kWh, or in Wh where it is no more than one kWh; None stays None."""
-    if energy_kWh is not None and energy_kWh > 1:
-        return energy_kWh, "kWh"
-    return energy_kWh and 1000 * energy_kWh, "Wh"
-
-
 def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
     """A value as it is printed: a float with ``digits`` significant digits or so many ``decimals``, never as 1e-7.
 
@@ -191,22 +172,19 @@ def text(value: float | int | str | None, digits: int = 3, decimals: int | None 
     return f"{value:.{decimals}f}".replace("-", "\N{MINUS SIGN}")
 
 
-def merge(build_dir: str | Path = "build") -> dict[str, dict]:
+def merge(build_dir: str | Path = "build") -> None:
     """Join the numbers of all notebooks into numbers.json.
 
     Raises ValueError if two notebooks give one name.
     """
-    merged: dict[str, dict] = {}
+    merged = {}
     for path in sorted(Path(build_dir, "numbers").glob("*.json")):
         entries = json_table(path)
         for name in entries.keys() & merged.keys():
-            raise ValueError(
-                f"{name}: in both {merged[name]['notebook']} and {path.stem}; rename one"
-            )
+            places = f"{merged[name]['notebook']} and {path.stem}"
+            raise ValueError(f"{name}: in both {places}; rename one")
         merged |= entries
-    merged = dict(sorted(merged.items()))
-    write_json(Path(build_dir, "numbers.json"), merged)
-    return merged
+    write_json(Path(build_dir, "numbers.json"), dict(sorted(merged.items())))
 
 
 def colophon(build_dir: str | Path = "build") -> None:
@@ -216,12 +194,10 @@ def colophon(build_dir: str | Path = "build") -> None:
     """
     numbers = Numbers("colophon", build_dir)
     commit, changed = machine.git_state()
-    date = machine.git("show", "-s", "--format=%cs", "HEAD")
-    state = "with uncommitted changes" if changed else "without uncommitted changes"
     facts = {
         "git_commit": commit[:12] or None,
-        "git_date": date or None,
-        "git_state": state,
+        "git_date": machine.git("show", "-s", "--format=%cs", "HEAD") or None,
+        "git_state": "with uncommitted changes" if changed else "without uncommitted changes",
         "build_cpu": machine.describe_machine()["cpu"],
         "build_cores": os.cpu_count(),
         "build_system": f"{platform.system()} {platform.machine()}",

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import records
+from energynn import config
 from energynn.analysis import published, results
-from energynn.measure.energy import JOULE_PER_KWH, SECOND_PER_HOUR
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
 COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
@@ -56,8 +55,9 @@ WHAT = [
     *COUNTED,
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
-SUFFIXES = ("", "_std", "_half", "_place")
 PARTS = results.PROVENANCES[:3]
+COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
+COLUMNS += [name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
@@ -83,11 +83,9 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs = results.load(runs_dir, only_the_studys=True)
+    runs = results.load(runs_dir, workloads=config.CONFIGS)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
-    quantities = [name + suffix for name in QUANTITIES for suffix in SUFFIXES]
-    about = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
-    table = table[table.columns.intersection([*about, *quantities])]
+    table = table[table.columns.intersection(COLUMNS)]
     table.attrs["excluded"] = runs.attrs["excluded"]
     return table
 
@@ -178,42 +176,24 @@ def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
     ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in
     ``attrs["excluded"]``.
     """
-    rows, excluded = [], []
-    for run_dir in records.run_dirs(Path(runs_dir)):
-        record = records.read(run_dir)
-        if record is None or record["workload"] not in ORIGINS:
-            continue
-        if record["valid"]:
-            rows.append(_row_without_training(record, run_dir))
-        else:
-            excluded.append(f"{run_dir}: {'; '.join(record['invalid_reasons'])}")
-    table = pd.DataFrame(rows)
-    if rows:
-        table["hardware"] = _hardware(table)
-        table["energy_per_gpu_hour_kW"] = table["energy_total_kWh"] / table["gpu_hours"]
-    table.attrs["excluded"] = excluded
+    table = results.load(runs_dir, workloads=ORIGINS)
+    command = table["command"]
+    hours = table["device_hours_training"]
+    table = table.assign(
+        origin=table["workload"].map(ORIGINS),
+        series="",
+        name=command.where(command != "", table["run_id"]),
+        run=table["run_id"],
+        provenance=table["energy_total_provenance"],
+        gpu_hours=hours.where(hours > 0),
+        hardware=_hardware(table),
+    )
+    table["energy_per_gpu_hour_kW"] = table["energy_total_kWh"] / table["gpu_hours"]
     return table
 
 
-def _row_without_training(record: dict, run_dir: Path) -> dict:
-    names = ("workload", "system", "device_kind", "device_name", "devices")
-    energies_J = {part: record.get(f"energy_{part}_J", np.nan) for part in results.COMPONENTS}
-    return {
-        **{name: record.get(name) for name in names},
-        **{f"energy_{part}_kWh": joules / JOULE_PER_KWH for part, joules in energies_J.items()},
-        "run": record["run_id"],
-        "run_dir": str(run_dir),
-        "series": "",
-        "origin": ORIGINS[record["workload"]],
-        "name": record["config"].get("command", record["run_id"]),
-        "provenance": record["energy_total_provenance"],
-        "training_time_h": record["training_time_s"] / SECOND_PER_HOUR,
-        "gpu_hours": record["device_hours_training"] or np.nan,
-    }
-
-
-def _own(runs) -> pd.DataFrame:
-    table = runs.to_dataframe().reset_index(drop=True).dropna(subset=["training_time_s"])
+def _own(runs: pd.DataFrame) -> pd.DataFrame:
+    table = runs.dropna(subset=["training_time_s"])
     # Published energies are perun's; own ones are taken in the same way where all is measured.
     by_perun = (table["energy_total_provenance"] == "measured") & table[
         "energy_perun_total_kWh"

@@ -50,19 +50,8 @@ def figures(manuscript: str) -> list[str]:
 
 
 def captions(build_dir: str | Path = "build") -> dict[str, str]:
-    """The captions of the paper's figures as plain text, by the figure's name; a reference is a title in quotes."""
-    source = PAPER / "energynn.typ"
+    """Read the captions of the paper's figures as plain text, by the figure's name."""
     inputs = {"build": str(Path(build_dir).resolve())}
-    answer = typst.query(
-        source, "<drawing>", field="value", root="/", ignore_system_fonts=True, sys_inputs=inputs
-    )
-    found = {figure["name"]: " ".join(figure["caption"].split()) for figure in json.loads(answer)}
-    labels = re.findall(
-        r'drawing\("(\w+)"(?:(?!drawing\().)*?<(fig-[\w-]+)>', source.read_text(), re.DOTALL
-    )
-    titles = {label: f"“{found[name].split('.')[0]}”" for name, label in labels if name in found}
-    named = re.compile("«(.*?)»")
-    return {
-        name: named.sub(lambda label: titles.get(label[1], "the text"), words)
-        for name, words in found.items()
-    }
+    about = {"field": "value", "root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
+    answer = typst.query(PAPER / "energynn.typ", "<drawing>", **about)
+    return {figure["name"]: " ".join(figure["caption"].split()) for figure in json.loads(answer)}

@@ -8,68 +8,38 @@ import numpy as np
 import pandas as pd
 from scipy import signal
 
+from energynn import records
+from energynn.analysis import results
 from energynn.measure import account, energy
 from energynn.measure.samples import segments
 from energynn.reading import json_table
-from energynn.records import read
 
 NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
 BACK_UP = 0.5  # only what was as high as this before has fallen back
-COLUMNS = [
-    "run",
-    "run_dir",
-    "component",
-    "system",
-    "workload",
-    "stage",
-    "devices",
-    "local_batch_size",
-    "idle_W",
-    "device_name",
-    "training_time_s",
-    "provenance",
-]
+PROFILE = ["time_s", "device", "power_W"]
 LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant period
 
 
 def available(runs_dir: str | Path) -> pd.DataFrame:
     """List all valid runs that have a trace, also measured commands and imported perun files.
 
-    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` its idle power per
-    sensor, measured before the run, NaN if unknown.
+    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` the idle power of all of
+    these, measured before the run, NaN if unknown.
     """
-    rows = []
-    for path in sorted(Path(runs_dir).glob("*/*/record.json")):
-        record = read(path.parent) or {}
-        if record.get("valid") and any(path.parent.rglob("samples-*.jsonl")):
-            rows.append(_row(record, path.parent))
-    table = pd.DataFrame(rows).reindex(columns=COLUMNS)
-    names = ["stage", "device_name"]
-    table[names] = table[names].astype(object).fillna("")
-    return table
-
-
-def _row(record: dict, run_dir: Path) -> dict:
-    component = "gpu" if "energy_gpu_J" in record else "cpu"
-    idle_W = record.get(f"idle_power_{component}_before_W", np.nan)
-    return {
-        **record["config"],
-        **record,
-        "run": record["run_id"],
-        "run_dir": str(run_dir),
-        "component": component,
-        "idle_W": idle_W / max(len(_primary(record, component)), 1),
-        "provenance": record[f"energy_{component}_provenance"],
-    }
-
-
-def _primary(record: dict, component: str) -> list[str]:
-    """Name the primary sensors of a component, with their hosts as traces do."""
-    return [
-        f"{sensor.get('host')}:{sensor['id']}"
-        for sensor in record["sensors"]
-        if sensor["component"] == component and sensor.get("primary", True)
-    ]
+    trained = results.load(runs_dir)
+    others = results.load(runs_dir, workloads=records.NO_TRAINING)
+    runs = pd.concat([trained, others], ignore_index=True)
+    files = [any(Path(run_dir).rglob("samples-*.jsonl")) for run_dir in runs["run_dir"]]
+    runs = runs[np.array(files, bool)]
+    is_gpu = runs["energy_gpu_J"].notna()
+    idle_W, provenance = (
+        runs[name.format("gpu")].where(is_gpu, runs[name.format("cpu")])
+        for name in ("idle_power_{}_before_W", "energy_{}_provenance")
+    )
+    component = is_gpu.map({True: "gpu", False: "cpu"})
+    return runs.assign(
+        run=runs["run_id"], component=component, idle_W=idle_W, provenance=provenance
+    )
 
 
 def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
@@ -80,39 +50,38 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     """
     run_dir = Path(run_dir)
     record = json_table(run_dir / "record.json")
-    names = _primary(record, component)
-    names += [name.partition(":")[2] for name in names]
-    folders = segments(run_dir) or [run_dir]
+    names = []
+    for sensor in record["sensors"]:
+        if sensor["component"] == component and sensor.get("primary", True):
+            names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]  # as traces name them
+    rows, begin_s = [], 0.0
     parts = record["segments"] or [record]
-    rows = [pd.DataFrame(columns=["time_s", "device", "power_W"])]
-    begin_s = 0.0
-    for folder, part in zip(folders, parts, strict=False):
+    for folder, part in zip(segments(run_dir), parts, strict=False):
         length_s = part.get("training_time_s", 0.0)
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
             inside = (t_s > 0) & (t_s < length_s) & (device in names)
-            columns = {"time_s": begin_s + t_s, "device": device, "power_W": power_W}
-            rows.append(pd.DataFrame(columns)[inside])
+            values = begin_s + t_s[inside], device, power_W[inside]
+            rows.append(pd.DataFrame(dict(zip(PROFILE, values, strict=True))))
         begin_s += length_s
-    return pd.concat([part for part in rows if len(part)] or rows, ignore_index=True)
+    rows = [part for part in rows if len(part)]
+    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=PROFILE)
 
 
-def summary(profile: pd.DataFrame, idle_W: float | None = None) -> dict:
+def summary(profile: pd.DataFrame, idle_W: float = np.nan) -> dict:
     """Numbers of one profile, means over its devices; empty without samples.
 
-    ``mean_W`` and ``spread_W`` over time; ``relative_spread``; ``baseline_W``: ``idle_W`` per device if given and below
+    ``mean_W`` and ``spread_W`` over time; ``relative_spread``; ``baseline_W``: a device's part of ``idle_W`` if given and below
     the profile, else its 1st percentile; ``near_baseline``: share of the time near it; ``fallbacks_per_h``: how often
     power comes down there from above half of its range; ``period_s``: of the strongest periodic part, NaN without one.
     """
-    parts = [part for _, part in profile.groupby("device")]
-    rows = [
-        _of_device(part["time_s"].to_numpy(), part["power_W"].to_numpy(), idle_W) for part in parts
-    ]
+    parts = [part[["time_s", "power_W"]].to_numpy().T for _, part in profile.groupby("device")]
+    rows = [_of_device(*part, idle_W / len(parts)) for part in parts]
     return pd.DataFrame(rows).mean().to_dict() if rows else {}
 
 
-def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float | None) -> dict:
+def _of_device(t_s: np.ndarray, power_W: np.ndarray, idle_W: float) -> dict:
     lowest, high = np.percentile(power_W, [1, 95])
-    baseline = idle_W if idle_W is not None and idle_W < high else lowest
+    baseline = idle_W if idle_W < high else lowest
     width = high - baseline
     is_flat = width <= 0.05 * high  # hardly any fluctuation: nothing to fall back from
     is_near = (power_W < baseline + NEAR * width) & (not is_flat)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import tomllib
 
 import numpy as np
@@ -21,18 +20,12 @@ def values(kind: str | None = None, quantity: str | None = None) -> pd.DataFrame
     Kinds: measurement (of one configuration), statement (about several), setup (chosen), picture
     (not known).
     """
-    table = _all_values()
-    for column, wanted in (("kind", kind), ("quantity", quantity)):
-        table = table if wanted is None else table[table[column] == wanted]
-    return table.copy()
-
-
-@functools.cache
-def _all_values() -> pd.DataFrame:
     table = pd.DataFrame(published_values.rows())
     table = table.mask(table == "")
     numbers = [*NUMBERS, "dataset_samples", "low", "high", "decimals", "spread"]
     table[numbers] = table[numbers].apply(pd.to_numeric)
+    for column, wanted in (("kind", kind), ("quantity", quantity)):
+        table = table if wanted is None else table[table[column] == wanted]
     return table
 
 
@@ -43,11 +36,6 @@ def runs() -> pd.DataFrame:
     half a unit of the last printed digit (0 for full precision), ``_place`` where the value stands.
     ``series`` names all series of the run, separated by spaces.
     """
-    return _runs().copy()
-
-
-@functools.cache
-def _runs() -> pd.DataFrame:
     table = values("measurement").dropna(subset="workload").fillna({"stage": ""})
     groups = table.groupby(RUN, dropna=False, sort=False)
     table["run"] = "published " + groups.ngroup().astype(str)
@@ -87,6 +75,5 @@ def errata() -> list[dict]:
     return _toml("errata")["erratum"]
 
 
-@functools.cache
 def _toml(name: str) -> dict:
     return tomllib.loads((PUBLISHED / f"{name}.toml").read_text())

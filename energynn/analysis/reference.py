@@ -44,7 +44,7 @@ def compare(
 def study_quantities(runs_dir: Path) -> dict[str, float]:
     """Compute what a default study gives, by name; NaN where its runs are missing."""
     ids = [config.run_id(run) for run in studies.smoke("local")]
-    table = results.load(runs_dir).to_dataframe().query("run_id in @ids")
+    table = results.load(runs_dir).query("run_id in @ids")
     image = table[table["workload"] == "resnet50"]
     on_one = image[image["devices"] == 1]["top1_error"]
     expected = table["optimizer_steps"] * table["global_batch_size"]

@@ -13,9 +13,6 @@ import vl_convert
 
 from energynn.analysis import claims
 from energynn.analysis.paper import PAPER, captions, require
-from energynn.progress import energy_words
-
-ERRATA = ["where", "what", "treated"]
 
 
 def build(build_dir: str | Path = "build") -> Path:
@@ -28,6 +25,8 @@ def build(build_dir: str | Path = "build") -> Path:
     said = captions(build_dir)
     paths = {name: build_dir / "figures" / f"{name}.json" for name in ("plan", "explore", *said)}
     ledger = json.loads((build_dir / "claims.json").read_text())
+    errata = pd.DataFrame(ledger["errata"])
+    errata["where"] = errata["where"].str.join("; ")
     numbers = json.loads((build_dir / "numbers.json").read_text())
     texts = {name: entry["text"] for name, entry in numbers.items()}
     specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
@@ -37,13 +36,10 @@ def build(build_dir: str | Path = "build") -> Path:
     contents = {
         "bundle": _bundle(build_dir),
         "results": _table([{"": question, " ": answer} for question, answer in answers.items()]),
-        "measured": _measured(build_dir / "without_training.json"),
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
-        "errata": _table(
-            [one | {"where": "; ".join(one["where"])} for one in ledger["errata"]], ERRATA
-        ),
+        "errata": _table(errata[["where", "what", "treated"]]),
         "specs": json.dumps(specs, sort_keys=True).replace("</", "<\\/"),
         "renderer": "svg" if points < 3000 else "canvas",
         "made": f"Made from commit {texts['git_commit']}, {texts['git_state']}.",
@@ -53,34 +49,15 @@ def build(build_dir: str | Path = "build") -> Path:
     return path
 
 
-def _table(rows: list[dict], columns: list[str] | None = None) -> str:
+def _table(rows: list[dict] | pd.DataFrame) -> str:
     with pd.option_context("display.max_colwidth", None):
-        return pd.DataFrame(rows, columns=columns).to_html(index=False, border=0)
+        return pd.DataFrame(rows).to_html(index=False, border=0)
 
 
 def _figure(name: str, caption: str) -> str:
     title, _, rest = html.escape(caption).partition(". ")
     drawing = f'<div id="figure-{name}" class="figure"></div>'
     return f"<figure>{drawing}<figcaption><b>{title}.</b> {rest}</figcaption></figure>"
-
-
-def _measured(path: Path) -> str:
-    """Tabulate the measured commands and imported files, the newest first."""
-    rows = json.loads(path.read_text()) if path.is_file() else []
-    if not rows:
-        return "<p>None yet. <code>energynn measure -- python train.py</code> measures any command.</p>"
-    table = [
-        {
-            "what": f"{row['name']} ({row['origin']})",
-            "energy": energy_words(1000 * row["energy_total_kWh"]),
-            "provenance": row["provenance"],
-            "time": f"{3600 * row['training_time_h']:.1f} s",
-            "mean power": f"{1000 * row['energy_total_kWh'] / row['training_time_h']:.1f} W",
-            "run": row["run"],
-        }
-        for row in sorted(rows, key=lambda row: row["run"], reverse=True)
-    ]
-    return _table(table)
 
 
 def _bundle(build_dir: Path) -> str:

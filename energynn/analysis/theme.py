@@ -16,9 +16,6 @@ import vl_convert
 PRINT_pt_per_px = 0.625
 PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-IN_JUPYTERLAB = (
-    "5"  # the Vega-Lite that JupyterLab carries, for figures with tooltips without network
-)
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -108,12 +105,9 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
         "axisY": {"labelFlush": True},
-        "axisYBand": {"labelFlush": False},
-        "axisYPoint": {"labelFlush": False},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": {"font": FONT, "fontSize": 13, "anchor": "start", "frame": "group", "offset": 10},
-        "header": text,
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
         "text": {"font": FONT, "fontSize": 11},
@@ -123,37 +117,12 @@ def _theme() -> alt.theme.ThemeConfig:
     return {"background": "white", "config": config}
 
 
-def _in_notebook(spec: dict, **_) -> dict:
-    """What a notebook shows: in JupyterLab a figure with tooltips, elsewhere a picture; neither needs network."""
-    spec = _strict(spec)
-    of_lab = f"https://vega.github.io/schema/vega-lite/v{IN_JUPYTERLAB}.json"
-    shown = {f"application/vnd.vegalite.v{IN_JUPYTERLAB}+json": spec | {"$schema": of_lab}}
-    return shown | {"image/svg+xml": vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)}
-
-
-def _strict(spec: dict) -> dict:
-    """A specification without NaN, which JSON does not know: a browser would refuse the whole notebook."""
-    return json.loads(json.dumps(spec), parse_constant=lambda _: None)
-
-
-alt.renderers.register("energynn", _in_notebook)
-
-
 def enable() -> None:
-    """Use this look for all charts, and show them in notebooks without network."""
+    """Use this look for all charts, and show them as pictures in notebooks."""
     alt.theme.enable("energynn")
-    alt.renderers.enable("energynn")
+    alt.renderers.enable("svg")
     alt.data_transformers.disable_max_rows()
     pd.set_option("display.max_colwidth", 120)
-
-
-def readable(table: pd.DataFrame) -> pd.DataFrame:
-    """A table for a screen: blanks for underscores in its headings, so that a narrow one can break them.
-
-    >>> list(readable(pd.DataFrame(columns=["standard_error"])))
-    ['standard error']
-    """
-    return table.rename(columns=lambda name: str(name).replace("_", " "))
 
 
 def provenance(
@@ -216,7 +185,10 @@ def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> 
 def log_axis(
     channel: alt.X | alt.Y, values, base: float = 10.0, padding: int = 16
 ) -> alt.X | alt.Y:
-    """The channel with a logarithmic axis and round ticks, or a linear one from zero where values span no decade."""
+    """Give a channel a logarithmic axis with round ticks.
+
+    It is a linear one from zero where values span no decade.
+    """
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
     if base == 10 and high < 8 * low:
@@ -225,9 +197,8 @@ def log_axis(
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
     ticks = ticks[:: 1 + (len(ticks) - 1) // 6]
-    return channel.scale(type="log", domain=[low, high], nice=False, padding=padding).axis(
-        values=ticks, format="~g"
-    )
+    scale = {"type": "log", "domain": [low, high], "nice": False, "padding": padding}
+    return channel.scale(**scale).axis(values=ticks, format="~g")
 
 
 def placeholder(message: str) -> alt.Chart:
@@ -237,14 +208,15 @@ def placeholder(message: str) -> alt.Chart:
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart as SVG, PNG (4 pixels per pt) and PDF in print size; returns the SVG's path.
+    """Write the chart in print size as SVG, PNG (4 pixels per pt) and PDF.
 
-    Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte.
+    Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
+    path.
     """
     with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
         spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
-    svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE)
+    svg = vl_convert.vegalite_to_svg(spec, VEGA_LITE)
     size = r'(width|height)="([\d.]+)"'
     svg = re.sub(
         size, lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"', svg, count=2
@@ -259,7 +231,9 @@ def save_spec(spec: dict, name: str, build_dir: str | Path = "build") -> Path:
     """Write a chart's Vega-Lite specification for the interactive report."""
     path = Path(build_dir) / "figures" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_strict(spec), sort_keys=True) + "\n")
+    # A browser would refuse NaN, which JSON does not know.
+    spec = json.loads(json.dumps(spec), parse_constant=lambda _: None)
+    path.write_text(json.dumps(spec, sort_keys=True) + "\n")
     return path
 
 

@@ -61,7 +61,8 @@ for _command, _example in COMMANDS.items():
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status: 0, 1 (something is not as it should be) or 2."""
     try:
-        status = app(arguments, prog_name="energynn", standalone_mode=False)
+        words = as_typer_takes_them(sys.argv[1:] if arguments is None else arguments)
+        status = app(words, prog_name="energynn", standalone_mode=False)
         if sys.stdout:  # which may be closed
             sys.stdout.flush()
         return status or 0
@@ -82,3 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _say(message: str) -> int:
     print(f"energynn: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def as_typer_takes_them(words: list[str]) -> list[str]:
+    """Join `-p NAME VALUE`, as papermill takes it, to `-p NAME=VALUE`, but in a command measured."""
+    joined = []
+    rest = iter(words)
+    for word in rest:
+        joined.append(word)
+        if word in ("measure", "--"):
+            break
+        if word == "-p":
+            name = next(rest, "")
+            joined.append(name if "=" in name else f"{name}={next(rest, '')}")
+    return [*joined, *rest]

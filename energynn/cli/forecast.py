@@ -22,6 +22,7 @@ from energynn.cli.options import (
 forecast = group("Forecast time and energy of a training before it is made.")
 Workload = Annotated[str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")]
 System = Annotated[str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")]
+Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
 
 
@@ -64,9 +65,9 @@ def plan(
     workload: Workload,
     system: System,
     fit: Fit | None = None,
-    deadline_h: Annotated[float | None, typer.Option(min=1e-9, help="most hours")] = None,
-    energy_kwh: Annotated[float | None, typer.Option(min=1e-9, help="most kWh")] = None,
-    gpu_hours: Annotated[float | None, typer.Option(min=1e-9, help="most GPU hours")] = None,
+    deadline_h: Limit = None,
+    energy_kwh: Limit = None,
+    gpu_hours: Limit = None,
     max_global_batch_size: Annotated[int | None, typer.Option(min=1, help="largest batch")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="most devices")] = None,
     p: Parameters = None,
@@ -82,7 +83,7 @@ def plan(
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
     limits["global_batch_size"] = max_global_batch_size or accuracy.threshold(run) or None
-    answer = plan.make(made, run, *plan.grid(made, run, devices), limits)
+    answer = plan.make(made, plan.grid(made, run, devices), limits)
     reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
 
@@ -93,32 +94,32 @@ def probe(
     system: System,
     p: Parameters = None,
     minutes: Annotated[float, typer.Option(min=0, help="for all probes together")] = 5.0,
-    probes: Annotated[int, typer.Option(min=2, max=4, help="at most")] = 4,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make the two to four short runs that tell most of a long one, and fit them."""
+    """Make two to four short runs that tell of a long one, and fit them."""
     from energynn.cluster import systems
     from energynn.forecast import predict, probe, runs
     from energynn.measure import machine
 
     site = systems.site(system)
     run = probe.target(workload, site, parameters_of(p))
-    is_here, rows, words = site.scheduler == "local", [], []
+    rows = []
+    is_here = site.scheduler == "local"
     if is_here:
         site = runs.here(site, machine.describe_machine(), run.device == "gpu")
     predict.check_devices(site, run.devices)
     before = probe.before(run, site)
-    chosen = probe.choose(before, run, minutes, probes)
+    chosen = probe.planned(before, run, minutes)
     if is_here:
         with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes, probes)
+            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes)
         rows = predict.rows(after, [run])
-        words = [predict.text(rows)]
+        words = predict.text(rows)
     else:
-        words = [probe.hand_over(chosen, site)]
+        words = probe.hand_over(chosen, site)
     answer = {"probes": probe.as_json(chosen), "rows": rows}
-    reply(as_json, answer, "\n\n".join([*words, probe.text(chosen)]))
+    reply(as_json, answer, f"{words}\n\n{probe.text(chosen)}")
     return 0
 
 
@@ -127,8 +128,9 @@ def fit(
     workload: Workload,
     system: System,
     out: Annotated[Path, typer.Option(metavar="FILE", help="the fit, as JSON")],
-    published: Annotated[bool, typer.Option("--published", help="the study's runs")] = False,
-    runs_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="your own runs")] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
@@ -137,17 +139,15 @@ def fit(
     from energynn.forecast import fit as fits
     from energynn.forecast import runs
 
-    if published == bool(runs_dir):
-        raise ValueError("fit: give --published or --runs-dir DIR")
     require_place(out)
     site = systems.site(system)
-    if published:
-        seen = runs.published(workload, site)
+    if runs_dir:
+        seen, left_out = runs.checked(runs_dir, workload, site)
     else:
-        seen = runs.own(runs.valid(runs_dir, site), workload, site)
+        seen, left_out = runs.published(workload, site), ""
     fits.check(seen)
     made = fits.make(seen)
-    reply(as_json, fits.write(out, made), fits.text(made))
+    reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made)}")
     return 0
 
 
@@ -165,7 +165,6 @@ def simulate(
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
-    table = {"runs": [str(folder) for folder in folders], "provenance": "simulated"}
     words = f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
-    reply(as_json, table, words)
+    reply(as_json, {"runs": list(map(str, folders))}, words)
     return 0

@@ -19,7 +19,7 @@ Run = Annotated[
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("-p", metavar="NAME=VALUE", help="a parameter of the run"),
+    typer.Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
 ]
 
 
@@ -87,7 +87,4 @@ def find_run(run: str, runs_dir: Path | None) -> Path:
     found = [path.parent for path in folder.glob(f"*/{run}*/run.json")]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(str(path) for path in found[:2])
-    raise ValueError(
-        f"run: {len(found)} runs below {folder} begin with {run!r}, not one; {names or 'look there'}"
-    )
+    raise ValueError(f"run: {len(found)} below {folder} begin with {run!r}; give the folder of one")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -27,10 +26,10 @@ SCHEMA = "energynn-forecast/3"
 ERROR = 0.015  # relative error of the model before data are seen, for times and for powers
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
-TURNS = 6  # at most, until a fit's error and its parameters agree
+TURNS = 4  # until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
-FEWEST_NODES, GAIN_OF_STORAGE = 3, 1.0  # numbers of them; of the evidence's logarithm
+FEWEST_NODES = 4  # numbers of them that tell a limit of storage from a slow link
 UPDATE_S_PER_B = 2e-9  # on a core, of the gradients, which it moves through memory a dozen times
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
@@ -43,8 +42,7 @@ class Fit:
     """Parameters as they are fitted (times by their logarithm) with covariances and errors.
 
     Arrays are (parameters,) in the order of ``names``. errors: relative ones of the model, of
-    times and of powers; freedom: degrees of freedom that these were learnt with. evidence:
-    logarithm of how probable the runs are, to compare fits to the same runs.
+    times and of powers; freedom: degrees of freedom that these were learnt with.
     """
 
     runs: Runs
@@ -54,9 +52,8 @@ class Fit:
     covariance: np.ndarray
     errors: np.ndarray
     freedom: np.ndarray
-    evidence: float
 
-    @cached_property
+    @property
     def values(self) -> dict[str, float]:
         """The parameters in their units; neutral for those that the fit has not."""
         return to_values(self.names, self.point)
@@ -72,6 +69,11 @@ def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
+
+
+def logarithmic(names: tuple[str, ...]) -> list[bool]:
+    """Say which parameters are fitted as logarithms."""
+    return [PARAMETERS[name].is_log for name in names]
 
 
 def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
@@ -115,7 +117,7 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:
-        found["kappa_storage"] = 0.02, 1.5
+        found["kappa_storage"] = 0.0005, 2.5
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
@@ -134,38 +136,30 @@ def unfitted(seen: Runs, storage: bool = False) -> Fit:
     """What is known before the runs are: the priors alone, from another system's runs if given."""
     if seen.like:
         fit = _fit(seen.like, storage)
-        wider = [HARDWARE.get(name, 0.0) for name in fit.names]
-        scales = [1.0 if PARAMETERS[name].is_log else fit.values[name] for name in fit.names]
-        names, point, evidence = fit.names, fit.point, fit.evidence
-        covariance = fit.covariance + np.diag(np.multiply(wider, scales) ** 2)
+        names, point = fit.names, fit.point
+        wider = np.array([HARDWARE.get(name, 0.0) for name in names])
+        scales = np.where(logarithmic(names), 1.0, point)
+        covariance = fit.covariance + np.diag((wider * scales) ** 2)
     else:
-        priors, evidence = usual_priors(seen, storage), 0.0
+        priors = usual_priors(seen, storage)
         names, point = tuple(priors), np.array([centre for centre, _ in priors.values()])
-        is_log = [PARAMETERS[name].is_log for name in names]
-        point[is_log] = np.log(point[is_log])
+        point = np.where(logarithmic(names), np.log(point), point)
         covariance = np.diag([spread**2 for _, spread in priors.values()])
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
     freedom = np.full(2, ERROR_WEIGHT)
-    return Fit(seen, names, covariance, point, covariance, errors, freedom, evidence)
+    return Fit(seen, names, covariance, point, covariance, errors, freedom)
 
 
 # ------------------------------------------------------------------------------------------ fit
 
 
 def make(seen: Runs) -> Fit:
-    """Fit the model to runs; with a limit of shared storage only where the runs ask for it.
-
-    That takes three numbers of nodes: on two, a slow link looks the same.
-    """
-    plain = _fit(seen)
+    """Fit the model to runs; with a limit of shared storage where they are on enough nodes."""
     nodes = {*seen.work.nodes, *(seen.like.work.nodes if seen.like else ())}
-    if len(nodes) < FEWEST_NODES:
-        return plain
-    limited = _fit(seen, storage=True)
-    return limited if limited.evidence > plain.evidence + GAIN_OF_STORAGE else plain
+    return _fit(seen, storage=len(nodes) >= FEWEST_NODES)
 
 
-def _fit(seen: Runs, storage: bool = False) -> Fit:
+def _fit(seen: Runs, storage: bool) -> Fit:
     """Fit times first and powers then: these do not move the parameters of time."""
     fit = unfitted(seen, storage)
     for row, (names, taken) in enumerate(((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))):
@@ -189,22 +183,16 @@ def _with_row(
 
     for _ in range(TURNS):  # parameters for an error, and the error for these parameters
         answer = optimize.least_squares(residuals, at, jac="cs", x_scale="jac")
-        at, before_error, of_data = answer.x, error, answer.jac[:number]
+        at = answer.x
+        of_data = answer.jac[:number]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
         freedom = number - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
-        squares = (answer.fun[:number] ** 2).sum() * error**2
-        error = np.sqrt((squares + ERROR_WEIGHT * before.errors[row] ** 2) / freedom)
-        if np.isclose(before_error, error, rtol=0.01):
-            break
-    shrunk = np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(before.covariance)[1]
-    is_row = np.arange(2) == row
+        squares = (answer.fun[:number] * error) ** 2
+        error = np.sqrt((squares.sum() + ERROR_WEIGHT * before.errors[row] ** 2) / freedom)
+    errors, freedoms = before.errors.copy(), before.freedom.copy()
+    errors[row], freedoms[row] = error, freedom
     return dataclasses.replace(
-        before,
-        point=at,
-        covariance=covariance,
-        errors=np.where(is_row, error, before.errors),
-        freedom=np.where(is_row, freedom, before.freedom),
-        evidence=before.evidence - answer.cost - number * np.log(before_error) + shrunk / 2,
+        before, point=at, covariance=covariance, errors=errors, freedom=freedoms
     )
 
 
@@ -215,12 +203,21 @@ def varies(seen: Runs) -> bool:
 
 
 def check(seen: Runs) -> None:
-    """Raise ValueError where runs of one configuration are all that there is."""
+    """Raise ValueError for runs of one configuration, and where a plain sum fits times better."""
+    of = f"{seen.workload} on {seen.site.name}"
     if not varies(seen):
         raise ValueError(
-            f"{seen.workload} on {seen.site.name}: {len(seen)} run(s) of one configuration; tau "
-            "and t_start cannot be told apart. Add a run with another number of "
-            "training_samples, devices or local_batch_size"
+            f"{of}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told apart. "
+            "Add a run with another number of training_samples, devices or local_batch_size"
+        )
+    fit, work = make(seen), seen.work
+    costs = [work.trained, work.trained * np.log2(work.nodes), work.updates, 1 + 0 * work.trained]
+    terms = np.stack(costs, axis=1) * (work.epochs / seen.time_s)[:, None]
+    _, squares, *_ = np.linalg.lstsq(terms, np.ones(len(seen)))
+    if squares.size and np.sqrt(squares[0] / (len(seen) - len(costs))) < fit.errors[0] / 2:
+        raise ValueError(
+            f"{of}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms by "
+            "less than half of it; they are not of one training and machine, or not as the model is"
         )
 
 
@@ -241,10 +238,11 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
     result = {}
     for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
         slope, error2 = slopes[of].sum(axis=0), errors2[of]
-        freedom = error2.sum() ** 2 / (error2**2 / fit.freedom[of]).sum()
+        freedom = fit.freedom[of].min()
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
-        t = stats.t.ppf((1 + LEVEL) / 2, freedom * (variance / learnt) ** 2)
+        freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
+        t = stats.t.ppf((1 + LEVEL) / 2, freedom)
         result[name] = middle[of].sum(axis=0), t * np.sqrt(variance)
     return result
 
@@ -287,14 +285,10 @@ def write(path: Path, fit: Fit) -> dict:
 
 def read(path: Path, workload: str = "", system: str = "") -> Fit:
     """Fit again what a file has; ValueError where it is no fit, or of something else."""
-    content = json_table(path) if path.is_file() else {}
-    try:
-        if content.get("schema") != SCHEMA:
-            raise ValueError("another schema")
-        seen = msgspec.convert(content.get("runs"), Runs)
-    except ValueError as error:
-        again = "`energynn forecast fit` writes one"
-        raise ValueError(f"{path}: is no fit of this version ({error}); {again}") from error
+    content = json_table(path)
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: is no fit of this version; `energynn forecast fit` writes one")
+    seen = msgspec.convert(content["runs"], Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
         raise ValueError(f"{path}: is of {seen.workload} on {seen.site.name}; give another fit")
     return make(seen)

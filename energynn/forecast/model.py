@@ -15,6 +15,11 @@ Energy is waiting plus work:
         + image_J trained samples
 
 All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one node.
+
+``work`` is a record array, (configurations,): what one GPU does, and where.
+devices_of_node: in use on each node, as a mean. is_full: whether a node has all in use. workers: of
+each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of
+the first local batches), updates. allreduce_s: of one update at the full bandwidth.
 """
 
 from __future__ import annotations
@@ -55,15 +60,6 @@ OF_POWER = {
 PARAMETERS = OF_TIME | OF_POWER
 
 
-# What one GPU does, and where: a record array, (configurations,), with these fields.
-# devices_of_node: in use on each node, as a mean. is_full: 1 where a node has all in use.
-# workers: of each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes,
-# filled (samples of the first local batches), updates. allreduce_s: of one update at the full
-# bandwidth.
-WORK = ("devices", "nodes", "devices_of_node", "is_full", "local_batch_size", "workers", "epochs")
-WORK += ("trained", "evaluated", "passes", "filled", "updates", "allreduce_s")
-
-
 def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray]:
     """Seconds of the whole training by cause, (configurations,) each."""
     samples = work.trained + values["evaluation"] * work.evaluated
@@ -82,21 +78,11 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     }
 
 
-def powers_W(
-    values: dict[str, float], work: np.recarray, times: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Mean power of one GPU and its part of a node in W by cause, (configurations,) each."""
-    total_s = sum(times.values())
-    with_data = 1 - (times["starts"] + times["fill"]) / total_s
-    return {
-        "host": values["host"] / work.devices_of_node,
-        "idle": values["idle"] * np.ones(len(work)),
-        "fed": (values["fed"] - values["idle"]) * with_data,
-        "images": values["image_J"] * work.epochs * work.trained / total_s,
-    }
-
-
 def predict(values: dict[str, float], work: np.recarray) -> tuple[np.ndarray, np.ndarray]:
     """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
     times = times_s(values, work)
-    return sum(times.values()), sum(powers_W(values, work, times).values())
+    total_s = sum(times.values())
+    waiting = (times["starts"] + times["fill"]) / total_s
+    power_W = values["host"] / work.devices_of_node
+    power_W = power_W + values["idle"] + (values["fed"] - values["idle"]) * (1 - waiting)
+    return total_s, power_W + values["image_J"] * work.epochs * work.trained / total_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,9 +28,8 @@ class Plan:
     """
 
     fit: Fit
-    base: RunConfig
+    runs: list[RunConfig]
     work: np.recarray
-    global_batch_size: np.ndarray
     values: dict[str, np.ndarray]
     limits: dict[str, float]
     pareto: np.ndarray
@@ -49,53 +49,56 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
     return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
 
-def grid(fit: Fit, run: RunConfig, most: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """List devices and local batch sizes: parts of a node, whole nodes; powers of two.
+def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
+    """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
     most: devices; None: all that the system has, as far as forecasts are validated.
     """
-    site, seen = fit.runs.site, fit.runs.work.local_batch_size
+    site = fit.runs.site
+    fitted = fit.runs.work.local_batch_size
     most = most or predict.most_devices(site)
     predict.check_devices(site, most)
-    numbers = np.arange(1, most + 1)
-    is_whole = (numbers < site.devices_per_node) | (numbers % site.devices_per_node == 0)
-    powers = 2.0 ** np.arange(20)
-    powers = powers[(powers >= seen.min()) & (powers <= seen.max())]
-    sizes = powers if len(powers) else seen[:1]
-    devices, local_batch_size = map(np.ravel, np.meshgrid(numbers[is_whole], sizes))
+    sizes = [2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()]
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
-    enough = devices * local_batch_size * run.accumulation_steps <= samples
-    return devices[enough], local_batch_size[enough]
+    found = []
+    for devices, size in itertools.product(range(1, most + 1), sizes or [int(fitted[0])]):
+        is_whole = devices < site.devices_per_node or devices % site.devices_per_node == 0
+        batch = devices * size * run.accumulation_steps
+        if is_whole and batch <= samples:
+            changed = {"local_batch_size": size, "global_batch_size": batch}
+            found.append(config.replace(run, devices=devices, **changed))
+    return found
 
 
-def make(fit: Fit, run: RunConfig, devices, local_batch_size, limits: dict[str, float]) -> Plan:
-    """Judge configurations, arrays of devices and local batch sizes.
+def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> Plan:
+    """Judge configurations. limits: upper ones of JUDGED and of the batch; None: none.
 
-    limits: upper ones of JUDGED and of the batch; None: none. Raises ValueError with the limits
-    and the least of each where no configuration meets them.
+    Raises ValueError with the limits and the least of each where no configuration meets them.
     """
-    work = runs.work(fit.runs, run, devices, local_batch_size)
+    work = runs.works(fit.runs, asked)
     values = predict.quantities(fit, work)
     limits = {name: most for name, most in limits.items() if most is not None}
     costs = {name: values[name][:, 0] for name in JUDGED}
-    batch = work.devices * work.local_batch_size * run.accumulation_steps
+    batch = np.array([run.global_batch_size for run in asked])
     bounded = costs | {"global_batch_size": batch}
     meets = [bounded[name] <= most for name, most in limits.items()]
-    inside = np.flatnonzero(np.all([costs["time_h"] > 0, *meets], axis=0))
+    inside = np.flatnonzero(np.all([batch > 0, *meets], axis=0))
     if not len(inside):
         least = " or ".join(f"{OPTIONS[name]} {bounded[name].min():.4g}" for name in limits)
+        devices = max(run.devices for run in asked)
         raise ValueError(
-            f"plan: no configuration keeps {_words(limits)}; the least of each: {least}"
+            f"plan: nothing on at most {devices} devices keeps {_words(limits)}; "
+            f"the least of each alone: {least}"
         )
+    spent = "energy_kWh" if fit.has_power else "gpu_hours"
     judged = JUDGED if fit.has_power else ("time_h", "gpu_hours")
     table = np.stack([costs[name][inside] for name in judged], axis=1)
     no_worse = (table[:, None] <= table).all(axis=2)
     is_beaten = (no_worse & (table[:, None] < table).any(axis=2)).any(axis=0)
     best = inside[~is_beaten]
     best = best[np.argsort(costs["time_h"][best])]
-    spent = "energy_kWh" if fit.has_power else "gpu_hours"
     choices = _choices(best, costs["time_h"][best], costs[spent][best], UNITS[spent])
-    return Plan(fit, run, work, batch, values, limits, best, choices)
+    return Plan(fit, asked, work, values, limits, best, choices)
 
 
 def _words(limits: dict[str, float]) -> str:
@@ -118,29 +121,27 @@ def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -
 
 def row(plan: Plan, index: int) -> dict:
     """Forecast one configuration of a plan, with its intervals and what lies outside."""
-    sizes = {name: int(plan.work[name][index]) for name in ("devices", "local_batch_size")}
-    sizes["global_batch_size"] = int(plan.global_batch_size[index])
-    (row,) = predict.rows(plan.fit, [config.replace(plan.base, **sizes)])
-    for name in JUDGED:
-        most = plan.limits.get(name, np.inf)
-        if (row[name]["high"] or 0) > most:
+    (row,) = predict.rows(plan.fit, [plan.runs[index]])
+    for name in plan.limits.keys() & JUDGED:
+        if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"
-            row["outside"].append(f"{OPTIONS[name]} {most:g}: {odds}")
+            row["outside"].append(f"{OPTIONS[name]} {plan.limits[name]:g}: {odds}")
     return row
 
 
 def as_json(plan: Plan) -> dict:
     """Return the plan for a program: choices, Pareto set, limits and how it was found."""
-    choices = {}
-    for name, (index, reason) in plan.choices.items():
-        choices[name] = row(plan, index) | {"reason": reason}
+    choices = {
+        name: row(plan, index) | {"reason": reason}
+        for name, (index, reason) in plan.choices.items()
+    }
     return {
-        "workload": plan.base.workload,
+        "workload": plan.fit.runs.workload,
         "system": plan.fit.runs.site.name,
         "choices": choices,
         "pareto": [row(plan, index) for index in plan.pareto],
         "limits": plan.limits,
-        "configurations": len(plan.work),
+        "configurations": len(plan.runs),
         "provenance": choices["fastest"]["provenance"],
     }
 
@@ -149,7 +150,8 @@ def text(plan: Plan) -> str:
     """Show the plan to people: the choices with their reasons, then the Pareto set."""
     answer = as_json(plan)
     chosen, pareto = answer["choices"], answer["pareto"]
-    lines = [predict.table(list(chosen.values())), ""]
+    once = {row["run_id"]: row for row in chosen.values()}
+    lines = [predict.table(list(once.values())), ""]
     lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
     lines.append("\nnothing beats these in time, kWh and GPU hours")
     lines.append(predict.table(pareto[:: -(-len(pareto) // MOST_SHOWN)]))

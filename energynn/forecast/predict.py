@@ -21,9 +21,10 @@ from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
 QUANTITIES = (*UNITS, *(f"energy_{part}_kWh" for part in COMPONENTS))
 ENDS = ("value", "low", "high")
+BLIND = {"resnet50": "32 of 34", "fourcastnet": "14 of 16"}  # of published values
+DRAWS = 2000  # of parameters, for the shares of causes
 SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
-# The published runs reach so far. Beyond, nothing tells of latency and of shared storage.
-MOST_DEVICES, MOST_NODES = 256, 64
+MOST_DEVICES = 256  # published runs reach so far; beyond, nothing tells of latency and storage
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
 ACCOUNTED = {*SIZES, "workload", "preset", "system", "device", "seed", "repeat", "initial_run"}
 ACCOUNTED |= {"learning_rate", "training_samples", "validation_samples", "evaluate_training_set"}
@@ -37,20 +38,21 @@ def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
 
     Energies of CPUs and memory are parts of the whole, with its interval.
     """
-    site, of_node, devices = fit.runs.site, work.devices_of_node[:, None], work.devices[:, None]
+    site = fit.runs.site
+    devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
     of = {}
     for name, (middle, half) in fits.forecast(fit, work).items():
         of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1])
-    energy_J = of.get("energy_J", np.nan * of["time_s"])
-    result = {"time_h": of["time_s"] / SECOND_PER_HOUR}
+    time_s = of["time_s"]
+    energy_J = of.get("energy_J", np.nan * time_s)
+    result = {"time_h": time_s / SECOND_PER_HOUR}
     result["gpu_hours"] = result["time_h"] * devices
     result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
-    cpu_W = site.cpu_W / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
-    parts_W = {"cpu": cpu_W if site.cpu_W else np.nan, "ram": (site.ram_W or np.nan) / of_node}
-    power_W = energy_J[:, :1] / of["time_s"][:, :1]
-    parts_W["gpu"] = power_W - parts_W["cpu"] - parts_W["ram"]
-    for part in COMPONENTS:
-        result[f"energy_{part}_kWh"] = result["energy_kWh"] * parts_W[part] / power_W
+    power_W = energy_J[:, :1] / time_s[:, :1]
+    cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
+    ram_W = (site.ram_W or np.nan) / of_node
+    for part, watts in {"cpu": cpu_W, "ram": ram_W, "gpu": power_W - cpu_W - ram_W}.items():
+        result[f"energy_{part}_kWh"] = result["energy_kWh"] * watts / power_W
     return result
 
 
@@ -74,29 +76,16 @@ def asked(fit: Fit, study: str | None, parameters: dict) -> list[RunConfig]:
     return [config.make(**config.to_dict(run) | anew | parameters) for run in found]
 
 
-def checked_work(fit: Fit, run: RunConfig) -> np.recarray:
-    """Count what one GPU does; ValueError for another workload, and for what cannot run."""
-    if run.workload != fit.runs.workload:
-        raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {run.workload}")
-    check_devices(fit.runs.site, run.devices)
-    work = runs.work(fit.runs, run)
-    if work.updates[0] < 1:
-        few = "a device has fewer samples than one update takes"
-        raise ValueError(f"local_batch_size: {few}; choose a smaller one")
-    return work
-
-
 def most_devices(site: Site) -> int:
     """Count the devices that a system has, as far as forecasts are validated."""
-    nodes = min(MOST_NODES, site.nodes or MOST_NODES)
-    return min(MOST_DEVICES, nodes * site.devices_per_node)
+    return min(MOST_DEVICES, (site.nodes or MOST_DEVICES) * site.devices_per_node)
 
 
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
-    most = most_devices(site)
-    if asked > most:
-        raise ValueError(f"devices: {asked} asked; on {site.name} choose at most {most}")
+    if asked > most_devices(site):
+        at_most = f"choose at most {most_devices(site)}"
+        raise ValueError(f"devices: {asked} asked; on {site.name} {at_most}")
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -107,19 +96,29 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
+    if others := {run.workload for run in asked} - {fit.runs.workload}:
+        other = others.pop()
+        raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {other}")
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
     provenance = f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
+    if fit.runs.provenance == "published":
+        provenance += f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
-        work = checked_work(fit, run)
-        row = {"run_id": config.run_id(run), "workload": run.workload, "system": run.system}
-        row |= {name: getattr(run, name) for name in SIZES}
+        check_devices(fit.runs.site, run.devices)
+        work = runs.works(fit.runs, [run])
+        if not work.updates[0]:
+            few = "a device has fewer samples than one update takes"
+            raise ValueError(f"local_batch_size: {few}; choose a smaller one")
+        row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
+        row["run_id"] = config.run_id(run)
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work).items():
             known = [float(value) if np.isfinite(value) else None for value in values[0]]
             row[name] = dict(zip(ENDS, known, strict=True))
-        times_s = model.times_s(fit.values, work)
-        row["time_causes_h"] = {of: float(s[0]) / SECOND_PER_HOUR for of, s in times_s.items()}
+        times_s = times_of_draws(fit, work)
+        shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
+        row["time_share_percent"] = with_ends(shares).to_dict("index")
         result.append(row | {"outside": outside(fit, run, work), "provenance": provenance})
     return result
 
@@ -144,17 +143,27 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     return lines
 
 
-def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray, draws: int = 2000) -> pd.DataFrame:
+def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray) -> pd.DataFrame:
     """Say what makes GPU hours grow from one configuration to another: shares with intervals.
 
     fixed: starts and fill together. Causes that shrink have a negative share.
     """
-    points = np.random.default_rng(0).multivariate_normal(fit.point, fit.covariance, draws)
-    values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
-    before, after = (model.times_s(values, work) for work in (few, many))
-    grown = pd.DataFrame({of: many.devices * after[of] - few.devices * before[of] for of in after})
+    before, after = (times_of_draws(fit, work) for work in (few, many))
+    grown = many.devices[0] * after - few.devices[0] * before
     shares = grown.div(grown.sum(axis="columns"), axis="index")
     shares["fixed"] = shares["starts"] + shares["fill"]
+    return with_ends(shares)
+
+
+def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
+    """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
+    points = np.random.default_rng(0).multivariate_normal(fit.point, fit.covariance, DRAWS)
+    values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
+    return pd.DataFrame(model.times_s(values, work))
+
+
+def with_ends(shares: pd.DataFrame) -> pd.DataFrame:
+    """Take the first draw of each share as its value, and 90 % of the others as low and high."""
     low, high = shares[1:].quantile([0.05, 0.95]).to_numpy()
     return pd.DataFrame({"value": shares.iloc[0], "low": low, "high": high})
 
@@ -222,21 +231,18 @@ def span(of: dict[str, float | None]) -> str:
 
 
 def text(rows: list[dict]) -> str:
-    """Show the forecasts to people, and what takes most of the time."""
-    causes = pd.DataFrame([row["time_causes_h"] for row in rows], [row["devices"] for row in rows])
-    causes = 100 * causes.div(causes.sum(axis="columns"), axis="index")
-    shares = f"share of each cause in the time in %, by devices\n{causes.round().astype(int)}"
-    return f"{table(rows)}\n\n{shares}"
+    """Show the forecasts to people, and the causes of the time of the last: shares with ranges."""
+    last = rows[-1]
+    shares = pd.DataFrame(last["time_share_percent"]).T.round().astype(int)
+    of = f"share of each cause in the time on {last['devices']} GPUs in %"
+    return f"{table(rows)}\n\n{of}\n{shares}"
 
 
 def held_out_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts to people, simulated ones by that name."""
-    plain = []
-    for row in rows:
-        line = {"": row["workload"], "GPUs": row["devices"], "LBS": row["local_batch_size"]}
-        for name in ("time_h", "energy_kWh"):
-            line[UNITS[name]] = span(row[name])
-            line[f"{UNITS[name]} {row['fact_is']}"] = row[name].get("fact", np.nan)
-        plain.append(line)
-    shown = pd.DataFrame(plain)
+    shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
+    shown.columns = ["", "GPUs", "LBS"]
+    for name in ("time_h", "energy_kWh"):
+        shown[UNITS[name]] = [span(row[name]) for row in rows]
+        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [row[name].get("fact") for row in rows]
     return shown.to_string(index=False, na_rep="not known", float_format="{:.3g}".format)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +17,10 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.forecast.model import WORK
-from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
+from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
-ONE_OF_MANY = dict(seed=0, repeat=0, initial_run="")  # fields in which repeats of a run differ
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -89,47 +88,46 @@ def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
 
 
-def work(seen: Runs, run: RunConfig, devices=None, local_batch_size=None) -> np.recarray:
-    """Count what one GPU does in a run on the system of others: (1,), fields as in ``model.WORK``.
+def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
+    """Count what one GPU does in runs on the system of others: fields as the model's text says."""
+    rows = [_work(seen, run) for run in asked]
+    return np.rec.fromrecords([tuple(row.values()) for row in rows], names=list(rows[0]))
 
-    devices, local_batch_size: arrays instead of those of the run.
-    """
-    site, epoch = seen.site, epoch_of(run, seen.samples)
-    devices = np.atleast_1d(run.devices if devices is None else devices).astype(float)
-    size = run.local_batch_size if local_batch_size is None else local_batch_size
-    nodes = np.ceil(devices / site.devices_per_node)
+
+def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
+    site = seen.site
+    epoch = epoch_of(run, seen.samples)
+    of_node = site.devices_per_node
+    nodes = math.ceil(run.devices / of_node)
     workers = run.loader_workers if run.data_staging else 0
-    trained = epoch.training_samples // devices
-    over_training = 1 + epoch.evaluates_training_set
-    evaluated = epoch.validation_samples // devices + epoch.evaluates_training_set * trained
-    passes = over_training + bool(epoch.validation_samples)
+    trained = epoch.training_samples // run.devices
+    evaluated = epoch.validation_samples // run.devices
+    passes = 1 + bool(epoch.validation_samples)
+    # Without workers nothing is fetched ahead, and nothing waited for.
+    filled = min(run.local_batch_size, trained) if workers else 0
+    if epoch.evaluates_training_set:
+        evaluated += trained
+        passes += 1
+        filled *= 2
     if run.persistent_workers and workers:
-        passes = passes / run.epochs
-    GB_per_s = np.where(nodes > 1, site.link_GB_per_s, site.gpu_link_GB_per_s)
-    GB_per_s[GB_per_s == 0] = np.inf  # `outside` says where it is not known
-    is_waiting = workers > 0  # without workers nothing is fetched ahead, and nothing waited for
-    columns = {
-        "devices": devices,
+        passes /= run.epochs
+    # Where a bandwidth is not known, `outside` says so.
+    GB_per_s = (site.link_GB_per_s if nodes > 1 else site.gpu_link_GB_per_s) or np.inf
+    return {
+        "devices": run.devices,
         "nodes": nodes,
-        "devices_of_node": devices / nodes,
-        "is_full": devices >= site.devices_per_node,
-        "local_batch_size": size,
+        "devices_of_node": run.devices / nodes,
+        "is_full": run.devices >= of_node,
+        "local_batch_size": run.local_batch_size,
         "workers": workers,
         "epochs": run.epochs,
         "trained": trained * epoch.forward_steps,
         "evaluated": evaluated * epoch.forward_steps,
         "passes": passes,
-        "filled": is_waiting * over_training * np.minimum(size, trained),
-        "updates": trained // (size * run.accumulation_steps),
-        "allreduce_s": 2 * (1 - 1 / devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
+        "filled": filled,
+        "updates": trained // (run.local_batch_size * run.accumulation_steps),
+        "allreduce_s": 2 * (1 - 1 / run.devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
     }
-    values = [np.broadcast_to(columns[name], devices.shape).astype(float) for name in WORK]
-    return np.rec.fromarrays(values, names=WORK)
-
-
-def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
-    """Count what one GPU does in each of several runs."""
-    return np.concatenate([work(seen, run) for run in asked]).view(np.recarray)
 
 
 # ------------------------------------------------------------------------------------ published
@@ -154,36 +152,31 @@ def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYS
     for other in (systems.site(name) for name in others if name != site.name):
         if _rows(workload, other):
             like = published(workload, other, others=())
-    planned = [run for study in studies.PAPER.values() for run in study(site.name)]
-    planned = [run for run in planned if run.workload == workload]
     taken = []
-    for (*sizes, samples), row in rows.items():
-        run = next(
-            run
-            for run in planned
-            if [run.epochs, run.devices, run.global_batch_size] == sizes
-            and samples in (0, run.epoch().training_samples)  # a row may leave them out
-        )
-        time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
-        power_W = 1000 * row["energy_total"] / row["gpu_hours"]
-        plain = config.to_dict(run)
-        taken.append(Taken(plain, time_s, power_W, row["repeats"], row["series"]))
-    site = dataclasses.replace(site, file="")
+    for run in itertools.chain(*(study(site.name) for study in studies.PAPER.values())):
+        sizes = (run.workload, run.epochs, run.devices, run.global_batch_size)
+        # A row may leave the samples out. Each is of the first run that is planned so.
+        row = rows.pop((*sizes, run.epoch().training_samples), {}) or rows.pop((*sizes, 0), {})
+        if row:
+            time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
+            power_W = 1000 * row["energy_total"] / row["gpu_hours"]
+            plain = config.to_dict(run)
+            taken.append(Taken(plain, time_s, power_W, row["repeats"], row["series"]))
     return Runs(workload, site, taken, provenance="published", like=like)
 
 
-def _rows(workload: str, site: Site) -> dict[tuple[int, ...], dict]:
-    """Find published runs of full length by the sizes that are PRINTED, 0 where one is not."""
+def _rows(workload: str, site: Site) -> dict[tuple, dict]:
+    """Find published runs of full length by workload and sizes, 0 where one is not printed."""
     known = defaultdict(dict)
     asked = ("measurement", workload, site.published_as)
     for row in published_values.rows():
         if (row["kind"], row["workload"], row["device_name"]) == asked:
-            sizes = tuple(int(row[name] or 0) for name in PRINTED)
+            sizes = (int(row[name] or 0) for name in PRINTED)
             facts = {"series": row["series"], "repeats": int(row["repeats"] or 1)}
-            known[sizes] |= {row["quantity"]: float(row["value"])} | facts
+            known[workload, *sizes] |= {row["quantity"]: float(row["value"])} | facts
     known = {of: row for of, row in known.items() if "energy_total" in row}
-    full = max(known, default=(0,))[0]
-    return {of: row for of, row in known.items() if of[0] == full}
+    full = max((epochs for _, epochs, *_ in known), default=0)
+    return {of: row for of, row in known.items() if of[1] == full}
 
 
 # ------------------------------------------------------------------------------------------ own
@@ -193,6 +186,19 @@ def valid(runs_dir: Path, site: Site) -> list[dict]:
     """Read the valid records of trainings on a system."""
     found = [record for record in records.read_all(runs_dir) if record["system"] == site.name]
     return [record for record in found if record["valid"] and "training_time_s" in record]
+
+
+def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
+    """Make runs from records without a fault, and say how many are left out.
+
+    Raises ValueError with the first fault of a record.
+    """
+    if faults := records.check(runs_dir):
+        raise ValueError(f"{faults[0]}; move this run out of {runs_dir}, or make it again")
+    seen = own(valid(runs_dir, site), workload, site)
+    others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
+    why = "not valid, or of another workload or system"
+    return seen, f"{others} run(s) left out: {why}\n" if others else ""
 
 
 def own(found: list[dict], workload: str, site: Site) -> Runs:
@@ -207,48 +213,39 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
         raise ValueError(f"runs of several devices, stages or data: {recipes}; fit those of one")
-    site, first = dataclasses.replace(site, file=""), chosen[0]
-    if site.scheduler == "local" and first["launcher"] != "simulated":
+    first = chosen[0]
+    is_simulated = first["launcher"] == "simulated"
+    if site.scheduler == "local" and not is_simulated:
         site = here(site, first["machine"], first["device_kind"] == "gpu")
-    provenances = {record.get("energy_total_provenance") for record in chosen}
-    energies = {f"energy_{part}_J" for part in COMPONENTS}
-    components = {frozenset(energies & record.keys()) for record in chosen}
-    has_watts = len(components) == 1 and provenances in ({"measured"}, {"simulated"})
-    grouped = defaultdict(list)
+    groups = defaultdict(list)
     for record in chosen:
         device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-        run = config.from_dict(record["config"] | {"device": device})
-        grouped[without_repeats(run)].append(record)
+        same = {"device": device, "seed": 0, "repeat": 0}
+        groups[config.from_dict(record["config"] | same)].append(record)
     taken = []
-    for run, group in grouped.items():
-        time_s = float(stats.gmean([record["training_time_s"] for record in group]))
+    for run, group in groups.items():
+        time_s = _mean(group, "training_time_s")
+        provenances = {record.get("energy_total_provenance") for record in group}
         power_W = None
-        if has_watts:
-            all_W = stats.gmean([record["mean_power_total_W"] for record in group])
-            power_W = float(all_W / run.devices)
+        if provenances <= {"measured", "simulated"}:
+            power_W = _mean(group, "mean_power_total_W") / run.devices
         taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
     evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
     training = first.get("dataset_samples", 0)
-    evaluates_training_set = config.from_dict(first["config"]).epoch().evaluates_training_set
-    return Runs(
-        workload=workload,
-        site=site,
-        taken=taken,
-        samples=(training, evaluated - training * evaluates_training_set),
-        provenance="simulated" if provenances == {"simulated"} else "measured",
-    )
+    if config.from_dict(first["config"]).epoch().evaluates_training_set:
+        evaluated -= training
+    provenance = "simulated" if is_simulated else "measured"
+    return Runs(workload, site, taken, samples=(training, evaluated), provenance=provenance)
+
+
+def _mean(group: list[dict], field: str) -> float:
+    return float(stats.gmean([record[field] for record in group]))
 
 
 def recipe(record: dict) -> tuple[str, ...]:
     """Name what runs share that one fit is made of."""
     plain = record["config"]
     return plain["workload"], plain.get("stage", ""), plain["dataset"], record["device_name"]
-
-
-def without_repeats(run: RunConfig) -> RunConfig:
-    """Make the configuration that a run's repeats share."""
-    same = {name: value for name, value in ONE_OF_MANY.items() if hasattr(run, name)}
-    return config.replace(run, **same)
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from energynn import config, records
 from energynn.config import RunConfig
@@ -48,39 +50,38 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
         write_json(folder / "run.json", _intent(fit, run))
         _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
         for host, number in Counter(hosts).items():
-            lines = _samples(host, {part: W * number for part, W in powers_W.items()}, end_ns)
-            _write_lines(folder / f"samples-{host}.jsonl", lines)
+            _write_lines(folder / f"samples-{host}.jsonl", _samples(host, number * powers_W, end_ns))
         records.build(folder, "finished", "")
         folders.append(folder)
     return folders
 
 
-def _drawn(fit: Fit, run: RunConfig) -> tuple[float, dict[str, float]]:
-    """Draw time in s, and mean power of a GPU and of its part of a node in W, with scatter."""
+def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
+    """Draw time in s, and mean power in W of a GPU and of its parts of a node, with scatter."""
     chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
-    of_time, of_power = np.exp(fit.errors * chance.standard_normal(2))
     (row,) = predict.rows(fit, [run])
-    energies_kWh = {part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS}
-    if None in energies_kWh.values():  # nothing tells its parts
-        energies_kWh = {"gpu": row["energy_kWh"]["value"]}
-    W_per_kWh = 1000 * of_power / row["gpu_hours"]["value"]
-    powers_W = {part: float(kWh * W_per_kWh) for part, kWh in energies_kWh.items()}
-    return float(row["time_h"]["value"] * of_time) * SECOND_PER_HOUR, powers_W
+    energies_kWh = pd.Series({part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS})
+    if energies_kWh.isna().any():  # nothing tells its parts
+        energies_kWh = pd.Series({"gpu": row["energy_kWh"]["value"]})
+    by_time, by_power = np.exp(fit.errors * chance.standard_normal(2))
+    powers_W = by_power * 1000 * energies_kWh / row["gpu_hours"]["value"]
+    return by_time * row["time_h"]["value"] * SECOND_PER_HOUR, powers_W
 
 
 def _write_lines(path: Path, lines: list[dict]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _samples(host: str, powers_W: dict[str, float], end_ns: int) -> list[dict]:
+def _samples(host: str, powers_W: pd.Series, end_ns: int) -> list[dict]:
     """Make the samples of a node: counters, one for all of its GPUs, which are alike."""
     moments = np.linspace(BEGIN_NS, end_ns, READINGS_OF_A_RUN + 1).astype(int).tolist()
-    sensors = [{"id": f"{part}_simulated", "component": part} | SENSOR for part in powers_W]
     lines = [{"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}]
-    lines[0] |= {"period_s": (moments[1] - moments[0]) / 1e9, "sensors": sensors}
+    lines[0]["period_s"] = (moments[1] - moments[0]) / 1e9
+    lines[0]["sensors"] = [
+        {"id": f"{part}_simulated", "component": part} | SENSOR for part in powers_W.index
+    ]
     for moment in moments:
-        counters = [watts * moment / 1e9 for watts in powers_W.values()]
-        lines.append({"t": moment, "w": moment, "v": counters})
+        lines.append({"t": moment, "w": moment, "v": list(powers_W * moment / 1e9)})
     return lines
 
 
@@ -105,7 +106,7 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 
 def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dict]:
     epoch = runs.epoch_of(run, fit.runs.samples)
-    steps = int(runs.work(fit.runs, run).updates[0]) * run.epochs
+    steps = int(runs.works(fit.runs, [run]).updates[0]) * run.epochs
     evaluated = epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
     counts = {
         "metrics": {},
@@ -114,15 +115,15 @@ def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dic
         "optimizer_steps": steps,
         "forward_backward_passes": steps * run.devices * run.accumulation_steps,
     }
-    about = {
-        "rank_start": (BEGIN_NS, {"device": "simulated"}),
-        "training_start": (BEGIN_NS, {"dataset_samples": epoch.training_samples}),
-        "training_end": (end_ns, counts),
-        "rank_end": (end_ns, {"status": "finished"}),
+    facts = {
+        "rank_start": {"device": "simulated"},
+        "training_start": {"dataset_samples": epoch.training_samples},
+        "training_end": counts,
+        "rank_end": {"status": "finished"},
     }
     events = []
-    for name, (at, facts) in about.items():
-        for rank, host in enumerate(hosts):
-            event = {"event": name, "t_mono_ns": at, "t_wall_ns": at, "rank": rank, "host": host}
-            events.append(event | facts)
+    for (name, about), (rank, host) in itertools.product(facts.items(), enumerate(hosts)):
+        at = end_ns if name.endswith("end") else BEGIN_NS
+        about = about | {"rank": rank, "host": host, "t_mono_ns": at, "t_wall_ns": at}
+        events.append({"event": name} | about)
     return events

@@ -108,8 +108,8 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        said = f"{gpu['index']}: {gpu['name']}, driver {gpu['driver']}"
-        findings.append(Finding("GPU", GOOD, f"{said}, power limit {gpu['power_limit_W']} W"))
+        said = f"{gpu['index']}: {gpu['name']}, driver {gpu.get('driver')}"
+        findings.append(Finding("GPU", GOOD, f"{said}, power limit {gpu.get('limit_W')} W"))
         if fault := machine.fault_of_split(gpu):
             findings.append(Finding("GPU", BAD, *fault.split("; ")))
     said = "none to be seen; one CPU core will stand for one device"

@@ -21,6 +21,7 @@ from energynn.measure.samples import (
     read_events,
     read_hosts,
     read_phases,
+    times_of_hosts,
 )
 
 FEWEST_IDLE_SAMPLES = 5
@@ -305,12 +306,13 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     the id carries the host's name. Hosts are put on one axis by their wall clocks.
     """
     hosts = [samples for samples in read_hosts(run_dir) if len(samples.t_ns) > 1]
-    starts = events_of_kind(read_events(run_dir), "training_start")
-    walls_ns = [event["t_wall_ns"] for event in starts] or [one.wall_ns[0] for one in hosts]
+    ahead_ns = {one.host: one.wall_ns[0] - one.t_ns[0] for one in hosts}
+    starts_ns = times_of_hosts(read_events(run_dir), "training_start")
+    walls_ns = [starts_ns[host] + ahead_ns[host] for host in starts_ns.keys() & ahead_ns.keys()]
     traces = {}
     for samples in hosts:
-        ahead_ns = samples.wall_ns[0] - samples.t_ns[0] - min(walls_ns)
-        t_s = (samples.t_ns + ahead_ns) / 1e9
+        begin_ns = min(walls_ns, default=samples.wall_ns[0])
+        t_s = (samples.t_ns + ahead_ns[samples.host] - begin_ns) / 1e9
         sensors = samples.header["sensors"]
         for curve in energy.curves(t_s, samples.readings, sensors, samples.period_s):
             first, last = curve.t_s[[0, -1]] / period_s

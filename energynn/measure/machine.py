@@ -100,28 +100,17 @@ def batch_job() -> dict:
 
 
 def gpus() -> list[dict]:
-    """List number, name, driver and power limit (None if unknown) of the GPUs of this job.
+    """List number, name, UUID, driver and power limit of the GPUs of this job, as far as told.
 
-    ``is_split`` stands with one that is split into parts (MIG). Empty without NVML.
+    ``is_split`` tells whether one is split into parts (MIG). Empty without NVML.
     """
     try:
-        pynvml, notes = sensors.list_gpus()
+        _, notes = sensors.list_gpus()
     except Exception:  # no library, no driver, no permission
         return []
-    described = []
     uuids = [gpu.get("uuid", "") for gpu in notes]
-    for index in sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))[0]:
-        gpu = {
-            "index": index,
-            "name": notes[index].get("name", "unknown GPU"),
-            "driver": notes[index].get("driver", ""),
-            "power_limit_W": notes[index].get("limit_W"),
-        }
-        with contextlib.suppress(Exception):  # a GPU without such a mode raises
-            if pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(index))[0]:
-                gpu["is_split"] = True
-        described.append(gpu)
-    return described
+    visible, _ = sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [{"index": index} | notes[index] for index in visible]
 
 
 def fault_of_split(gpu: dict) -> str:

@@ -207,13 +207,13 @@ def nvidia_gpus() -> list[str]:
 
 
 def list_gpus():
-    """Start NVML; return it with UUID, name, driver and power limit of each GPU, as far as told."""
+    """Start NVML; return it with what each GPU tells of itself, as far as it does."""
     import pynvml
 
     pynvml.nvmlInit()
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
-        notes = {}
+        notes = {"name": "unknown GPU"}
         with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
@@ -221,6 +221,9 @@ def list_gpus():
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
+        with suppress(Exception):  # a GPU without such a mode raises
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            notes["is_split"] = bool(pynvml.nvmlDeviceGetMigMode(gpu)[0])
         gpus.append(notes)
     return pynvml, gpus
 

@@ -101,6 +101,9 @@ class _Meter:
         self.stop_sampler = start_sampler(self.folder, 1, [0])  # waits for no other rank
         atexit.register(self._stop, os.getpid())
         self.reader = Reader(self.folder / f"samples-{os.uname().nodename}.jsonl")
+        self.reader.read()
+        updates_s = [sensor["update_s"] or 0.0 for sensor in self.reader.header["sensors"]]
+        self.late_ns = max(updates_s) * 1e9
         self.lock = threading.Lock()
 
     def _stop(self, process: int) -> None:
@@ -115,18 +118,12 @@ class _Meter:
         """
         deadline_s = time.monotonic() + limit_s("silence_limit_s")
         with self.lock:
-            while not self._has(end_ns):
+            while self.reader.samples_read[-1].t < end_ns + self.late_ns:
                 if time.monotonic() > deadline_s:
                     raise ValueError(f"window: no samples in {self.folder}; the sampler is dead")
                 time.sleep(PERIOD_S / 4)
                 self.reader.read()
             return self.reader.samples()
-
-    def _has(self, end_ns: int) -> bool:
-        if not self.reader.samples_read:
-            return False
-        updates_s = [sensor["update_s"] or 0.0 for sensor in self.reader.header["sensors"]]
-        return self.reader.samples_read[-1].t >= end_ns + max(updates_s) * 1e9
 
 
 def _running_meter() -> _Meter:

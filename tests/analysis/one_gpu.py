@@ -25,7 +25,6 @@ class Gpu:
     drift_W: float = 5.0  # over the whole study
     noise: float = 0.01
     name: str = "NVIDIA H100 80GB HBM3"
-    image_GB: float = 0.085  # of memory, of a state 64 times as much
 
 
 def speed(run: RunConfig) -> float:
@@ -54,10 +53,6 @@ def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
     sample_J = gpu.sample_J * (1 if run.workload == "resnet50" else 200)
     samples, passes = run.global_batch_size / step_s(run), run.accumulation_steps / step_s(run)
     return gpu.idle_W + sample_J * samples / speed(run) + gpu.update_J * passes + gpu.drift_W * place
-
-
-def memory_GB(run: RunConfig, gpu: Gpu) -> float:
-    return 1.0 + gpu.image_GB * (1 if run.workload == "resnet50" else 64) * run.local_batch_size
 
 
 def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None):
@@ -90,7 +85,6 @@ def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | Non
             samples_evaluated=0,
             optimizer_steps=steps,
             forward_backward_passes=steps * run.accumulation_steps,
-            memory_gpu_peak_B=1e9 * memory_GB(run, gpu),
             dataset_samples=per_epoch * run.global_batch_size,
             sampling_period_s=run.sampling_period_s,
             samples_in_training=int(time_s / run.sampling_period_s),

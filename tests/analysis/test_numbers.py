@@ -14,9 +14,9 @@ def test_numbers_are_merged_in_order(tmp_path):
         book = numbers.Numbers(notebook, tmp_path)
         book.add(name, np.float64(0.26583), "kW", 3, "runs/published", "published")
         book.save()
-    merged = numbers.merge(tmp_path)
+    numbers.merge(tmp_path)
+    merged = json.loads((tmp_path / "numbers.json").read_text())
     assert list(merged) == ["slope", "width"]
-    assert merged == json.loads((tmp_path / "numbers.json").read_text())
     expected = {"value": 0.26583, "unit": "kW", "digits": 3, "text": "0.266", "provenance": "published"}
     assert merged["slope"] == expected | {"source": "runs/published", "notebook": "20_b"}
 
@@ -78,7 +78,8 @@ def test_one_name_in_two_notebooks_is_an_error(tmp_path):
 
 def test_colophon_names_commit_and_versions(tmp_path):
     numbers.colophon(tmp_path)
-    merged = numbers.merge(tmp_path)
+    numbers.merge(tmp_path)
+    merged = json.loads((tmp_path / "numbers.json").read_text())
     assert merged["version_typst"]["value"] and merged["build_cores"]["value"] >= 1
     assert "git_commit" in merged
     again = (tmp_path / "numbers.json").read_bytes()

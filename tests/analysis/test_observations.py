@@ -66,13 +66,6 @@ def test_means_over_repeats_and_their_spread(replica):
     assert (single["low"] == single["high"]).all()  # no error bar, which is not an error of zero
 
 
-def test_small_runs_of_a_laptop_are_in_no_series_of_the_study(synthetic_runs):
-    own = own_runs(synthetic_runs)
-    assert set(own["provenance"]) == {"simulated"} and set(own["hardware"]) == {"cpu core"}
-    assert not set(own["series"]) & {"R1", "R2", "R3", "R4", "R5", "R6", "F1", "F2", "F3", "F4", "F5"}
-    assert "pre-training, constant LBS = 1" in set(own["series"])
-
-
 CHANGES = {
     "as the study": {},
     "shorter": {"settings": {"epochs": 1}},

@@ -1,6 +1,4 @@
-"""Records become one Dataset; what cannot be used is left out with its reason."""
-
-import json
+"""Records become one table; what cannot be used is left out with its reason."""
 
 import numpy as np
 import pytest
@@ -9,15 +7,11 @@ from energynn import config
 from energynn.analysis import results
 
 
-def test_loads_all_runs_with_units(synthetic_runs):
+def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
     runs = results.load(synthetic_runs)
-    assert runs.sizes["run"] == 9
+    assert len(runs) == 9
     assert set(runs["workload"].values) == {"resnet50", "fourcastnet"}
     assert set(runs["energy_total_provenance"].values) == {"simulated"}
-    assert runs["energy_total_J"].attrs["units"] == "J"
-    assert runs["energy_total_kWh"].attrs["units"] == "kWh"
-    assert runs["z500_rmse_12h_m"].attrs["units"] == "m"
-    assert runs["z500_rmse_12h_m2_s2"].attrs["units"] == "m2 s-2"
     np.testing.assert_allclose(runs["energy_total_kWh"] * 3.6e6, runs["energy_total_J"])
     assert np.isnan(runs["energy_gpu_J"]).all()  # absent, not zero
     assert runs.attrs["excluded"] == []
@@ -29,20 +23,13 @@ def test_loads_all_runs_with_units(synthetic_runs):
         ({"valid": False, "invalid_reasons": ["the run is killed"]}, "the run is killed"),
         ({"energy_total_J": float("nan")}, "record.json is no JSON"),
         ({"energy_total_J": "12 kWh"}, "energy_total_J"),
-        ({"workload": "resnet51"}, "workload 'resnet51' belongs to no series"),
     ],
 )
 def test_a_bad_record_is_left_out_with_its_reason(synthetic, synthetic_runs, changes, reason):
     synthetic.write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
-    runs = results.load(synthetic_runs, only_the_studys=True)
-    assert runs.sizes["run"] == 9
+    runs = results.load(synthetic_runs)
+    assert len(runs) == 9
     assert len(runs.attrs["excluded"]) == 1 and reason in runs.attrs["excluded"][0]
-
-
-def test_invalid_runs_can_be_asked_for(synthetic, tmp_path):
-    synthetic.write_run(tmp_path, config.make("resnet50"), valid=False, invalid_reasons=["5 power samples, 60 needed"])
-    assert results.load(tmp_path).sizes["run"] == 0
-    assert results.load(tmp_path, only_valid=False).sizes["run"] == 1
 
 
 def test_damaged_and_doubled_records_are_left_out(synthetic_runs):
@@ -54,12 +41,12 @@ def test_damaged_and_doubled_records_are_left_out(synthetic_runs):
     broken.mkdir()
     (broken / "record.json").write_text(first.read_text()[:100])
     runs = results.load(synthetic_runs)
-    assert runs.sizes["run"] == 9
+    assert len(runs) == 9
     assert len(runs.attrs["excluded"]) == 2
 
 
 def test_series_are_selections_of_runs(synthetic_runs):
-    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    table = results.load(synthetic_runs)
     series = results.scaling_series(table[table["workload"] == "resnet50"])
     assert set(series["series"]) == {"constant LBS = 16", "constant GBS = 16"}
     one_device = series[series["devices"] == 1]
@@ -71,19 +58,9 @@ def test_series_are_selections_of_runs(synthetic_runs):
 def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     for devices in (1, 2):
         synthetic.write_run(synthetic_runs, config.make("resnet50", devices=devices, local_batch_size=16, seed=1))
-    table = results.load(synthetic_runs).to_dataframe().reset_index(drop=True)
+    table = results.load(synthetic_runs)
     names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
-
-
-def test_recipe_ignores_devices_batch_and_repeat_only(synthetic, tmp_path):
-    def recipe(record):
-        return results._recipe(record, results.VARIED)
-
-    base = json.loads((synthetic.write_run(tmp_path, config.make("resnet50")) / "record.json").read_text())
-    same = base | {"config": base["config"] | {"devices": 4, "local_batch_size": 4, "repeat": 2}}
-    other = base | {"config": base["config"] | {"epochs": 9}}
-    assert recipe(base) == recipe(same) != recipe(other)
 
 
 def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
@@ -91,5 +68,5 @@ def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_p
         first = f"from-{devices}"
         run = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=first)
         synthetic.write_run(tmp_path, run)
-    table = results.load(tmp_path).to_dataframe().reset_index(drop=True)
+    table = results.load(tmp_path)
     assert set(results.scaling_series(table)["devices"]) == {1, 2}

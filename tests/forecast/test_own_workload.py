@@ -56,8 +56,8 @@ def test_own_workload_and_own_system(own, tmp_path):
     assert row["energy_ram_kWh"]["value"] is None
     assert "nodes: beyond the fitted 1 to 1" in " ".join(row["outside"])
     run = plan.base_run(fit, {})
-    found = plan.make(fit, run, *plan.grid(fit, run, None), {})
-    assert found.work.devices.max() == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
+    found = plan.make(fit, plan.grid(fit, run), {})
+    assert max(run.devices for run in found.runs) == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
     with pytest.raises(ValueError, match="devices: 64 asked; on mine choose at most 32"):
         plan.grid(fit, run, 64)
 
@@ -65,22 +65,22 @@ def test_own_workload_and_own_system(own, tmp_path):
 def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     """ResNet50 on 16 GPUs, the whole of ImageNet, by hand."""
     paper = dict(preset="paper", local_batch_size=256)
-    work = runs.work(published, config.make("resnet50", devices=16, **paper))
+    work = runs.works(published, [config.make("resnet50", devices=16, **paper)])
     assert (work.nodes, work.devices_of_node, work.is_full, work.passes) == (4, 4, 1, 3)
     assert work.trained == 1_281_167 // 16 and work.evaluated == 1_281_167 // 16 + 50_000 // 16
     assert work.updates == 312 and work.filled == 512
     assert work.allreduce_s == pytest.approx(2 * 15 / 16 * 25_557_032 * 4 / 25e9)
-    alone = runs.work(published, config.make("resnet50", devices=2, **paper))
+    alone = runs.works(published, [config.make("resnet50", devices=2, **paper)])
     assert alone.is_full == 0 and alone.allreduce_s == pytest.approx(25_557_032 * 4 / 300e9)
     lasting = dict(persistent_workers=True, loader_workers=8)
-    work = runs.work(published, config.make("resnet50", devices=16, **paper, **lasting))
+    work = runs.works(published, [config.make("resnet50", devices=16, **paper, **lasting)])
     assert work.passes == pytest.approx(0.03) and work.workers == 8
 
 
 def test_the_equations_by_hand(published):
     """One configuration of R4, on a full node, term by term as the module's text has them."""
     samples = dict(training_samples=20_018, validation_samples=781)
-    work = runs.work(published, config.make("resnet50", preset="paper", devices=4, **samples))
+    work = runs.works(published, [config.make("resnet50", preset="paper", devices=4, **samples)])
     values = TRUTH | dict(tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5)
     times = model.times_s(values, work)
     images = 5004 + (5004 + 195) / 3
@@ -89,8 +89,8 @@ def test_the_equations_by_hand(published):
     assert {name: float(of[0]) / 100 for name, of in times.items()} == pytest.approx(expected)
     total = sum(expected.values())
     working = 1 - (expected["starts"] + expected["fill"]) / total
-    watts = {name: float(of[0]) for name, of in model.powers_W(values, work, times).items()}
-    assert watts == pytest.approx(dict(host=100, idle=80, fed=220 * working, images=2 * 5004 / total))
+    _, power_W = model.predict(values, work)
+    assert power_W[0] == pytest.approx(100 + 80 + 220 * working + 2 * 5004 / total)
 
 
 def test_weights_of_fourcastnet_are_those_of_its_network():

@@ -47,9 +47,9 @@ def test_a_slow_network_is_not_read_as_storage(a100, cluster):
     assert off_percent(fit, many).max() < 5 and inside(fit, many).all()
 
 
-def test_a_limit_of_storage_is_found_on_three_numbers_of_nodes(a100, cluster):
+def test_a_limit_of_storage_is_found_on_four_numbers_of_nodes(a100, cluster):
     values, configs = cluster
-    few, many = split(worlds.taken("resnet50", a100, configs, values | {"kappa_storage": 0.05}), 16)
+    few, many = split(worlds.taken("resnet50", a100, configs, values | {"kappa_storage": 0.05}), 64)
     fit = fits.make(few)
     assert fit.values["kappa_storage"] == pytest.approx(0.05, rel=0.3)
     assert inside(fit, many).all()

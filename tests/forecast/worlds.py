@@ -11,7 +11,6 @@ from energynn.forecast import model
 from energynn.forecast.runs import Runs, Taken
 
 IMAGES = 5004  # of a device in an epoch, and sixteen times as many
-MOST_DEVICES = 256
 
 
 @dataclass(frozen=True)
@@ -20,14 +19,10 @@ class World:
 
     seen: Runs
     asked: Runs
-    values: dict[str, float]
 
 
-def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
-    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the model does not have.
-
-    ``scatter``: relative, of the times and of the powers of each run, about.
-    """
+def draw(seed: int, pipeline: bool) -> World:
+    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the model does not have."""
     chance = np.random.default_rng(seed)
     per_node, workers = int(chance.choice([4, 8])), int(chance.choice([2, 4, 8]))
     link = float(chance.choice([25, 12.5, 5]))
@@ -53,13 +48,12 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
         "efficiency": 0.85 * np.exp(0.15 * chance.standard_normal()),
         "kappa": 0.05 * np.exp(0.7 * chance.standard_normal()),
         "kappa_storage": 0.0,
-        "host": node_W + 60 * np.clip(chance.standard_normal(), -2, 2),
+        "host": node_W + chance.uniform(-90, 90),
         "fed": chance.uniform(120, 300),
-        "idle": idle_W + 5 * chance.standard_normal(),
+        "idle": idle_W,
     }
     values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
     loading = chance.uniform(0.0, 0.1)
-    error = scatter * np.exp(0.2 * chance.standard_normal(2))
 
     def runs_of(configs) -> Runs:
         seen = taken("resnet50", site, configs, values)
@@ -67,11 +61,11 @@ def draw(seed: int, pipeline: bool = False, scatter: float = 0.015) -> World:
         if pipeline:
             times = model.times_s(values, seen.work)
             time_s = time_s - np.minimum(times["updates"] + times["allreduce"], loading * times["images"])
-        by_chance = np.exp(error[:, None] * chance.standard_normal((2, len(configs))))
+        by_chance = np.exp(0.015 * chance.standard_normal((2, len(configs))))
         return with_results(seen, time_s * by_chance[0], seen.power_W * by_chance[1])
 
     seen = runs_of(_configs([n for n in (1, 2, 4, 8) if n <= per_node], workers))
-    return World(seen, runs_of(_configs([n for n in (8, 16, 64, MOST_DEVICES) if n > per_node], workers)), values)
+    return World(seen, runs_of(_configs([n for n in (8, 16, 64, 256) if n > per_node], workers)))
 
 
 def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Runs:
