@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energynn.measure.samples import Samples
+
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
 COMPONENTS = ("gpu", "cpu", "ram")
@@ -130,9 +132,10 @@ def curve(sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float) 
     return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
 
 
-def curves(t_s, readings, sensors: Iterable[dict], period_s: float) -> list[Curve]:
-    """Make the energies of all sensors of a host; readings: (samples, sensors)."""
-    columns = zip(sensors, readings.T, strict=True)
+def curves(samples: Samples) -> list[Curve]:
+    """Make the energies of all sensors of a host."""
+    columns = zip(samples.header["sensors"], samples.readings.T, strict=True)
+    t_s, period_s = samples.t_ns / 1e9, samples.period_s
     return [curve(sensor, t_s, column, period_s) for sensor, column in columns]
 
 
