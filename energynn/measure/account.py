@@ -187,7 +187,7 @@ def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:
 
 
 def _uuid_of(sensor: dict) -> str | None:
-    return _plain((sensor.get("notes") or {}).get("uuid"))
+    return _plain(sensor["notes"].get("uuid"))
 
 
 def _plain(uuid: str | None) -> str | None:

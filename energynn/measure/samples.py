@@ -124,6 +124,16 @@ class Events:
             self.mark("idle_end", when=when)
 
 
+class EventLine(msgspec.Struct):
+    """What every event has; ``host`` only ``rank_start``."""
+
+    event: str
+    t_mono_ns: Instant
+    t_wall_ns: Instant
+    rank: int = 0
+    host: str = ""
+
+
 def read_events(folder: Path) -> list[dict]:
     """Read the events of rank 0, then those of rank 1 ...; lines that a crash cut are skipped.
 
@@ -131,7 +141,11 @@ def read_events(folder: Path) -> list[dict]:
     """
     events = []
     for rank, path in _files_of_ranks(folder, "events"):
-        own = list(filter(_is_event, _lines_of(path)))
+        own = []
+        for line in _lines_of(path):
+            with suppress(ValueError):
+                msgspec.convert(line, EventLine)
+                own.append(line)
         hosts = [event["host"] for event in own if event["event"] == "rank_start"]
         place = {"rank": rank, "host": hosts[-1] if hosts else None}
         events += [place | event for event in own]
@@ -154,11 +168,6 @@ def _lines_of(path: Path) -> Iterator[dict]:
                     yield values
 
 
-def _is_event(line: dict) -> bool:
-    kinds = {type(line.get("t_mono_ns")), type(line.get("t_wall_ns")), type(line.get("rank", 0))}
-    return kinds == {int} and isinstance(line.get("event"), str)
-
-
 def events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
     """Read the events of each start of a run, by its folder."""
     return {folder: read_events(folder) for folder in segments(run_dir)}
@@ -173,12 +182,11 @@ def times_of_hosts(events: list[dict], kind: str) -> dict[str, int]:
     return {event["host"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
-def read_phases(
-    folder: Path,
-) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
+def read_phases(folder: Path) -> dict[int, tuple]:
     """Read the phases of each rank on its host's monotonic clock.
 
-    Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
+    Returns rank -> (phase index, begin ns, end ns, names): arrays (phases,) of int, which do not
+    overlap, and a list of names.
     """
     phases = {}
     for rank, path in _files_of_ranks(folder, "phases"):
