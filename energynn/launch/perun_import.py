@@ -20,6 +20,7 @@ from energynn.measure.sensors import Sensor
 from energynn.reading import one_fault
 
 EVENTS = ("rank_start", "training_start", "training_end")
+KINDS = {"J": "energy", "W": "power"}
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -46,7 +47,7 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         return folder
     with one_fault(path):
         raw_files = list(_raw_files(path, run))
-        intent = {"run_id": folder.name, **_intent(path, digest, run)}
+    intent = {"run_id": folder.name, **_intent(path, digest, run)}
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
     with staged(folder.parent) as parent:
         unfinished = parent / folder.name
@@ -66,19 +67,18 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
     counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.counter or sensor.values.unit == "W"]
+    return [sensor for sensor in counted if sensor.unit in KINDS]
 
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
-    series = theirs.counter or theirs.values
     number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
     device = number[1] if number else theirs.name
-    kind = "energy" if theirs.counter else "power"
+    kind = KINDS[theirs.unit]
     ours = Sensor(theirs.name, theirs.component, device, kind, "measured", read=float)
-    ours.to_SI = series.to_SI
-    if theirs.counter and series.valid_max < 2**63:  # 64 bits never wrap
-        ours.wraps_at = series.valid_max
+    ours.to_SI = theirs.to_SI
+    if kind == "energy" and theirs.valid_max < 2**63:  # 64 bits never wrap
+        ours.wraps_at = theirs.valid_max
     return ours.describe()
 
 
@@ -88,9 +88,8 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules
     that truly stands at 0 is one in 10^11, while a false 0 would be taken for a wrap-around.
     """
-    series = theirs.counter or theirs.values
-    most = series.valid_max if theirs.counter else np.inf
-    readings = series.readings.tolist()  # whole counters, not floats
+    most = theirs.valid_max if theirs.unit == "J" else np.inf
+    readings = theirs.readings.tolist()  # whole counters, not floats
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
