@@ -6,7 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import configparser
 import logging
 import multiprocessing
 import os
@@ -23,7 +22,7 @@ from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
-from energynn.reading import require_file, require_plain_hdf5
+from energynn.reading import one_fault, require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
@@ -36,34 +35,37 @@ PERUN = (
 # ------------------------------------------------------------------------------------------ before the run
 
 
-def write_configuration(
-    path: Path, sampling_period_s: float, on_gpu: bool, gpus: list[int]
-) -> None:
-    """Pin every factor of perun: its defaults differ between versions.
+# Every factor is pinned: perun's defaults differ between versions.
+CONFIGURATION = """[post-processing]
+power_overhead = 0
+pue = 1.0
+emissions_factor = 0
+price_factor = 0
+[monitor]
+sampling_period = {period_s}
+queue_timeout = 60
+include_backends =
+include_sensors =
+exclude_backends = {backends}
+exclude_sensors = CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) CUDA:(?!({used})_)
+[output]
+app_name = energynn
+run_id = run
+format = hdf5
+[benchmarking]
+rounds = 1
+warmup_rounds = 0
+[debug]
+log_lvl = ERROR
+"""
 
-    perun counts every GPU of a host; of the NVIDIA GPUs only those with the given numbers stay in.
-    """
-    unused = f"CUDA:(?!({'|'.join(map(str, gpus))})_)"
-    monitor = {
-        "sampling_period": sampling_period_s,
-        "queue_timeout": 60,
-        "include_backends": "",
-        "include_sensors": "",
-        "exclude_backends": "" if on_gpu else "nvml amdsmi",
-        "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
-    }
-    no_factors = {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0}
-    sections = {
-        "post-processing": no_factors,
-        "monitor": monitor,
-        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5"},
-        "benchmarking": {"rounds": 1, "warmup_rounds": 0},
-        "debug": {"log_lvl": "ERROR"},
-    }
-    ini = configparser.ConfigParser(interpolation=None)
-    ini.read_dict(sections)
-    with open(path, "w") as file:
-        ini.write(file)
+
+def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
+    """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
+    backends = "" if gpus else "nvml amdsmi"
+    used = "|".join(map(str, gpus))
+    text = CONFIGURATION.format(period_s=period_s, backends=backends, used=used)
+    path.write_text(text)
 
 
 def command(
@@ -198,7 +200,7 @@ def read_runs(path: Path) -> list[PerunRun]:
     """
     import h5py
 
-    try:
+    with one_fault(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
             require_plain_hdf5(file, MOST_VALUES)
@@ -206,21 +208,18 @@ def read_runs(path: Path) -> list[PerunRun]:
             runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
         if not runs:
             raise ValueError("it holds no run")
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
     return sorted(runs, key=lambda run: run.started or run.name)
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
-    sensors = []
-    for round_name, round_ in run["nodes"].items():
-        for host, node in round_["nodes"].items():
-            for component, group in node["nodes"].items():
-                # A component that perun knows but did not read has no nodes.
-                for sensor, members in group.get("nodes", {}).items():
-                    raw = members["raw_data"]
-                    sensors.append(_read_sensor(raw, round_name, host, component, sensor))
-    metrics = run["metrics"]
+    sensors, metrics = [], run["metrics"]
+
+    def add_sensor(path: str, node) -> None:
+        *place, last = path.split("/")  # of round, host, component and sensor
+        if last == "raw_data" and place[::2] == ["nodes"] * 4:
+            sensors.append(_read_sensor(node, *place[1::2]))
+
+    run.visititems(add_sensor)
     known = RESULTS.keys() & metrics.keys()
     results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
     started = str(run.attrs.get("execution_dt", ""))
@@ -228,9 +227,10 @@ def _read_run(application: str, name: str, run) -> PerunRun:
 
 
 def _read_sensor(raw, *place: str) -> PerunSensor:
-    times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
-    if series.attrs["unit"] != "J":
-        series = raw["values"]
+    times, series = raw["timesteps"], raw["values"]
+    kept = raw.get("alt_values", series)
+    if kept.attrs["unit"] == "J":
+        series = kept
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
     if not len(seconds) or len(series) != len(seconds):
         raise ValueError(f"{raw.name}: its times and values do not match")
@@ -247,8 +247,7 @@ def read_results(path: Path, run: str | None = None, is_trusted: bool = False) -
     """
     if not is_trusted:
         require_an_end(read_runs, path, READ_WITHIN_S)
-    runs = read_runs(path)
-    chosen = [one for one in runs if run in (None, one.name)]
-    if not chosen:
-        raise ValueError(f"{path}: has no run {run!r}; it has {[one.name for one in runs]}")
-    return chosen[-1].results
+    results = [one.results for one in read_runs(path) if run in (None, one.name)]
+    if not results:
+        raise ValueError(f"{path}: has no run {run!r}")
+    return results[-1]
