@@ -63,7 +63,7 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     starts = enumerate(events.items(), start=1)
     parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
-    trained = [part for part in parts if any(host.time_s for host in part)]
+    trained = [part for part in parts if _time_s(part)]
     segments = list(map(_segment, trained))
     result = {
         "segments": segments,
@@ -88,12 +88,16 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     return result
 
 
+def _time_s(hosts: list[Host]) -> float:
+    return max((host.time_s for host in hosts), default=0.0)
+
+
 def _segment(hosts: list[Host]) -> dict:
     """Say when a segment began, how long it trained, how well it was sampled, what it took."""
     primary = [sensor for host in hosts for sensor in host.primary]
     return {
         "start_wall_ns": min(host.start_wall_ns for host in hosts),
-        "training_time_s": max(host.time_s for host in hosts),
+        "training_time_s": _time_s(hosts),
         "samples": min((sensor["samples"] for sensor in primary), default=0),
         "coverage": min((sensor["coverage"] for sensor in primary), default=0.0),
         "energy_total_J": energy.totals(primary, 1.0).get("energy_total_J"),
@@ -102,13 +106,13 @@ def _segment(hosts: list[Host]) -> dict:
 
 def _absences(hosts: list[Host]) -> list[str]:
     """D: a component that another host or segment has."""
-    components = [{sensor["component"] for sensor in host.primary} for host in hosts]
-    everywhere = set().union(*components)
-    return [
-        f"D: {host.name} in segment {host.segment} has no sensor of {component}"
-        for host, own in zip(hosts, components, strict=True)
-        for component in sorted(everywhere - own)
-    ]
+    everywhere = {sensor["component"] for host in hosts for sensor in host.primary}
+    reasons = []
+    for host in hosts:
+        own = {sensor["component"] for sensor in host.primary}
+        where = f"{host.name} in segment {host.segment}"
+        reasons += [f"D: {where} has no sensor of {each}" for each in sorted(everywhere - own)]
+    return reasons
 
 
 def _overlaps(segments: list[dict]) -> list[str]:

@@ -87,7 +87,7 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
         primary = first.setdefault((sensor.component, sensor.device), sensor)
         if primary is not sensor:
             sensor.primary, sensor.checks = False, primary.id
-        elif sensor in broken:
+        elif sensor.id in faults:
             is_absent = sensor.is_zone and not has_rapl
             lines = inventory.problems if is_absent else inventory.unaccounted
             lines.append(f"{sensor.id} {faults[sensor.id]}")
@@ -214,14 +214,15 @@ def list_gpus():
     gpus = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         notes = {"name": "unknown GPU"}
-        with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit, an old one no MIG
+        with suppress(Exception):  # a lost GPU says nothing, a laptop's knows no limit
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             notes["uuid"] = pynvml.nvmlDeviceGetUUID(gpu)
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
-            notes["is_split"] = bool(pynvml.nvmlDeviceGetMigMode(gpu)[0])
+        with suppress(Exception):  # a GPU without such a mode raises
+            notes["is_split"] = bool(_read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0])
         gpus.append(notes)
     return pynvml, gpus
 

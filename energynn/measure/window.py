@@ -15,7 +15,7 @@ from pathlib import Path
 from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import Samples, read_samples
+from energynn.measure.samples import read_samples
 
 PERIOD_S = 0.04
 MARGIN_B = 2**18  # of the samples file before a window: some seconds, with dozens of sensors
@@ -59,18 +59,15 @@ class Window:
         if not self.end_ns:
             raise ValueError(f"window {self.name}: its energy is known when it has ended")
         until(self._is_sampled, f"samples in {self._file}; the sampler is dead", PERIOD_S)
-        samples = self._samples()
+        samples = read_samples(self._file, self._begin_B)
         curves = energy.curves(samples)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         doubts = energy.doubts(curves, *window_s, samples.header["unaccounted"])
         return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {"doubts": doubts}
 
-    def _samples(self) -> Samples:
-        return read_samples(self._file, self._begin_B)
-
     def _is_sampled(self) -> bool:
         """Tell whether each sensor has had time to show the end of the block."""
-        samples = self._samples()
+        samples = read_samples(self._file, self._begin_B)
         late_s = max(sensor["update_s"] or 0.0 for sensor in samples.header["sensors"])
         return samples.t_ns[-1] > self.end_ns + late_s * 1e9
 
