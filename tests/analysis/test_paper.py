@@ -22,7 +22,7 @@ def prose(manuscript: str) -> str:
     """The text without comments, code that takes numbers, figures and references, labels, and allowed names."""
     text = re.sub(r"//.*", "", manuscript)
     text = re.sub(r'#import "[^)]*\)', "", text)
-    text = re.sub(r'\b(num|range|value|judged|cited|drawing|bibliography|made-by)\(("[^"]*"(, )?)+[^)]*\)', "", text)
+    text = re.sub(r'\b(num|range|value|judged|cited|drawing|bibliography|made-by|statements-table)\(\s*("[^"]*",?\s*)+[^)]*\)', "", text)
     text = re.sub(r"@[\w-]+|<[\w-]+>|R\^2|`[^`]*`|(==|>) [01]\b", "", text)
     return re.sub(ALLOWED, "", text)
 
