@@ -54,5 +54,5 @@ def test_missing_numbers_and_figures_are_named(tmp_path):
     with pytest.raises(ValueError, match="numbers.json is missing"):
         paper.compile(tmp_path)
     (tmp_path / "numbers.json").write_text("{}")
-    with pytest.raises(ValueError, match="slope_ResNet50.*energy_against_gpu_hours"):
+    with pytest.raises(ValueError, match="planner_error_256.*energy_against_gpu_hours"):
         paper.compile(tmp_path)
