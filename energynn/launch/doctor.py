@@ -21,8 +21,8 @@ from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
 
 TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
-GOOD, WEAK, BAD = "good", "weak", "bad"
-EXIT_STATUS = {GOOD: 0, WEAK: 1, BAD: 2}  # all is measured; something is not; no run is possible
+# All is measured; something is not; no run is possible. The exit status is the place of the worst.
+STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
 LOOK_S = 3.0  # how long all sensors are sampled
 PERIOD_S = 0.04
 
@@ -40,14 +40,14 @@ class Finding:
 def examine(devices: int = 2) -> list[Finding]:
     """Look at sensors, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings()
-    if exit_status(findings) < EXIT_STATUS[BAD]:  # a silent driver would not answer here
+    if BAD not in [finding.state for finding in findings]:  # a silent driver would not answer here
         findings += _gpu_findings()
     packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
     return [*findings, *packages, _mpi_finding(devices)]
 
 
 def exit_status(findings: list[Finding]) -> int:
-    return max(EXIT_STATUS[finding.state] for finding in findings)
+    return max(STATES.index(finding.state) for finding in findings)
 
 
 def report(findings: list[Finding]) -> str:
@@ -55,11 +55,14 @@ def report(findings: list[Finding]) -> str:
     lines = []
     for finding in findings:
         mark = "ok" if finding.state == GOOD else finding.state.upper()
-        entries = {f"{mark:4}  {finding.subject:7} ": finding.found, " " * 14 + "-> ": finding.remedy}
-        for begin, text in entries.items():
-            indent = " " * len(begin)
-            lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
+        lines += _wrap(f"{mark:4}  {finding.subject:7} ", finding.found)
+        lines += _wrap(" " * 14 + "-> ", finding.remedy)
     return "\n".join(lines)
+
+
+def _wrap(begin: str, text: str) -> list[str]:
+    indent = " " * len(begin)
+    return textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
 
 
 def as_json(findings: list[Finding]) -> dict:

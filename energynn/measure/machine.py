@@ -33,6 +33,7 @@ CPU_MODEL = {
 TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit what you know better.
 [cpu_model]
 """
+CPU_INFO = Path("/proc/cpuinfo")
 SPLIT = (
     "GPU {index} is split into parts (MIG), which have no energy each; "
     "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
@@ -45,7 +46,7 @@ JOB_FACTS = (
 
 
 def describe_machine() -> dict:
-    """Return hostname, CPU, cores, sockets, GPUs and kernel of this host.
+    """Return hostname, CPU, cores, sockets and GPUs of this host.
 
     The cores are those that this process may use, which can be fewer than the machine has.
     """
@@ -53,21 +54,15 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
-        "kernel": platform.platform(),
+        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))) or 1,
         "gpus": gpus(),
     }
 
 
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
-    model = re.search(r"model name\s*:\s*(.+)", _cpu_info())
+    model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
     return model[1].strip() if model else platform.processor() or platform.machine()
-
-
-def _cpu_info() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
 
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
@@ -166,7 +161,6 @@ def git_state() -> tuple[str, bool]:
 
 def write_commit() -> None:
     """Write down commit and state of this checkout for a machine that gets its files without git."""
-    COMMIT.parent.mkdir(parents=True, exist_ok=True)
     write_json(COMMIT, git_state())
 
 

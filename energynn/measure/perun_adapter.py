@@ -6,7 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import platform
@@ -69,7 +68,7 @@ def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
 
 
 def command(
-    script: Path, run_dir: Path, configuration: Path, python: list[str] | None = None
+    python: list[str], script: Path, run_dir: Path, configuration: Path
 ) -> list[str]:
     """Return the command of each rank: a Python script under perun, with our sampler attached.
 
@@ -79,9 +78,9 @@ def command(
     """
     hook = Path(__file__).with_name("perun_hook.py")
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
-    perun = [*(python or [sys.executable]), "-c", PERUN, "-c", str(configuration)]
+    perun = [*python, "-c", PERUN, "-c", str(configuration), "monitor"]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
-    return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
+    return [*perun, *options, "--", str(script), str(run_dir)]
 
 
 def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
@@ -99,8 +98,6 @@ def attach() -> None:
     import perun
 
     write_whole_lines()
-    for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
-        handler.setStream(sys.stdout)
     cpuinfo.get_cpu_info = processor
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ import numpy as np
 
 from energynn.measure.sensors import Inventory, Sensor
 
+HWMON = Path("/sys/class/hwmon")
 AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set
 
@@ -61,46 +61,35 @@ def _amd_power_W(amdsmi, handle) -> int:
 
 
 def _grace_labels() -> list[str]:
-    """List labels of this host's Grace power sensors; other machines have other meters there."""
-    grace = sys.modules.get("perun.backend.hwmon_grace")
-    folder = Path(getattr(grace, "HWMON_PATH", "/sys/class/hwmon/"))
+    """List labels of this host's Grace CPUs; other machines have other meters there."""
     labels = []
-    for path in sorted(folder.glob("*/device/power*_oem_info")):
+    for path in sorted(HWMON.glob("*/device/power*_oem_info")):
         with suppress(OSError):
-            labels += re.findall("(?:CPU|Grace) Power Socket.*", path.read_text())
+            labels += re.findall("CPU Power Socket.*", path.read_text())
     return labels
 
 
 def _add_grace(inventory: Inventory) -> None:
-    """Add power in microwatts of the Grace CPUs.
+    """Add power in microwatts of the Grace CPUs: "CPU Power Socket".
 
-    "CPU Power Socket" is the CPU. "Grace Power Socket" holds the CPU, its DRAM and "SysIO Power
-    Socket": a cross-check from above, as a device of its own. SysIO alone is no CPU, and "Module
-    Power Socket" holds the GPU, which NVML counts: both are left out.
+    "Grace Power Socket" holds their DRAM, too, and "Module Power Socket" the GPU that NVML counts.
     https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
     """
     from perun.backend import hwmon_grace
 
     _silence("perun.backend.hwmon_grace")
+    hwmon_grace.HWMON_PATH = f"{HWMON}/"
     backend = hwmon_grace.HWMonGraceBackend()
-    is_real = Path(hwmon_grace.HWMON_PATH).resolve().is_relative_to("/sys")
+    provenance = "measured" if HWMON.resolve().is_relative_to("/sys") else "simulated"
     labels = set(_grace_labels())
     for theirs in backend.getSensors(sorted(backend.availableSensors())):
         label = theirs.metadata["device_name"]
-        to_SI = float(theirs.dataType.mag.value)
         if label in labels:
             labels.remove(label)
-            ours = Sensor(
-                theirs.id,
-                "cpu",
-                label,
-                "power",
-                "measured" if is_real else "simulated",
-                read=partial(_read_theirs, theirs, to_SI),
-                to_SI=to_SI,
-                primary=label.startswith("CPU"),
-                notes={"power": "average"},
-            )
+            to_SI = float(theirs.dataType.mag.value)
+            read = partial(_read_theirs, theirs, to_SI)
+            ours = Sensor(theirs.id, "cpu", label, "power", provenance, read, to_SI)
+            ours.notes = {"power": "average"}
             inventory.sensors.append(ours)
     inventory.unaccounted += [f"{label}: its power cannot be opened" for label in sorted(labels)]
 
