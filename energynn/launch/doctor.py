@@ -10,21 +10,26 @@ import sys
 import tempfile
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import launchers
-from energynn.files import INSTALL, IS_CHECKOUT
+from energynn.files import INSTALL
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
 
-TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
 # All is measured; something is not; no run is possible. The exit status is the place of the worst.
 STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
 LOOK_S = 3.0  # how long all sensors are sampled
 PERIOD_S = 0.04
+# One write per rank, so that the ranks' lines do not mix.
+MPI_RANK = (
+    "import os; from mpi4py import MPI; "
+    "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
+)
 
 
 @dataclass(frozen=True)
@@ -120,13 +125,12 @@ def _gpu_findings() -> list[Finding]:
 
 
 def _package_finding(package: str, needed: str = "") -> Finding:
-    try:
+    version = "is not installed"
+    with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(package, BAD, "is not installed", TO_TRAIN)
-    if version.startswith(needed):
-        return Finding(package, GOOD, version)
-    return Finding(package, BAD, version, f"install {needed}: {TO_TRAIN}")
+        if version.startswith(needed):
+            return Finding(package, GOOD, version)
+    return Finding(package, BAD, version, f"to train, {INSTALL}")
 
 
 def _mpi_finding(devices: int) -> Finding:
@@ -134,12 +138,9 @@ def _mpi_finding(devices: int) -> Finding:
 
     A mismatch gives many worlds of one rank and no error.
     """
-    # One write per rank, so that the ranks' lines do not mix.
-    program = "import os; from mpi4py import MPI; "
-    program += "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
     try:
         start = launchers.mpi_start(*launchers.find_mpi(), devices)
-        command = [*start, sys.executable, "-c", program]
+        command = [*start, sys.executable, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     except (ValueError, subprocess.TimeoutExpired) as error:

@@ -68,14 +68,17 @@ def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
-    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
-    device = number[1] if number else theirs.name
-    kind = KINDS[theirs.unit]
-    ours = Sensor(theirs.name, theirs.component, device, kind, "measured", read=float)
-    ours.to_SI = theirs.to_SI
-    if kind == "energy" and theirs.valid_max < 2**63:  # 64 bits never wrap
-        ours.wraps_at = theirs.valid_max
-    return ours.describe()
+    wraps_at = theirs.valid_max if theirs.unit == "J" else np.inf
+    return Sensor(
+        theirs.name,
+        theirs.component,
+        theirs.name,
+        KINDS[theirs.unit],
+        "measured",
+        read=float,
+        to_SI=theirs.to_SI,
+        wraps_at=wraps_at if wraps_at < 2**63 else None,  # 64 bits never wrap
+    ).describe()
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:
@@ -105,7 +108,8 @@ def _raw_files(run: PerunRun):
     for (round_, host), group in groupby(sensors, _place):
         own = list(group)
         seconds = own[0].seconds.astype(float)
-        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()):
+        steps_s = np.diff(seconds)
+        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         folder = f"segment-{number + 1}/" if number else ""
@@ -113,7 +117,7 @@ def _raw_files(run: PerunRun):
         header = {
             "header": "energynn-samples/1",
             "host": host,
-            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
+            "period_s": float(np.median(steps_s)) if len(steps_s) else 0.0,
             "sensors": list(map(_describe, own)),
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()

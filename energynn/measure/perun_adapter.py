@@ -224,16 +224,13 @@ def _read_run(application: str, name: str, run) -> PerunRun:
 
 
 def _read_sensor(raw, *place: str) -> PerunSensor:
-    times, series = raw["timesteps"], raw["values"]
-    kept = raw.get("alt_values", series)
-    if kept.attrs["unit"] == "J":
-        series = kept
+    times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
     if not len(seconds) or len(series) != len(seconds):
         raise ValueError(f"{raw.name}: its times and values do not match")
     facts = series.attrs
-    valid_max = float(facts.get("valid_max", np.inf))
-    return PerunSensor(*place, seconds, series[:], facts["unit"], float(facts["mag"]), valid_max)
+    to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
+    return PerunSensor(*place, seconds, series[:], facts["unit"], to_SI, valid_max)
 
 
 def read_results(path: Path, run: str | None = None, is_trusted: bool = False) -> dict[str, float]:

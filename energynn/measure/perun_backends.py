@@ -24,8 +24,8 @@ def add_backends(inventory: Inventory, gpus: bool = True) -> None:
     Absent hardware or libraries are no problem, and are found absent without importing perun,
     whose back ends take 0.25 s to import and, for Grace, 1 s to start.
     """
-    has_amd = gpus and AMD_DRIVER.exists() and bool(find_spec("amdsmi"))
-    for is_there, add_sensors in ((has_amd, _add_amd), (bool(_grace_labels()), _add_grace)):
+    has_amd = gpus and AMD_DRIVER.exists() and find_spec("amdsmi")
+    for is_there, add_sensors in ((has_amd, _add_amd), (_grace_labels(), _add_grace)):
         try:
             if is_there and find_spec("perun"):
                 add_sensors(inventory)
@@ -81,21 +81,22 @@ def _add_grace(inventory: Inventory) -> None:
     hwmon_grace.HWMON_PATH = f"{HWMON}/"
     backend = hwmon_grace.HWMonGraceBackend()
     provenance = "measured" if HWMON.resolve().is_relative_to("/sys") else "simulated"
-    labels = set(_grace_labels())
-    for theirs in backend.getSensors(sorted(backend.availableSensors())):
-        label = theirs.metadata["device_name"]
-        if label in labels:
-            labels.remove(label)
-            to_SI = float(theirs.dataType.mag.value)
-            read = partial(_read_theirs, theirs, to_SI)
-            ours = Sensor(theirs.id, "cpu", label, "power", provenance, read, to_SI)
-            ours.notes = {"power": "average"}
-            inventory.sensors.append(ours)
-    inventory.unaccounted += [f"{label}: its power cannot be opened" for label in sorted(labels)]
+    meters = backend.getSensors(sorted(backend.availableSensors()))
+    by_label = {meter.metadata["device_name"]: meter for meter in meters}
+    for label in _grace_labels():
+        meter = by_label.get(label)
+        if meter is None:
+            inventory.unaccounted.append(f"{label}: its power cannot be opened")
+            continue
+        to_SI = float(meter.dataType.mag.value)
+        read = partial(_read_meter, meter, to_SI)
+        sensor = Sensor(meter.id, "cpu", label, "power", provenance, read, to_SI)
+        sensor.notes = {"power": "average"}
+        inventory.sensors.append(sensor)
 
 
-def _read_theirs(theirs, to_SI: float):
-    return _credible(np.asarray(theirs.read()).item(), to_SI)
+def _read_meter(meter, to_SI: float):
+    return _credible(np.asarray(meter.read()).item(), to_SI)
 
 
 def _credible(power, to_SI: float):
