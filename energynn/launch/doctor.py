@@ -56,18 +56,14 @@ def exit_status(findings: list[Finding]) -> int:
 
 
 def report(findings: list[Finding]) -> str:
-    """Write the findings for a person, one or two entries each, in lines of 79 columns."""
+    """Write the findings for a person, in lines of 79 columns."""
     lines = []
     for finding in findings:
-        mark = "ok" if finding.state == GOOD else finding.state.upper()
-        lines += _wrap(f"{mark:4}  {finding.subject:7} ", finding.found)
-        lines += _wrap(" " * 14 + "-> ", finding.remedy)
+        begin = f"{finding.state.upper():4}  {finding.subject:7} "
+        text = " -> ".join(filter(None, [finding.found, finding.remedy]))
+        indent = " " * len(begin)
+        lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
     return "\n".join(lines)
-
-
-def _wrap(begin: str, text: str) -> list[str]:
-    indent = " " * len(begin)
-    return textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
 
 
 def as_json(findings: list[Finding]) -> dict:
@@ -87,13 +83,13 @@ def _sensor_findings() -> list[Finding]:
         time.sleep(LOOK_S)
         sampler.stop()
         samples = read_samples(sampler.path)
-    t_s = samples.t_ns / 1e9
-    curves = energy.curves(t_s, samples.readings, samples.header["sensors"], PERIOD_S)
+    t_s, described = samples.t_ns / 1e9, samples.header["sensors"]
+    curves = energy.curves(t_s, samples.readings, described, PERIOD_S)
     doubts = energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts] + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     findings += [Finding("sensor", WEAK, reason) for reason in reasons]
-    if not any(sensor.component == "ram" for sensor in inventory.sensors):
+    if "ram" not in [sensor.component for sensor in inventory.sensors]:
         remedy = "say so where you compare totals"
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy))
     return findings
@@ -116,10 +112,9 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        said = f"{gpu['index']}: {gpu['name']}, driver {gpu.get('driver')}"
-        findings.append(Finding("GPU", GOOD, f"{said}, power limit {gpu.get('limit_W')} W"))
-        if fault := machine.fault_of_split(gpu):
-            findings.append(Finding("GPU", BAD, *fault.split("; ")))
+        driver, limit_W, fault = gpu.get("driver"), gpu.get("limit_W"), machine.fault_of_split(gpu)
+        said = f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"
+        findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -67,11 +67,10 @@ def cpu_name() -> str:
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
     """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
-    gpus = described["gpus"]
     return {
         "job": batch_job(),
         "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
+        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
         "versions": versions(),
         "machine": described,
     }
@@ -87,7 +86,7 @@ def batch_job() -> dict:
     told = [name for name in JOB_FACTS if name in os.environ]
     facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
@@ -118,7 +117,7 @@ def pin_to_gpu(uuid: str) -> None:
 
     Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
     """
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         pynvml, _ = sensors.list_gpus()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         pynvml.nvmlDeviceSetCpuAffinity(handle)
@@ -133,7 +132,7 @@ def versions() -> dict[str, str]:
         return {"container": " ".join(python_of_ranks())}
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        with suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
 
