@@ -102,7 +102,7 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
     known = described["gpus"] if gpus else []
     system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
     if (default_runs_dir() / "local" / "system.toml").exists():
-        system = machine.load(default_runs_dir(), "local", described)
+        system = machine.load(default_runs_dir(), "local")
     return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
         "workload": "command",
         "system": "measured",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from energynn.measure.sensors import Inventory, Sensor, visible_devices
+from energynn.measure.sensors import Inventory, Sensor
 
 AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set
@@ -36,7 +35,7 @@ def add_backends(inventory: Inventory, gpus: bool = True) -> None:
 
 
 def _add_amd(inventory: Inventory) -> None:
-    """Add the AMD GPUs that this job may use, numbered as in amdsmi's list.
+    """Add all AMD GPUs of this host, numbered as in amdsmi's list.
 
     https://rocm.docs.amd.com/projects/amdsmi/en/latest/
     """
@@ -46,37 +45,12 @@ def _add_amd(inventory: Inventory) -> None:
     backend = ROCMBackend()
     if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on
         raise ValueError("amdsmi_init fails; `amd-smi list` tells why")
-    gpus = list(backend._uuid_map.items())
-    for number in _visible_amd_gpus([uuid for uuid, _ in gpus], inventory):
-        uuid, handle = gpus[number]
+    for number, (uuid, handle) in enumerate(backend._uuid_map.items()):
         name = backend.amdsmi.amdsmi_get_gpu_board_info(handle)["product_name"]
         read = partial(_amd_power_W, backend.amdsmi, handle)
         sensor = Sensor(f"ROCM:{uuid}_POWER", "gpu", str(number), "power", "measured", read)
         sensor.notes = {"uuid": uuid, "name": name, "power": "of the socket"}
-        try:
-            sensor.read()
-        except Exception:
-            if "MI250" in name:  # only its first half has a power, of both
-                inventory.problems.append(f"AMD GPU {number}: a half of an MI250 gives no power")
-                continue
         inventory.sensors.append(sensor)
-
-
-def _visible_amd_gpus(uuids: list[str], inventory: Inventory) -> list[int]:
-    """Return the GPUs that this job may use.
-
-    HIP_VISIBLE_DEVICES counts within what ROCR_VISIBLE_DEVICES leaves; where it is not set HIP
-    takes CUDA_VISIBLE_DEVICES. https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
-    """
-    visible = list(range(len(uuids)))
-    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in os.environ else "CUDA_VISIBLE_DEVICES"
-    for variable in ("ROCR_VISIBLE_DEVICES", hip):
-        left = [f"GPU-{uuids[number]}" for number in visible]
-        chosen, unknown = visible_devices(left, os.environ.get(variable))
-        visible = [visible[number] for number in chosen]
-        for entry in unknown:
-            inventory.unaccounted.append(f"{variable} names {entry}, no AMD GPU; write numbers")
-    return visible
 
 
 def _amd_power_W(amdsmi, handle) -> int:
