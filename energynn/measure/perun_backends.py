@@ -28,6 +28,8 @@ def add_backends(inventory: Inventory, gpus: bool = True) -> None:
     for is_there, add_sensors in ((has_amd, _add_amd), (_grace_labels(), _add_grace)):
         try:
             if is_there and find_spec("perun"):
+                # perun would log a traceback for each failed read; ours is a gap in the samples.
+                logging.getLogger("perun.backend").setLevel(logging.CRITICAL)
                 add_sensors(inventory)
         except Exception as error:  # whatever a vendor's library throws
             fault = f"perun's back end does not start: {type(error).__name__}: {error}"
@@ -41,7 +43,6 @@ def _add_amd(inventory: Inventory) -> None:
     """
     from perun.backend.rocmsmi import ROCMBackend
 
-    _silence("perun.backend.rocmsmi")
     backend = ROCMBackend()
     if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on
         raise ValueError("amdsmi_init fails; `amd-smi list` tells why")
@@ -77,7 +78,6 @@ def _add_grace(inventory: Inventory) -> None:
     """
     from perun.backend import hwmon_grace
 
-    _silence("perun.backend.hwmon_grace")
     hwmon_grace.HWMON_PATH = f"{HWMON}/"
     backend = hwmon_grace.HWMonGraceBackend()
     provenance = "measured" if HWMON.resolve().is_relative_to("/sys") else "simulated"
@@ -104,8 +104,3 @@ def _credible(power, to_SI: float):
     if not 0 < power * to_SI < NO_POWER_W:
         raise ValueError(f"a failed reading: {power}")
     return power
-
-
-def _silence(logger: str) -> None:
-    """Keep perun from logging a traceback for each failed read; ours is a gap in the samples."""
-    logging.getLogger(logger).setLevel(logging.CRITICAL)
