@@ -1,4 +1,4 @@
-"""perun files of each layout, with closed-form power: what they import to, by perun's method and by ours."""
+"""perun files of each layout, with closed-form power: what they import to, beside what perun wrote."""
 
 import hashlib
 import json
