@@ -20,7 +20,7 @@ from energynn.files import PACKAGE, force, is_locked, lock, sha256, utc_now, wri
 from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.account import account
-from energynn.measure.perun_adapter import read_hdf5
+from energynn.measure.perun_adapter import read_results
 from energynn.measure.samples import (
     events_of_kind,
     events_of_segments,
@@ -137,7 +137,7 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
     ):
         name = str(path.relative_to(run_dir))
         try:
-            values = read_hdf5(path, run, name in trusted)
+            values = read_results(path, run, name in trusted)
         except ValueError:  # our own samples do not depend on it
             result["flags"].append(f"{name}: cannot be read, perun was cut off while it wrote")
             continue

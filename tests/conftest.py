@@ -115,7 +115,9 @@ def write_perun_hdf5(path, watts, seconds):
     with h5py.File(path, "w") as file:
         run = file.create_group("energynn/nodes/run")
         run.attrs["execution_dt"] = "2026-01-01T00:00:00"
-        run.create_group("metrics/ENERGY").attrs["sum"] = watts * seconds
+        totals = {"ENERGY": watts * seconds, "CPU_ENERGY": watts * seconds, "RUNTIME": seconds}
+        for name, total in totals.items():
+            run.create_group(f"metrics/{name}").attrs["sum"] = total
         raw = run.create_group("nodes/0/nodes/host/nodes/cpu/nodes/cpu_0/raw_data")
         t = raw.create_dataset("timesteps", data=np.linspace(0, seconds, 81, dtype="float32"))
         v = raw.create_dataset("values", data=np.full(81, watts, dtype="float32"))

@@ -102,7 +102,7 @@ def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus:
     known = described["gpus"] if gpus else []
     system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
     if (default_runs_dir() / "local" / "system.toml").exists():
-        system = machine.load(default_runs_dir(), "local", described)
+        system = machine.load(default_runs_dir(), "local")
     return supervise.facts(run_dir, system, described, bool(known), uses_gpus=gpus) | {
         "workload": "command",
         "system": "measured",
@@ -171,7 +171,7 @@ def report(record: dict) -> str:
             lines.append(_energy_line(record, component))
     if "energy_perun_total_J" in record:
         total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
-        lines.append(f"  perun's method: {total}")
+        lines.append(f"  perun itself: {total}")
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-import json
 import re
 import shutil
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
+from msgspec.json import encode
 
-from energynn import processes, records
+from energynn import records
 from energynn.files import sha256, staged, write_json
-from energynn.measure import energy, perun_adapter
-from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
+from energynn.measure.energy import COMPONENTS
+from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor, read_runs
 from energynn.measure.sensors import Sensor
+from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
-EVENTS = ("rank_start", "training_start", "training_end")
+KINDS = {"J": "energy", "W": "power"}
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
     "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
@@ -27,37 +29,33 @@ METHOD = (
 
 
 def import_file(path: Path, runs_dir: Path) -> list[Path]:
-    """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file; returns the folders.
+    """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
-    Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises
-    ValueError for what is no perun file.
+    Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
+    again changes nothing. Raises ValueError for what is no perun file.
     """
-    processes.require_an_end(perun_adapter.read_runs, path, READ_WITHIN_S)
-    runs = perun_adapter.read_runs(path)
+    require_an_end(read_runs, path, READ_WITHIN_S)
+    runs = read_runs(path)
     digest = sha256(path)
     return [_import_run(path, digest, run, runs_dir) for run in runs]
 
 
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
-    """The folder of one run, written unless it is there already."""
+    """Write the folder of one run, unless it is there already; return it."""
     suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
     folder = runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
     if folder.exists():
         return folder
-    with one_fault(path):
-        raw_files = list(_raw_files(path, run))
-        intent = {"run_id": folder.name, **_intent(path, digest, run)}
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
     with staged(folder.parent) as parent:
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-        for name, lines in raw_files:
-            (unfinished / name).parent.mkdir(exist_ok=True)
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            (unfinished / name).write_text(text)
-        write_json(unfinished / "run.json", intent)
+        write_json(unfinished / "run.json", {"run_id": folder.name, **_intent(path, digest, run)})
         with one_fault(path):
+            for name, lines in _raw_files(run):
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                (unfinished / name).write_bytes(b"".join(encode(line) + b"\n" for line in lines))
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
@@ -65,21 +63,26 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
-    counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.counter or sensor.values.unit == "W"]
+    return [
+        sensor
+        for sensor in run.sensors
+        if sensor.component in COMPONENTS and sensor.unit in KINDS
+    ]
 
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
-    series = theirs.counter or theirs.values
-    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
-    device = number[1] if number else theirs.name
-    kind = "energy" if theirs.counter else "power"
-    ours = Sensor(theirs.name, theirs.component, device, kind, "measured", read=float)
-    ours.to_SI = series.to_SI
-    if theirs.counter and series.valid_max < 2**63:  # 64 bits never wrap
-        ours.wraps_at = series.valid_max
-    return ours.describe()
+    wraps_at = theirs.valid_max if theirs.unit == "J" else np.inf
+    return Sensor(
+        theirs.name,
+        theirs.component,
+        theirs.name,
+        KINDS[theirs.unit],
+        "measured",
+        read=float,
+        to_SI=theirs.to_SI,
+        wraps_at=wraps_at if wraps_at < 2**63 else None,  # 64 bits never wrap
+    ).describe()
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:
@@ -88,49 +91,56 @@ def _readings(theirs: PerunSensor) -> list[float | None]:
     perun stores 0 for a failed read. No device that is on draws 0 W, and a counter of microjoules
     that truly stands at 0 is one in 10^11, while a false 0 would be taken for a wrap-around.
     """
-    series = theirs.counter or theirs.values
-    most = series.valid_max if theirs.counter else np.inf
-    readings = series.readings.tolist()  # whole counters, not floats
+    most = theirs.valid_max if theirs.unit == "J" else np.inf
+    readings = theirs.readings.tolist()  # whole counters, not floats
     return [reading if 0 < reading <= most else None for reading in readings]
 
 
-def _raw_files(path: Path, run: PerunRun):
+def _place(sensor: PerunSensor) -> tuple[str, str]:
+    return sensor.round, sensor.host
+
+
+def _raw_files(run: PerunRun):
     """Give name and lines of each file of samples and events, for each host of each round.
 
     A round is a segment of the run. t is the time since its first sample, as perun keeps no clock
     that goes on from round to round; only of the first round does it say when it began.
     """
-    places: dict[tuple[str, str], list[PerunSensor]] = {}
-    for sensor in _energy_sensors(run):
-        places.setdefault((sensor.round, sensor.host), []).append(sensor)
-    rounds = sorted({round_ for round_, _ in places})
-    hosts = sorted({host for _, host in places})
-    for (round_, host), own in sorted(places.items()):
+    sensors = sorted(_energy_sensors(run), key=_place)
+    rounds = sorted({sensor.round for sensor in sensors})
+    hosts = sorted({sensor.host for sensor in sensors})
+    for (round_, host), group in groupby(sensors, _place):
+        own = list(group)
         seconds = own[0].seconds.astype(float)
-        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()):
-            raise ValueError(f"{path}: the times of {host} are not those of a run")
+        steps_s = np.diff(seconds)
+        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
+            raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         folder = f"segment-{number + 1}/" if number else ""
         start_ns = 0 if number else _start_ns(run)
         header = {
             "header": "energynn-samples/1",
             "host": host,
-            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
+            "period_s": float(np.median(steps_s)) if len(steps_s) else 0.0,
             "sensors": list(map(_describe, own)),
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         rows = zip(times_ns, *map(_readings, own), strict=True)
         samples = [{"t": t, "w": start_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
-        rank = hosts.index(host)  # one for each host, whose window is all that perun sampled there
-        events = []
-        for event, t in zip(EVENTS, times_ns[:1] * 2 + times_ns[-1:], strict=True):
-            clocks = {"t_mono_ns": t, "t_wall_ns": start_ns + t}
-            events.append(clocks | {"event": event, "rank": rank, "host": host})
-        yield f"{folder}events-rank{rank}.jsonl", events
+        # One rank for each host, whose window is all that perun sampled there.
+        who = {"rank": hosts.index(host), "host": host}
+        begin_ns, end_ns = times_ns[0], times_ns[-1]
+        ends = {"rank_start": begin_ns, "training_start": begin_ns, "training_end": end_ns}
+        events = [
+            who | {"event": event, "t_mono_ns": t, "t_wall_ns": start_ns + t}
+            for event, t in ends.items()
+        ]
+        yield f"{folder}events-rank{who['rank']}.jsonl", events
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
+    source = {"source": path.name, "source_sha256": digest}
     # Every round of a run has the same sensors.
     sensors = {(sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)}
     hosts, components = {host for host, _ in sensors}, list(sensors.values())
@@ -139,12 +149,7 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         "system": "imported",
         "started_at": run.started,
         "perun_run": run.name,
-        "config": {
-            "source": path.name,
-            "source_sha256": digest,
-            "application": run.application,
-            "run": run.name,
-        },
+        "config": source | {"application": run.application, "run": run.name},
         "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
         "devices": components.count("gpu") or 1,
         "method": METHOD,

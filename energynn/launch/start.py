@@ -121,7 +121,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         data_root = data_root.relative_to(REPOSITORY)
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
-    system = machine.load(runs_dir, config.system, described)
+    system = machine.load(runs_dir, config.system)
     return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
@@ -152,7 +152,7 @@ def warnings_of(intent: dict) -> list[str]:
 
 
 def _nodes() -> int:
-    return int(machine.job_of_process().get("nnodes", 1))
+    return int(os.environ.get("SLURM_NNODES", 1))
 
 
 def _require_gpus(devices: int, gpus: list[dict]) -> None:
@@ -274,8 +274,8 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
-    perun_adapter.write_configuration(ini, period_s, on_gpu, gpus)
-    ranks = perun_adapter.command(TRAIN_SCRIPT, folder, ini, launchers.python_of_ranks())
+    perun_adapter.write_configuration(ini, period_s, gpus)
+    ranks = perun_adapter.command(launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini)
     if SRUN_VARIABLE in os.environ:
         fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
         return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]

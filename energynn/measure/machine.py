@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY
+from energynn.files import IS_CHECKOUT, REPOSITORY, write_json
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
@@ -29,17 +30,23 @@ CPU_MODEL = {
     "full_W_per_core": 8.75,
     "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
 }
+TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit what you know better.
+[cpu_model]
+"""
+CPU_INFO = Path("/proc/cpuinfo")
+SPLIT = (
+    "GPU {index} is split into parts (MIG), which have no energy each; "
+    "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
+)
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
-# As Slurm's variables are called.
 JOB_FACTS = (
-    "job_id array_job_id array_task_id restart_count cluster_name job_nodelist nnodes ntasks "
-    "job_cpus_per_node job_gpus job_partition job_account job_qos"
+    "SLURM_JOB_ID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION"
 ).split()
 
 
 def describe_machine() -> dict:
-    """Return hostname, CPU, cores, sockets, GPUs and kernel of this host.
+    """Return hostname, CPU, cores, sockets and GPUs of this host.
 
     The cores are those that this process may use, which can be fewer than the machine has.
     """
@@ -47,40 +54,26 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
-        "kernel": platform.platform(),
+        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))) or 1,
         "gpus": gpus(),
     }
 
 
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
-    model = re.search(r"model name\s*:\s*(.+)", _cpu_info())
+    model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
     return model[1].strip() if model else platform.processor() or platform.machine()
-
-
-def _cpu_info() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
 
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
     """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
-    gpus = described["gpus"]
     return {
         "job": batch_job(),
         "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
+        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
         "versions": versions(),
         "machine": described,
     }
-
-
-def job_of_process() -> dict:
-    """Return what the environment tells of this process's batch job; empty outside of one."""
-    names = {name: os.environ.get(f"SLURM_{name.upper()}") for name in JOB_FACTS}
-    facts = {name: value for name, value in names.items() if value}
-    return {"scheduler": "slurm"} | facts if "job_id" in facts else {}
 
 
 def batch_job() -> dict:
@@ -88,11 +81,12 @@ def batch_job() -> dict:
 
     ``is_exclusive``: whether no other job may use its nodes; absent where Slurm does not say so.
     """
-    facts = job_of_process()
-    if not facts:
+    if "SLURM_JOB_ID" not in os.environ:
         return {}
+    told = [name for name in JOB_FACTS if name in os.environ]
+    facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
@@ -115,10 +109,7 @@ def gpus() -> list[dict]:
 
 def fault_of_split(gpu: dict) -> str:
     """Say what is wrong with a GPU as ``gpus`` describes it where it is split; "" elsewhere."""
-    if not gpu.get("is_split"):
-        return ""
-    remedy = f"`sudo nvidia-smi -i {gpu['index']} -mig 0` makes it whole again"
-    return f"GPU {gpu['index']} is split into parts (MIG), which have no energy each; {remedy}"
+    return SPLIT.format(**gpu) if gpu.get("is_split") else ""
 
 
 def pin_to_gpu(uuid: str) -> None:
@@ -126,7 +117,7 @@ def pin_to_gpu(uuid: str) -> None:
 
     Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
     """
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         pynvml, _ = sensors.list_gpus()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         pynvml.nvmlDeviceSetCpuAffinity(handle)
@@ -141,91 +132,67 @@ def versions() -> dict[str, str]:
         return {"container": " ".join(python_of_ranks())}
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        with suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
 
 
 def git(*words: str) -> str:
-    """What git prints of this checkout; nothing of an installed package, without git, or before the first commit."""
+    """Return what git prints of this checkout; "" without git or before the first commit."""
     if not IS_CHECKOUT:
         return ""
-    with contextlib.suppress(OSError):
-        done = subprocess.run(
-            ["git", "-C", str(REPOSITORY), *words], capture_output=True, text=True
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-    return ""
+    command = ["git", "-C", str(REPOSITORY), *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def git_state() -> tuple[str, bool]:
-    """Commit of this checkout and whether files differ from it outside runs/ and build/.
+    """Return the commit of this checkout, and whether files outside runs/ and build/ differ.
 
-    Where git does not say it, the file that `write_commit` made where it does; ("", False) without that, too.
+    Where git does not say it, the file of ``write_commit`` does; ("", False) without that, too.
     """
     if commit := git("rev-parse", "HEAD"):
         return commit, bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
-    if not COMMIT.is_file():
-        return "", False
-    commit, _, state = COMMIT.read_text().strip().partition(" ")
-    return commit, state == "dirty"
+    return tuple(json.loads(COMMIT.read_text())) if COMMIT.is_file() else ("", False)
 
 
 def write_commit() -> None:
     """Write down commit and state of this checkout for a machine that gets its files without git."""
-    commit, is_dirty = git_state()
-    COMMIT.parent.mkdir(parents=True, exist_ok=True)
-    COMMIT.write_text(f"{commit} {'dirty' if is_dirty else 'clean'}\n")
+    write_json(COMMIT, git_state())
 
 
 Watts = Annotated[float, Meta(ge=0, lt=10_000)]
 
 
 class CpuModel(msgspec.Struct):
-    """Watts of the estimate for a CPU without a counter."""
+    """Hold the watts of the estimate for a CPU without a counter, and where they are from."""
 
     idle_W_per_core: Watts
     full_W_per_core: Watts
+    name: str = ""
+    source: str = ""
 
 
 class System(msgspec.Struct):
-    """What must be right in a system.toml."""
+    """Hold what is read of a system.toml."""
 
     cpu_model: CpuModel
     thresholds: dict[Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]] = {}
 
 
-def load(runs_dir: Path, system: str, described: dict) -> dict:
-    """Return CPU model and thresholds of a system, by its system.toml.
+def load(runs_dir: Path, system: str) -> dict:
+    """Return CPU model and thresholds of a system, by its system.toml; it gets one if it has none.
 
-    If there is none yet, this machine, as ``describe_machine`` gives it, gets one. Raises
-    ValueError where it cannot be read.
+    Raises ValueError where it cannot be read.
     """
     path = runs_dir / system / "system.toml"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(_toml(system, described))
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in CPU_MODEL.items()]
+        path.write_text(TOML_HEAD + "".join(lines))
     try:
-        values = toml_table(path)
-        msgspec.convert(values, System)
+        return msgspec.to_builtins(msgspec.convert(toml_table(path), System))
     except ValueError as error:
         raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
-    return {"cpu_model": values["cpu_model"], "thresholds": values.get("thresholds", {})}
-
-
-def _toml(system: str, machine: dict) -> str:
-    names = ", ".join(gpu["name"] for gpu in machine["gpus"]) or "none"
-    return f"""# Described by energynn from the machine itself; edit what you know better.
-name = "{system}"
-cpu = "{machine["cpu"]}"
-cores = {machine["cores"]}
-sockets = {machine["sockets"]}
-gpus = "{names}"
-
-# Used only where the CPU has no energy sensor; such energy is labelled `estimated` everywhere.
-[cpu_model]
-name = "{CPU_MODEL["name"]}"
-idle_W_per_core = {CPU_MODEL["idle_W_per_core"]}
-full_W_per_core = {CPU_MODEL["full_W_per_core"]}
-source = "{CPU_MODEL["source"]}"
-"""

@@ -6,8 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import configparser
-import logging
 import multiprocessing
 import os
 import platform
@@ -15,17 +13,15 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from energynn.launchers import ranks_of_this_host, write_whole_lines
-from energynn.measure.energy import COMPONENTS
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import begin
 from energynn.measure.sensors import POWERCAP_VARIABLE
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
-from energynn.reading import require_file, require_plain_hdf5
+from energynn.reading import one_fault, require_file, require_plain_hdf5
 
 PERUN_VERSION = "1.0.0"
 RUN_DIR_VARIABLE = "ENERGYNN_RUN_DIR"
@@ -38,38 +34,41 @@ PERUN = (
 # ------------------------------------------------------------------------------------------ before the run
 
 
-def write_configuration(
-    path: Path, sampling_period_s: float, on_gpu: bool, gpus: list[int]
-) -> None:
-    """Pin every factor of perun: its defaults differ between versions.
+# Every factor is pinned: perun's defaults differ between versions.
+CONFIGURATION = """[post-processing]
+power_overhead = 0
+pue = 1.0
+emissions_factor = 0
+price_factor = 0
+[monitor]
+sampling_period = {period_s}
+queue_timeout = 60
+include_backends =
+include_sensors =
+exclude_backends = {backends}
+exclude_sensors = CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) CUDA:(?!({used})_)
+[output]
+app_name = energynn
+run_id = run
+format = hdf5
+[benchmarking]
+rounds = 1
+warmup_rounds = 0
+[debug]
+log_lvl = ERROR
+"""
 
-    perun counts every GPU of a host; of the NVIDIA GPUs only those with the given numbers stay in.
-    """
-    unused = f"CUDA:(?!({'|'.join(map(str, gpus))})_)"
-    monitor = {
-        "sampling_period": sampling_period_s,
-        "queue_timeout": 60,
-        "include_backends": "",
-        "include_sensors": "",
-        "exclude_backends": "" if on_gpu else "nvml amdsmi",
-        "exclude_sensors": f"CPU_FREQ_ CPU_USAGE_([1-9]+) DISK_ NET_ CUDA:[0-9]+_(MEM|CLOCK) {unused}",
-    }
-    no_factors = {"power_overhead": 0, "pue": 1.0, "emissions_factor": 0, "price_factor": 0}
-    sections = {
-        "post-processing": no_factors,
-        "monitor": monitor,
-        "output": {"app_name": "energynn", "run_id": "run", "format": "hdf5"},
-        "benchmarking": {"rounds": 1, "warmup_rounds": 0},
-        "debug": {"log_lvl": "ERROR"},
-    }
-    ini = configparser.ConfigParser(interpolation=None)
-    ini.read_dict(sections)
-    with open(path, "w") as file:
-        ini.write(file)
+
+def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
+    """Write perun's configuration: of the NVIDIA GPUs it counts those with the given numbers."""
+    backends = "" if gpus else "nvml amdsmi"
+    used = "|".join(map(str, gpus))
+    text = CONFIGURATION.format(period_s=period_s, backends=backends, used=used)
+    path.write_text(text)
 
 
 def command(
-    script: Path, run_dir: Path, configuration: Path, python: list[str] | None = None
+    python: list[str], script: Path, run_dir: Path, configuration: Path
 ) -> list[str]:
     """Return the command of each rank: a Python script under perun, with our sampler attached.
 
@@ -79,9 +78,9 @@ def command(
     """
     hook = Path(__file__).with_name("perun_hook.py")
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
-    perun = [*(python or [sys.executable]), "-c", PERUN, "-c", str(configuration)]
+    perun = [*python, "-c", PERUN, "-c", str(configuration), "monitor"]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
-    return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
+    return [*perun, *options, "--", str(script), str(run_dir)]
 
 
 def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
@@ -99,8 +98,6 @@ def attach() -> None:
     import perun
 
     write_whole_lines()
-    for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
-        handler.setStream(sys.stdout)
     cpuinfo.get_cpu_info = processor
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)
@@ -149,24 +146,22 @@ def _end_all_ranks(kind, error, trace) -> None:
 
 READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
 MOST_VALUES = 50_000_000  # of one file: about a week of twelve sensors on six hosts at perun's 1 s
-
-
-class Series(NamedTuple):
-    """Readings of perun, (samples,), in ``unit`` x ``to_SI``; counters wrap at ``valid_max``."""
-
-    readings: np.ndarray
-    unit: str
-    to_SI: float
-    valid_max: float
+RESULTS = {
+    "RUNTIME": "perun_time_s",
+    "ENERGY": "energy_perun_total_J",
+    "CPU_ENERGY": "energy_perun_cpu_J",
+    "GPU_ENERGY": "energy_perun_gpu_J",
+    "DRAM_ENERGY": "energy_perun_ram_J",
+}
 
 
 @dataclass(frozen=True)
 class PerunSensor:
-    """One sensor of one host in one round of a run.
+    """What one sensor of one host read in one round of a run.
 
-    seconds: (samples,) float32, 0 at the first sample; values: what perun integrates; counter: the
-    raw counter, where the sensor is one: in perun 0.8 the values themselves, from 0.9.1 on kept
-    beside them as alternative values.
+    seconds: (samples,) float32, 0 at the first sample; readings: (samples,), in ``unit`` x
+    ``to_SI``. Of a counter ("J", wraps at ``valid_max``) they are raw: in perun 0.8 what it
+    integrates, from 0.9.1 on kept beside the power that it makes of them.
     """
 
     round: str
@@ -174,34 +169,24 @@ class PerunSensor:
     component: str
     name: str
     seconds: np.ndarray
-    values: Series
-    counter: Series | None
-
-    def energy_as_perun_J(self) -> float:
-        """Return the energy in J as its perun computed it.
-
-        perun 0.9.1 and 1.0 turn counters into power and integrate that; 0.8 added up the steps.
-        """
-        readings, scale = self.values.readings, self.values.to_SI
-        if self.values.unit == "W":
-            watts = readings.astype("float32") * np.float32(scale)
-            return float(np.trapezoid(watts, self.seconds))
-        steps = np.diff(readings.astype("float64"))
-        steps[steps < 0] += self.values.valid_max  # the counter started again
-        return float(steps.sum() * scale)
+    readings: np.ndarray
+    unit: str
+    to_SI: float
+    valid_max: float
 
 
 @dataclass(frozen=True)
 class PerunRun:
-    """One run in a perun file.
+    """One run in a perun file: its sensors, and what perun itself made of them.
 
-    started: as ISO date, "" if unknown; reported_J: the total that perun wrote, None without one.
+    started: as ISO date, "" if unknown; results: ``perun_time_s``, from the first to the last
+    sample, and ``energy_perun_*_J`` of the components that have sensors and of all.
     """
 
     application: str
     name: str
     started: str
-    reported_J: float | None
+    results: dict[str, float]
     sensors: list[PerunSensor]
 
 
@@ -212,7 +197,7 @@ def read_runs(path: Path) -> list[PerunRun]:
     """
     import h5py
 
-    try:
+    with one_fault(f"{path}: not a perun HDF5 file that can be read"):
         require_file(path)
         with h5py.File(path) as file:
             require_plain_hdf5(file, MOST_VALUES)
@@ -220,74 +205,43 @@ def read_runs(path: Path) -> list[PerunRun]:
             runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
         if not runs:
             raise ValueError("it holds no run")
-    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a perun HDF5 file that can be read ({error})") from error
     return sorted(runs, key=lambda run: run.started or run.name)
 
 
 def _read_run(application: str, name: str, run) -> PerunRun:
-    sensors = []
-    for round_name, round_ in run["nodes"].items():
-        for host, node in round_["nodes"].items():
-            for component, group in node["nodes"].items():
-                # A component that perun knows but did not read has no nodes.
-                for sensor, members in group.get("nodes", {}).items():
-                    place = (round_name, host, component, sensor)
-                    sensors.append(PerunSensor(*place, *_read_raw(members["raw_data"])))
-    total = run.get("metrics/ENERGY")
-    reported_J = None if total is None else float(total.attrs["sum"])
+    sensors, metrics = [], run["metrics"]
+
+    def add_sensor(path: str, node) -> None:
+        *place, last = path.split("/")  # of round, host, component and sensor
+        if last == "raw_data" and place[::2] == ["nodes"] * 4:
+            sensors.append(_read_sensor(node, *place[1::2]))
+
+    run.visititems(add_sensor)
+    known = RESULTS.keys() & metrics.keys()
+    results = {RESULTS[each]: float(metrics[each].attrs["sum"]) for each in known}
     started = str(run.attrs.get("execution_dt", ""))
-    return PerunRun(application, name, started, reported_J, sensors)
+    return PerunRun(application, name, started, results, sensors)
 
 
-def _read_raw(raw) -> tuple[np.ndarray, Series, Series | None]:
-    """Return seconds, values and counter of a sensor's raw data."""
-    times = raw["timesteps"]
+def _read_sensor(raw, *place: str) -> PerunSensor:
+    times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
-    values, kept = [_read_series(raw.get(name)) for name in ("values", "alt_values")]
-    if not len(seconds) or len(values.readings) != len(seconds):
+    if not len(seconds) or len(series) != len(seconds):
         raise ValueError(f"{raw.name}: its times and values do not match")
-    counters = [series for series in (kept, values) if series and series.unit == "J"]
-    return seconds, values, counters[0] if counters else None
+    facts = series.attrs
+    to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
+    return PerunSensor(*place, seconds, series[:], facts["unit"], to_SI, valid_max)
 
 
-def _read_series(dataset) -> Series | None:
-    if dataset is None:
-        return None
-    facts = dataset.attrs
-    valid_max = float(facts.get("valid_max", np.inf))
-    return Series(dataset[:], facts["unit"], float(facts["mag"]), valid_max)
+def read_results(path: Path, run: str | None = None, is_trusted: bool = False) -> dict[str, float]:
+    """Read what perun made of a run, the newest by default; see ``PerunRun.results``.
 
-
-def read_hdf5(path: Path, run: str | None = None, is_trusted: bool = False) -> dict:
-    """Read energies of a run, the newest by default, integrated anew by perun's own method.
-
-    See energies_as_perun. HDF5 may crash on a damaged file, or never end: one that is not trusted
-    is read by another process first. Raises ValueError where the file is no perun file or has no
-    such run.
+    HDF5 may crash on a damaged file, or never end: one that is not trusted is read by another
+    process first. Raises ValueError where the file is no perun file or has no such run.
     """
     if not is_trusted:
         require_an_end(read_runs, path, READ_WITHIN_S)
-    runs = read_runs(path)
-    chosen = [one for one in runs if run in (None, one.name)]
-    if not chosen:
-        raise ValueError(f"{path}: has no run {run!r}; it has {[one.name for one in runs]}")
-    return energies_as_perun(chosen[-1])
-
-
-def energies_as_perun(run: PerunRun) -> dict:
-    """Compute energies of a run by perun's own method, from first to last sample of each sensor.
-
-    Returns ``perun_time_s``, ``energy_perun_<component>_J`` for the components that have sensors,
-    their ``energy_perun_total_J``, and ``energy_perun_reported_J``, the total that perun wrote.
-    """
-    joules: dict[str, float] = {}
-    for sensor in run.sensors:
-        if sensor.component in COMPONENTS and sensor.values.unit in ("J", "W"):
-            name = f"energy_perun_{sensor.component}_J"
-            joules[name] = joules.get(name, 0.0) + sensor.energy_as_perun_J()
-    totals = {"energy_perun_total_J": sum(joules.values())} if joules else {}
-    if run.reported_J is not None:
-        totals["energy_perun_reported_J"] = run.reported_J
-    time_s = max((float(one.seconds[-1]) for one in run.sensors), default=0.0)
-    return joules | totals | {"perun_time_s": time_s}
+    results = [one.results for one in read_runs(path) if run in (None, one.name)]
+    if not results:
+        raise ValueError(f"{path}: has no run {run!r}")
+    return results[-1]

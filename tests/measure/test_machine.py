@@ -25,7 +25,7 @@ def test_the_job_says_whether_others_may_use_its_nodes(tmp_path, monkeypatch, to
     assert machine.batch_job() == {}
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_PARTITION", "main")
-    expected = {"scheduler": "slurm", "job_id": "7", "job_partition": "main"}
+    expected = {"job_id": "7", "job_partition": "main"}
     if is_exclusive is not None:
         expected["is_exclusive"] = is_exclusive
     assert machine.batch_job() == expected

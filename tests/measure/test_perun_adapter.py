@@ -18,7 +18,7 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
     environment = perun_adapter.environment(tmp_path, dict(os.environ))
     assert not [name for name in environment if name.startswith("PERUN_")]
     assert environment[perun_adapter.RUN_DIR_VARIABLE] == str(tmp_path)
-    perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, True, [0, 12])
+    perun_adapter.write_configuration(tmp_path / "perun.ini", 0.25, [0, 12])
     ini = configparser.ConfigParser()
     ini.read(tmp_path / "perun.ini")
     assert ini["monitor"]["sampling_period"] == "0.25" and ini["post-processing"]["pue"] == "1.0"
@@ -26,7 +26,9 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
         ini["output"]["format"] == "hdf5"
         and str(tmp_path) not in (tmp_path / "perun.ini").read_text()
     )
-    command = perun_adapter.command(Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini")
+    command = perun_adapter.command(
+        ["python"], Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini"
+    )
     assert command[command.index("--data_out") + 1] == os.path.relpath(tmp_path / "100%%" / "perun")
     excluded = ini["monitor"]["exclude_sensors"].split(" ")
     powers = {number: f"CUDA:{number}_POWER" for number in (0, 1, 2, 11, 12, 120)}
