@@ -25,7 +25,8 @@ RESNET50_WEIGHTS = 25_557_032  # with 1000 classes
 RESNET50_OPERATIONS = 4.1e9  # multiply-adds of an image of 224 x 224 pixels
 SYNTHETIC_STATES = 32
 ENSEMBLE_STATES = 20  # samples of one step in era5_ensemble: two times, ten members
-STATES_OF_A_YEAR = 1460  # of ERA5, every six hours, as FourCastNet's public files have them
+# of ERA5, every six hours, as FourCastNet's public files have them
+STATES_OF_A_YEAR = 1460
 ERA5_CHANNELS = 20
 ERA5_GRID = (720, 1440)  # latitudes x longitudes
 GRIDS = {"era5_ensemble": (60, 120), "synthetic": ERA5_GRID}
@@ -240,7 +241,9 @@ class ResNet50Config(RunConfig, frozen=True, kw_only=True):
         return self.image_loading == "device"
 
     def epoch(self) -> Epoch:
-        whole = IMAGENET_IMAGES if self.dataset == "imagenet" else {"train": 0, "val": 0}
+        whole = (
+            IMAGENET_IMAGES if self.dataset == "imagenet" else {"train": 0, "val": 0}
+        )
         return Epoch(
             training_samples=self.training_samples or whole["train"],
             validation_samples=self.validation_samples or whole["val"],
@@ -298,7 +301,9 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
                 "initial_run: fine-tuning, and only it, needs the run_id of a pre-training"
             )
         if self.embed_dim % self.num_blocks:
-            raise ValueError(f"embed_dim: {self.embed_dim} must be a multiple of num_blocks")
+            raise ValueError(
+                f"embed_dim: {self.embed_dim} must be a multiple of num_blocks"
+            )
         rows, columns = GRIDS.get(self.dataset, (0, 0))
         if rows % self.patch_size or columns % self.patch_size:
             raise ValueError(
@@ -312,11 +317,16 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
 
     def epoch(self) -> Epoch:
         forward_steps = 2 if self.stage == "finetune" else 1
-        samples = {"synthetic": SYNTHETIC_STATES, "era5_ensemble": ENSEMBLE_STATES // forward_steps}
+        samples = {
+            "synthetic": SYNTHETIC_STATES,
+            "era5_ensemble": ENSEMBLE_STATES // forward_steps,
+        }
         validation_samples = 0
         if self.dataset == "era5":
             samples["era5"] = STATES_OF_A_YEAR * number_of_years(self.training_years)
-            validation_samples = STATES_OF_A_YEAR * number_of_years(self.validation_years)
+            validation_samples = STATES_OF_A_YEAR * number_of_years(
+                self.validation_years
+            )
         full_size = self.dataset in ("era5", "synthetic")
         latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
         patches = latitudes * longitudes // self.patch_size**2
@@ -329,7 +339,9 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
             operations=patches * (weights - patches * self.embed_dim),
         )
 
-    def weights(self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS) -> int:
+    def weights(
+        self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS
+    ) -> int:
         """Count the trained weights of the network (models/afno.py) for states on this grid."""
         width, pixels = self.embed_dim, self.patch_size**2
         embedding = width * channels * pixels + width
@@ -347,7 +359,10 @@ def number_of_years(text: str) -> int:
     return sum(int(years[-1]) - int(years[0]) + 1 for years in ends)
 
 
-CONFIGS: dict[str, type[RunConfig]] = {"resnet50": ResNet50Config, "fourcastnet": FourCastNetConfig}
+CONFIGS: dict[str, type[RunConfig]] = {
+    "resnet50": ResNet50Config,
+    "fourcastnet": FourCastNetConfig,
+}
 
 # "paper" is the study's recipe as it ran (sections 3.2.1 and 3.3.1 and its code). It is the object
 # of study and is never made faster. ResNet50's defaults above belong to it. FourCastNet's float32
@@ -403,7 +418,12 @@ SMOKE = {
         validation_samples=50,
     ),
     "fourcastnet": dict(
-        local_batch_size=1, epochs=16, patch_size=4, embed_dim=192, depth=4, save_weights=True
+        local_batch_size=1,
+        epochs=16,
+        patch_size=4,
+        embed_dim=192,
+        depth=4,
+        save_weights=True,
     ),
 }
 PRESETS: dict[str, dict[str, dict]] = {
@@ -468,7 +488,8 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
                 f"{name}: not a parameter of {config_class.__name__}{suggestion(name, known)}; "
                 f"`energynn run --list` shows all {len(known)} of them"
             )
-        if name.endswith("_years") and type(value) is int:  # one year, as papermill reads it
+        if name.endswith("_years") and type(value) is int:
+            # one year, as papermill reads it
             value = str(value)
         try:
             values[name] = msgspec.convert(value, known[name])
@@ -571,7 +592,9 @@ def run_id(config: RunConfig) -> str:
     data = manifest_digest(config.dataset)
     stage = f"-{config.stage}" if isinstance(config, FourCastNetConfig) else ""
     preset = f"-{config.preset}" if config.preset != "smoke" else ""
-    sizes = f"n{config.devices}-lbs{config.local_batch_size}-gbs{config.global_batch_size}"
+    sizes = (
+        f"n{config.devices}-lbs{config.local_batch_size}-gbs{config.global_batch_size}"
+    )
     return (
         f"{config.workload}{stage}{preset}-{config.dataset}-{sizes}-s{config.seed}"
         f"-r{config.repeat}-{digest({'config': to_dict(config), 'data': data})[:8]}"
@@ -584,7 +607,8 @@ def from_notebook(namespace: dict) -> dict:
     return {
         name: value
         for name, value in namespace.items()
-        if isinstance(value, plain_types) and not name.startswith(("_", "In", "Out"))  # Jupyter's
+        # Jupyter's
+        if isinstance(value, plain_types) and not name.startswith(("_", "In", "Out"))
     }
 
 
@@ -592,7 +616,9 @@ def help_text() -> str:
     """Describe every parameter: first what it means, then its values in the presets and limits."""
     texts = [inspect.getdoc(each) for each in (RunConfig, *CONFIGS.values())]
     for workload, config_class in CONFIGS.items():
-        lines = [f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"]
+        lines = [
+            f"parameters of {workload}, their values in {', '.join(PRESETS)}, and limits:"
+        ]
         presets = [make(workload, preset=preset) for preset in PRESETS]
         for name, kind in types(config_class).items():
             values = ", ".join(str(getattr(run, name)) for run in presets)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import BinaryIO, TextIO
 
 PACKAGE = Path(__file__).resolve().parent
-SHIPPED = PACKAGE / "shipped"  # pyproject.toml puts it into a wheel; a checkout has none
+# pyproject.toml puts it into a wheel; a checkout has none
+SHIPPED = PACKAGE / "shipped"
 IS_CHECKOUT = not SHIPPED.is_dir()
 # What the package writes of itself lies below REPOSITORY / "build"; an installed package writes to
 # the working folder.
 REPOSITORY = PACKAGE.parent if IS_CHECKOUT else Path.cwd()
-INSTALL = (
-    "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"
-)  # torch, perun and MPI
+# torch, perun and MPI
+INSTALL = "`make train-env`" if IS_CHECKOUT else "`pip install 'energynn[train]'`"
 
 
 def shipped(name: str) -> Path:
@@ -40,7 +40,9 @@ def require_place(path: Path) -> None:
     _require_name(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"{path}: {folder} is no folder that you may write to; give another name")
+        raise ValueError(
+            f"{path}: {folder} is no folder that you may write to; give another name"
+        )
 
 
 def _require_name(path: Path) -> None:
@@ -90,9 +92,8 @@ def sha256(path: Path | str) -> str:
     """Hash a file: hex SHA-256."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
-        while block := file.read(
-            2**17
-        ):  # for small files a third of the time of hashlib.file_digest
+        # For small files this takes a third of the time of hashlib.file_digest.
+        while block := file.read(2**17):
             digest.update(block)
     return digest.hexdigest()
 
@@ -146,4 +147,6 @@ def _flock(file: TextIO, kind: int, wait: bool) -> bool:
         if error.errno not in WITHOUT_LOCKS:
             raise
         remedy = "mount it with locks (Lustre: -o flock), or put the runs elsewhere"
-        raise ValueError(f"{file.name}: its file system has no locks; {remedy}") from error
+        raise ValueError(
+            f"{file.name}: its file system has no locks; {remedy}"
+        ) from error

@@ -14,7 +14,10 @@ from energynn.files import require_place
 from energynn.measure import account
 
 # Ends of the names of quantities, and their units.
-UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {"hours": "h", "percent": "%"}
+UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
+    "hours": "h",
+    "percent": "%",
+}
 TEXTS = [*observations.WHAT, "provenance", "run_dir"]
 COMPARED = ["training_time_s", "device_hours_training", "energy_total_provenance"]
 COMPARED += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
@@ -36,7 +39,9 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     long = observations.load(runs_dir)
     others = observations.without_training(runs_dir)
     table = pd.concat([observations.distinct(long), others], ignore_index=True)
-    quantities = [name + end for name in observations.QUANTITIES for end in ("", "_std")]
+    quantities = [
+        name + end for name in observations.QUANTITIES for end in ("", "_std")
+    ]
     table = table.set_index("run").reindex(columns=[*TEXTS, *quantities])
     table = table.dropna(axis="columns", how="all")
     texts = table.select_dtypes(exclude="number").columns
@@ -92,7 +97,10 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     traces = account.power_trace(Path(run), period_s)
     if not traces:
         raise ValueError(f"trace: {run} is no run with samples; give the folder of one")
-    powers = {name: pd.Series(watts, np.round(t_s, 6)) for name, (t_s, watts) in traces.items()}
+    powers = {
+        name: pd.Series(watts, np.round(t_s, 6))
+        for name, (t_s, watts) in traces.items()
+    }
     table = pd.DataFrame(powers).rename_axis(index="time", columns="sensor").T
     power = xr.DataArray(table, name="power_W")
     power["time"].attrs["units"] = "s"
@@ -121,10 +129,14 @@ def compare(*runs: str | Path) -> pd.DataFrame:
     table = everything.reindex(dict.fromkeys([*quantities, *first["config"]]))
     is_same = table.eq(table.iloc[:, 0], axis=0).all(axis=1)
     table = table[~is_same | table.index.isin(quantities)].dropna(how="all")
-    numbers = table.iloc[:, [0, -1]].apply(pd.to_numeric, errors="coerce").replace(0, np.nan)
+    numbers = (
+        table.iloc[:, [0, -1]].apply(pd.to_numeric, errors="coerce").replace(0, np.nan)
+    )
     ratio = numbers.iloc[:, 1] / numbers.iloc[:, 0]
     energies = table.index[table.index.str.endswith("_J")]
-    bounds = everything.reindex(energies.str.replace("_J", "_bound_J")).set_axis(energies)
+    bounds = everything.reindex(energies.str.replace("_J", "_bound_J")).set_axis(
+        energies
+    )
     relative = bounds[numbers.columns].astype(float) / numbers
     half = ratio * relative.sum(axis=1, min_count=2)
     ends = {"ratio_low": ratio - half, "ratio_high": ratio + half}

@@ -1,4 +1,6 @@
-"""How the ranks of a run are started, and what each launcher tells a rank of its place among them."""
+"""How the ranks of a run are started, and what each launcher tells a rank of its place among
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,27 @@ from pathlib import Path
 
 from energynn.files import INSTALL
 
-SRUN_VARIABLE = "ENERGYNN_SRUN"  # in a batch job: the options with which srun starts the ranks
+# in a batch job: the options with which srun starts the ranks
+SRUN_VARIABLE = "ENERGYNN_SRUN"
 PYTHON_VARIABLE = (
-    "ENERGYNN_PYTHON"  # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
+    # in a batch job: how srun calls Python, as "apptainer exec image.sif python"
+    "ENERGYNN_PYTHON"
 )
-WITHOUT_PERUN = ("alone", "torchrun", "simulated")  # launchers whose runs have no file of perun's
-CAN_GO_ON = os.EX_TEMPFAIL  # 75: exit status of a run that was interrupted and can go on
-AFTER_A_LOSS = "its own last lines, or its host's log, say why; started again, the run goes on from its checkpoint"
+# launchers whose runs have no file of perun's
+WITHOUT_PERUN = ("alone", "torchrun", "simulated")
+# 75: exit status of a run that was interrupted and can go on
+CAN_GO_ON = os.EX_TEMPFAIL
+AFTER_A_LOSS = "its own last lines, or its host's log, say why; the run goes on from its checkpoint"
 
 
-# --------------------------------------------------------------------------------------------- what a rank is told
+# -------------------------------------------------------------------------- what a rank is told
 
 
 @dataclass(frozen=True)
 class Variables:
-    """Names the variables in which one launcher tells a process of its place; empty where it has none."""
+    """Names the variables in which one launcher tells a process of its place; empty where it has
+    none.
+    """
 
     rank: str
     size: str
@@ -37,7 +45,8 @@ class Variables:
     def are_set(self) -> bool:
         """Tell whether this launcher has started this process."""
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
-            return False  # the batch script itself is one process, whatever the number of tasks
+            # the batch script itself is one process, whatever the number of tasks
+            return False
         return self.rank in os.environ
 
 
@@ -49,8 +58,8 @@ OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
 TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-# SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same number. No more is
-# needed of it.
+# SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
+# number. No more is needed of it.
 SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OF_MPI = (MPICH, PMIX, OPEN_MPI)
 ALL = (*OF_MPI, TORCHRUN, SRUN)
@@ -63,11 +72,15 @@ def started_by_mpi() -> bool:
 
 def rank() -> int:
     """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return next((int(os.environ[variables.rank]) for variables in ALL if variables.are_set()), 0)
+    return next(
+        (int(os.environ[variables.rank]) for variables in ALL if variables.are_set()), 0
+    )
 
 
 def rank_and_size() -> tuple[int, int] | None:
-    """The number of this process and the number of all ranks; None where no launcher has started it."""
+    """The number of this process and the number of all ranks; None where no launcher has started
+    it.
+    """
     for variables in ALL:
         if variables.are_set() and variables.size in os.environ:
             return int(os.environ[variables.rank]), int(os.environ[variables.size])
@@ -85,7 +98,9 @@ def ranks_of_this_host() -> int:
 
 
 def stay_on_this_host(size: int) -> None:
-    """Let gloo speak over the loopback where all ranks are here: without a network a host's name may lead nowhere."""
+    """Let gloo speak over the loopback where all ranks are here: without a network a host's name
+    may lead nowhere.
+    """
     if size == ranks_of_this_host() and Path("/sys/class/net/lo").exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -96,12 +111,16 @@ def write_whole_lines() -> None:
         stream.reconfigure(line_buffering=True, write_through=False)
 
 
-# ------------------------------------------------------------------------------------------- how ranks are started
+# ------------------------------------------------------------------------ how ranks are started
 
 
 def python_of_ranks() -> list[str]:
-    """The words that call Python for the ranks of a batch job: this Python, or the one in their container."""
-    return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [sys.executable]
+    """The words that call Python for the ranks of a batch job: this Python, or the one in their
+    container.
+    """
+    return shlex.split(os.path.expandvars(os.environ.get(PYTHON_VARIABLE, ""))) or [
+        sys.executable
+    ]
 
 
 def find_launcher(devices: int) -> str:
@@ -126,7 +145,8 @@ def find_launcher(devices: int) -> str:
 
 
 def find_mpi() -> tuple[str, str]:
-    """Path of mpirun and its flavour, ``mpich`` or ``openmpi``; the environment's own comes before the site's.
+    """Path of mpirun and its flavour, ``mpich`` or ``openmpi``; the environment's own comes
+    before the site's.
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
@@ -141,7 +161,9 @@ def find_mpi() -> tuple[str, str]:
     if probe.returncode:
         lines = probe.stderr.strip().splitlines() or ["unknown error"]
         raise ValueError(f"no MPI library found by mpi4py ({lines[-1]}); {remedy}")
-    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    version = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True
+    ).stdout
     return mpirun, "openmpi" if "Open MPI" in version else "mpich"
 
 
@@ -158,4 +180,7 @@ def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
 
 def mpi_environment() -> dict[str, str]:
     """This environment; Open MPI may be run by root, as containers do."""
-    return os.environ | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }

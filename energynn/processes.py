@@ -15,18 +15,23 @@ from pathlib import Path
 
 import psutil
 
-STARTER_VARIABLE = "ENERGYNN_STARTER"  # who started the ranks, as ``name_of_this_process`` tells it
-MARK_VARIABLE = "ENERGYNN_MARK"  # the folder for which a process and all that it starts work
+# who started the ranks, as ``name_of_this_process`` tells it
+STARTER_VARIABLE = "ENERGYNN_STARTER"
+# the folder for which a process and all that it starts work
+MARK_VARIABLE = "ENERGYNN_MARK"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 SET_PDEATHSIG = 1  # a number of Linux's prctl
 GRACE_S = 2.0  # between asking processes to end and killing them
 STUCK_S = 30.0  # for one that even SIGKILL does not end, as it waits for a disk
 
-_libc = ctypes.CDLL(None, use_errno=True)  # loaded before a fork: a fork should load nothing
+# loaded before a fork: a fork should load nothing
+_libc = ctypes.CDLL(None, use_errno=True)
 _forker = 0  # the process that forks, as its child will find it
 
 
-def end_with_parent(parent: int | None = None, with_signal: int = signal.SIGKILL) -> None:
+def end_with_parent(
+    parent: int | None = None, with_signal: int = signal.SIGKILL
+) -> None:
     """Have Linux send this process a signal when its parent ends, now if that has ended already.
 
     ``parent`` is the number of the process that started this one, taken before it did: afterwards
@@ -74,7 +79,9 @@ def end_marked(folder: Path) -> None:
     """Wait until all processes that work for a folder have ended; kill them after ``GRACE_S``."""
     begun_s = time.monotonic()
     # A process that is forked while they are listed is seen by the second look.
-    while (left := marked(folder) or marked(folder)) and time.monotonic() < begun_s + STUCK_S:
+    while (
+        left := marked(folder) or marked(folder)
+    ) and time.monotonic() < begun_s + STUCK_S:
         if time.monotonic() > begun_s + GRACE_S:
             for process in left:
                 with contextlib.suppress(psutil.Error):
@@ -94,7 +101,9 @@ def require_an_end(read: Callable, path: Path, patience_s: float) -> None:
     program += f"processes.try_to_read(read, {str(path)!r}, {os.getpid()})"
     command = [sys.executable, "-c", program]
     try:
-        subprocess.run(command, stderr=subprocess.DEVNULL, timeout=patience_s, check=True)
+        subprocess.run(
+            command, stderr=subprocess.DEVNULL, timeout=patience_s, check=True
+        )
     except subprocess.SubprocessError as error:
         fault = "a process that read it crashed or found no end"
         raise ValueError(f"{path}: is damaged ({fault}); copy it again") from error
@@ -108,7 +117,9 @@ def try_to_read(read: Callable, path: str, parent: int) -> None:
 
 
 def name_of_this_process() -> str:
-    """Name this process by boot, process namespace and number to another, which may be elsewhere."""
+    """Name this process by boot, process namespace and number to another, which may be
+    elsewhere.
+    """
     return f"{_place()} {os.getpid()}"
 
 

@@ -1,4 +1,6 @@
-"""Lines for a person: how far something long is, what has become of a run, how much energy that is."""
+"""Lines for a person: how far something long is, what has become of a run, how much energy that
+is.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,12 @@ INDENT = " " * 11
 
 
 def entry(state: str, name: str, words: str) -> str:
-    """What has become of a run, on lines of 80 columns: what is to be said of it stands below its name."""
-    facts = dict(initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False)
+    """What has become of a run, on lines of 80 columns: what is to be said of it stands below
+    its name.
+    """
+    facts = dict(
+        initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+    )
     return "\n".join([f"{state:10} {name}", *textwrap.wrap(words, 79, **facts)])
 
 
@@ -35,11 +41,18 @@ def energy_words(energy_Wh: float) -> str:
     """An energy in Wh, or from 1 kWh on in kWh, with three digits."""
     unit, size = ("kWh", 1000.0) if abs(energy_Wh) >= 999.5 else ("Wh", 1.0)
     value = energy_Wh / size
-    return f"{value:,.0f} {unit}" if abs(value) >= 999.5 else f"{float(f'{value:.3g}'):.12g} {unit}"
+    return (
+        f"{value:,.0f} {unit}"
+        if abs(value) >= 999.5
+        else f"{float(f'{value:.3g}'):.12g} {unit}"
+    )
 
 
-def meter(label: str, total: float, unit: str, progress: Callable[[str], None] = print) -> Callable[[float], None]:
-    """A function to call with each amount done, from any thread; at most every two seconds it tells how it goes.
+def meter(
+    label: str, total: float, unit: str, progress: Callable[[str], None] = print
+) -> Callable[[float], None]:
+    """A function to call with each amount done, from any thread; at most every two seconds it
+    tells how it goes.
 
     ``total`` and the amounts are in ``unit``, for example "GB" or "images".
     """
@@ -54,6 +67,9 @@ def meter(label: str, total: float, unit: str, progress: Callable[[str], None] =
                 return
             last, rate = now, done / (now - begun)
             left_s = (total - done) / rate
-            progress(f"{label}: {done:.6g} of {total:.6g} {unit}, {rate:.3g} {unit}/s, {left_s:.0f} s left")
+            progress(
+                f"{label}: {done:.6g} of {total:.6g} {unit}, "
+                f"{rate:.3g} {unit}/s, {left_s:.0f} s left"
+            )
 
     return advance

@@ -1,4 +1,6 @@
-"""The rows of runs/published/values.csv as text: what the study printed, read once, without pandas."""
+"""The rows of runs/published/values.csv as text: what the study printed, read once, without
+pandas.
+"""
 
 from __future__ import annotations
 

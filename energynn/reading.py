@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-LARGEST_B = 64 * 2**20  # of a JSON or TOML file; the record of a run on 1,000 devices has 3 MB
+# of a JSON or TOML file; the record of a run on 1,000 devices has 3 MB
+LARGEST_B = 64 * 2**20
 
 
 def require_file(path: Path, most_B: float = math.inf) -> None:
@@ -21,7 +22,9 @@ def require_file(path: Path, most_B: float = math.inf) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise ValueError(f"{path}: is no regular file")
     if found.st_size > most_B:
-        raise ValueError(f"{path}: has {found.st_size} bytes, at most {most_B:.0f} are read")
+        raise ValueError(
+            f"{path}: has {found.st_size} bytes, at most {most_B:.0f} are read"
+        )
 
 
 def json_table(path: Path) -> dict:
@@ -51,7 +54,11 @@ def one_fault(of: str | Path, faults: list[str] | None = None) -> Iterator[None]
     try:
         yield
     except Exception as error:
-        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        kind = (
+            ""
+            if isinstance(error, ValueError | OSError)
+            else f"{type(error).__name__}: "
+        )
         text = " ".join(str(error).split())
         line = text if text.startswith(str(of)) else f"{of}: {kind}{text}"
         if faults is None:

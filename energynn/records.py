@@ -25,15 +25,19 @@ from energynn.measure.samples import events_of_kind, events_of_segments
 from energynn.reading import json_table, one_fault
 
 SCHEMA = "energynn-record/3"
-READABLE = ("energynn-record/2", SCHEMA)  # of the earlier ones no number is derived again
-FEWEST_SAMPLES = 60  # MLPerf's power rules ask for as many before a result counts as measured
+# of the earlier ones no number is derived again
+READABLE = ("energynn-record/2", SCHEMA)
+# MLPerf's power rules ask for as many before a result counts as measured
+FEWEST_SAMPLES = 60
 
 _ROWS = tomllib.loads((PACKAGE / "record_fields.toml").read_text())
 _FIELDS = {}
 for _name, _facts in _ROWS.items():
     _parts = (*energy.COMPONENTS, "total") if "*" in _name else [""]
     _FIELDS |= {_name.replace("*", part): _facts for part in _parts}
-FIELDS = {name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()}
+FIELDS = {
+    name: (facts.get("unit", ""), facts["meaning"]) for name, facts in _FIELDS.items()
+}
 ALWAYS = tuple(name for name, facts in _FIELDS.items() if facts.get("required"))
 FROM_INTENT = tuple(name for name, facts in _FIELDS.items() if facts.get("intent"))
 KIND_OF = {name: facts.get("kind", "text") for name, facts in _FIELDS.items()}
@@ -51,9 +55,15 @@ GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha25
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
 NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
-COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
+COUNTS = (
+    "samples_trained",
+    "samples_evaluated",
+    "optimizer_steps",
+    "forward_backward_passes",
+)
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
-OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")  # fields of every event
+# fields of every event
+OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 
 
@@ -74,7 +84,9 @@ Record, Intent = _struct("Record", FIELDS), _struct("Intent", FROM_INTENT)
 # --------------------------------------------------------------------------------------- deriving
 
 
-def derive(run_dir: Path, intent: dict, status: str, trusted: Collection[str] = ()) -> dict:
+def derive(
+    run_dir: Path, intent: dict, status: str, trusted: Collection[str] = ()
+) -> dict:
     """Derive times, counts, energies, metrics, phases and validity of a run from its raw files.
 
     Works on the remains of a dead run too: what cannot be known is absent. trusted: files of perun
@@ -90,7 +102,8 @@ def derive(run_dir: Path, intent: dict, status: str, trusted: Collection[str] = 
     ends = events_of_kind(events, "training_end")
     if ends:
         result["metrics"] = ends[0].get("metrics", {})
-    if ends and "exit_status" in ends[0]:  # of a measured command, the highest of its hosts
+    if ends and "exit_status" in ends[0]:
+        # of a measured command, the highest of its hosts
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
         statuses = [shell_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
@@ -110,7 +123,9 @@ def _history(events: list[dict]) -> list[dict]:
     """Return one entry for each epoch; one that was repeated from a checkpoint counts once."""
     epochs = {}
     for event in events_of_kind(events, "epoch"):
-        epochs[event["epoch"]] = {name: event[name] for name in event if name not in OF_AN_EVENT}
+        epochs[event["epoch"]] = {
+            name: event[name] for name in event if name not in OF_AN_EVENT
+        }
     return list(epochs.values())
 
 
@@ -136,7 +151,9 @@ def _add_perun(result: dict, run_dir: Path, folders, run: str | None, trusted) -
         try:
             values = read_results(path, run, name in trusted)
         except ValueError:  # our own samples do not depend on it
-            result["flags"].append(f"{name}: cannot be read, perun was cut off while it wrote")
+            result["flags"].append(
+                f"{name}: cannot be read, perun was cut off while it wrote"
+            )
             continue
         sums.update(values)
     # perun adds up readings that are no numbers, too; there is no energy then.
@@ -157,7 +174,9 @@ def reasons_against(record: dict) -> list[str]:
         reasons.append("no component has an energy")
     samples = record.get("samples_in_training", 0)
     if samples < FEWEST_SAMPLES:
-        reasons.append(f"{samples} power samples in the training, {FEWEST_SAMPLES} needed")
+        reasons.append(
+            f"{samples} power samples in the training, {FEWEST_SAMPLES} needed"
+        )
     reasons += record.get("doubts", [])
     if not record.get("job", {}).get("is_exclusive", True):
         reasons.append("other jobs could use its nodes; give sbatch --exclusive")
@@ -170,7 +189,9 @@ def reasons_against(record: dict) -> list[str]:
             reasons.append(f"metric {name} is not a number")
     batch = record["config"]["global_batch_size"]
     if record.get("samples_trained") != record.get("optimizer_steps", -1) * batch:
-        reasons.append("samples_trained is not optimizer_steps x devices x local batch size")
+        reasons.append(
+            "samples_trained is not optimizer_steps x devices x local batch size"
+        )
     return reasons
 
 
@@ -192,7 +213,11 @@ def hash_files(run_dir: Path) -> dict:
     files = {}
     for path in sorted(run_dir.rglob("*")):
         name = path.relative_to(run_dir)
-        if path.is_file() and not _is_hidden(name) and not NO_RAW_FILES & set(name.parts):
+        if (
+            path.is_file()
+            and not _is_hidden(name)
+            and not NO_RAW_FILES & set(name.parts)
+        ):
             files[str(name)] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
     return files
 
@@ -208,7 +233,9 @@ def run_dirs(runs_dir: Path) -> list[Path]:
     """Find the folders of all runs below a folder, or itself if it is one; superseded ones too."""
     files = chain(runs_dir.rglob("run.json"), runs_dir.rglob("record.json"))
     folders = {path.parent for path in files}
-    return sorted(each for each in folders if not _is_hidden(each.relative_to(runs_dir)))
+    return sorted(
+        each for each in folders if not _is_hidden(each.relative_to(runs_dir))
+    )
 
 
 def read_record(run_dir: Path) -> dict:
@@ -292,7 +319,9 @@ def check_record(run_dir: Path) -> list[str]:
     faults = []
     content = {name: value for name, value in record.items() if name != "record_sha256"}
     if record["record_sha256"] != configuration.digest(content):
-        faults.append("record.json was changed after it was written (record_sha256 differs)")
+        faults.append(
+            "record.json was changed after it was written (record_sha256 differs)"
+        )
     files, present = record["files"], hash_files(run_dir)
     damaged = [
         f"{name}: differs from the record's list of files"
@@ -314,7 +343,9 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
-            faults.append(f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}")
+            faults.append(
+                f"{name}: is {reprlib.repr(old)}, the raw files give {reprlib.repr(new)}"
+            )
     return faults
 
 
@@ -348,9 +379,12 @@ def recover_one(folder: Path) -> str:
     try:
         with one_fault(f"{folder.name}: cannot be recovered"):
             events = list(chain.from_iterable(events_of_segments(folder).values()))
-            reason = f"the launcher died before it could write a record; {how_far(events)}"
+            reason = (
+                f"the launcher died before it could write a record; {how_far(events)}"
+            )
             build(folder, "killed", reason)
-    except ValueError as error:  # one folder that cannot be read must not cost the others
+    except ValueError as error:
+        # one folder that cannot be read must not cost the others
         return str(error)
     return f"{folder.name}: recovered as killed: {reason}"
 

@@ -32,16 +32,20 @@ def smoke(system: str) -> Runs:
     runs on CPU cores also where there are GPUs, so that it is the same study everywhere.
     """
     images = partial(config.make, "resnet50", device="cpu", system=system, **SHORT)
-    states = partial(config.make, "fourcastnet", device="cpu", system=system, patch_size=6)
+    states = partial(
+        config.make, "fourcastnet", device="cpu", system=system, patch_size=6
+    )
     runs = []
-    for repeat in range(2):  # the same seed each time: their difference is the machine's noise
+    for repeat in range(2):
+        # the same seed each time: their difference is the machine's noise
         runs += [images(devices=n, local_batch_size=16, repeat=repeat) for n in (1, 2)]
     runs.append(images(devices=2, global_batch_size=16))
     for n in (1, 2):
         pretraining = states(devices=n, local_batch_size=1)
         tuning = dict(stage="finetune", initial_run=config.run_id(pretraining))
         runs += [pretraining, states(devices=n, local_batch_size=1, **tuning)]
-    runs.append(states(devices=1, global_batch_size=2))  # as large as the one on two devices
+    # as large as the one on two devices
+    runs.append(states(devices=1, global_batch_size=2))
     return runs
 
 
@@ -80,7 +84,9 @@ def loader() -> Runs:
     is no prepared store, "store" fails and says so.
     """
     if os.environ.get("ENERGYNN_IMAGENET"):
-        sizes = dict(preset="paper", epochs=2, training_samples=5004, validation_samples=195)
+        sizes = dict(
+            preset="paper", epochs=2, training_samples=5004, validation_samples=195
+        )
     else:
         sizes = dict(device="cpu", image_size=32, loader_workers=2)
     choices = [
@@ -106,7 +112,9 @@ IMAGES_PER_S = {
 STATES_PER_S = {"paper": 6.5, "fast": 20}
 
 
-def _images(preset: str, size: int, share=1.0, steps=1, images_per_s=0, **fields) -> dict:
+def _images(
+    preset: str, size: int, share=1.0, steps=1, images_per_s=0, **fields
+) -> dict:
     """ResNet50 for about GPU_RUN_S on one batch that stays on the device, at a share of its rate.
 
     ``steps`` local batches make an update. A repeated batch diverges at the recipe's warm-up rate
@@ -229,7 +237,9 @@ def gpu_grid() -> Runs:
 def _on_this_gpu(points: list[dict]) -> Runs:
     """Make runs whose system has the name of this machine's GPU."""
     names = [gpu["name"].lower() for gpu in machine.gpus()] or ["study"]
-    system = "gpu-" + re.sub("[^a-z0-9]+", "-", names[0].removeprefix("nvidia ")).strip("-")
+    system = "gpu-" + re.sub("[^a-z0-9]+", "-", names[0].removeprefix("nvidia ")).strip(
+        "-"
+    )
     shared = dict(system=system, device="gpu", sampling_period_s=0.02, idle_ready_s=5.0)
     return [config.make(**shared | point) for point in points]
 
@@ -283,12 +293,17 @@ STUDIES = {
 # rest scaled from its nearest published run (cluster/costs.py). Hardware is where the paper ran
 # them; `energynn submit` runs them anywhere.
 
-IMAGES, VALIDATION_IMAGES = config.IMAGENET_IMAGES["train"], config.IMAGENET_IMAGES["val"]
+IMAGES, VALIDATION_IMAGES = (
+    config.IMAGENET_IMAGES["train"],
+    config.IMAGENET_IMAGES["val"],
+)
 SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256)
 EVERY = SMALL + LARGE
 
 
-def _resnet50(system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int) -> Runs:
+def _resnet50(
+    system: str, devices: tuple[int, ...], n_max: int = 0, **batch: int
+) -> Runs:
     """Five repeats on each number n of GPUs, on n / n_max of the images; without n_max on all."""
     runs = []
     for n in devices:
@@ -299,14 +314,21 @@ def _resnet50(system: str, devices: tuple[int, ...], n_max: int = 0, **batch: in
                 validation_samples=VALIDATION_IMAGES * n // n_max,
             )
         make = partial(
-            config.make, "resnet50", preset="paper", device="gpu", system=system, devices=n
+            config.make,
+            "resnet50",
+            preset="paper",
+            device="gpu",
+            system=system,
+            devices=n,
         )
         runs += [make(repeat=repeat, **batch, **images) for repeat in range(5)]
     return runs
 
 
 def _fourcastnet(system: str, devices: tuple[int, ...], **fields) -> Runs:
-    make = partial(config.make, "fourcastnet", preset="paper", device="gpu", system=system)
+    make = partial(
+        config.make, "fourcastnet", preset="paper", device="gpu", system=system
+    )
     return [make(devices=n, **fields) for n in devices]
 
 
@@ -457,12 +479,15 @@ def fluctuation(system: str) -> Runs:
     """
     runs = []
     for repeat in range(3):
-        runs += _fourcastnet(system, (64,), local_batch_size=1, epochs=20, repeat=repeat)
+        runs += _fourcastnet(
+            system, (64,), local_batch_size=1, epochs=20, repeat=repeat
+        )
     return runs
 
 
 PAPER = {
-    study.__name__.upper(): study for study in (r1, r2, r3, r4, r5, r6, f1, f2, f3, f4, f5, t1)
+    study.__name__.upper(): study
+    for study in (r1, r2, r3, r4, r5, r6, f1, f2, f3, f4, f5, t1)
 }
 PAPER["fluctuation"] = fluctuation
 # What the paper ran on each of HoreKa's partitions; a name may stand for several studies.
@@ -473,7 +498,9 @@ GROUPS = {
 STUDIES |= PAPER
 
 
-OWN_STUDY = "a file must define `def study(system)`, which returns runs of config.make(...)"
+OWN_STUDY = (
+    "a file must define `def study(system)`, which returns runs of config.make(...)"
+)
 
 
 def find(names: list[str], system: str = "local") -> dict[str, Runs]:
@@ -498,7 +525,11 @@ def _runs(name: str, system: str) -> Runs:
     study = STUDIES[name]
     if "system" in inspect.signature(study).parameters:
         return study(system)
-    return study() if system == "local" else [replace(run, system=system) for run in study()]
+    return (
+        study()
+        if system == "local"
+        else [replace(run, system=system) for run in study()]
+    )
 
 
 def _own_runs(path: str, system: str) -> Runs:

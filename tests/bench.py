@@ -1,4 +1,6 @@
-"""`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within one run."""
+"""`make bench`: what measuring costs, how fast the trainers and their loaders are; ratios within
+one run.
+"""
 
 import contextlib
 import copy
@@ -64,7 +66,9 @@ def training_step() -> Callable:
     return step
 
 
-def seconds_of(function, times: int, clock: Callable[[], float] = time.perf_counter) -> float:
+def seconds_of(
+    function, times: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
     begun = clock()
     for _ in range(times):
         function()
@@ -72,7 +76,9 @@ def seconds_of(function, times: int, clock: Callable[[], float] = time.perf_coun
 
 
 def measuring_costs() -> list[dict]:
-    """Time of a training loop measured as in a run (sampler beside it, phases timed), over the time without."""
+    """Time of a training loop measured as in a run (sampler beside it, phases timed), over the
+    time without.
+    """
     step = training_step()
     seconds_of(step, 3)
     context = multiprocessing.get_context("spawn")
@@ -83,7 +89,9 @@ def measuring_costs() -> list[dict]:
             with tempfile.TemporaryDirectory() as folder:
                 stop = context.Event()
                 child = (
-                    context.Process(target=sample_until_told, args=(folder, PERIOD_S, stop))
+                    context.Process(
+                        target=sample_until_told, args=(folder, PERIOD_S, stop)
+                    )
                     if on
                     else None
                 )
@@ -109,11 +117,13 @@ def measuring_costs() -> list[dict]:
     return [entry("time of training with measurement", value, "s", baseline, ratio)]
 
 
-# ------------------------------------------------------------------------------------------------- the training steps
+# --------------------------------------------------------------------------- the training steps
 
 
 class PublishedFilter(torch.nn.Module):
-    """The filter of one of our blocks with the published code's operations (networks/afnonet.py, AFNO2D)."""
+    """The filter of one of our blocks with the published code's operations (networks/afnonet.py,
+    AFNO2D).
+    """
 
     def __init__(self, ours: afno.FourierFilter):
         super().__init__()
@@ -125,13 +135,16 @@ class PublishedFilter(torch.nn.Module):
         z = torch.fft.rfft2(x.float(), dim=(1, 2), norm="ortho").reshape(
             n, h, w // 2 + 1, blocks, size
         )
-        rows, columns = slice(0, h), slice(0, min(h // 2 + 1, w // 2 + 1))  # those that pass
+        # those that pass
+        rows, columns = slice(0, h), slice(0, min(h // 2 + 1, w // 2 + 1))
         first, second = ([torch.zeros(z.shape) for _ in range(2)] for _ in range(2))
 
         def layer(real, imaginary, weight, bias, part):
             signs = (1, -1) if part == 0 else (1, 1)
             products = [torch.einsum("...bi,bio->...bo", real, weight[part])]
-            products.append(torch.einsum("...bi,bio->...bo", imaginary, weight[1 - part]))
+            products.append(
+                torch.einsum("...bi,bio->...bo", imaginary, weight[1 - part])
+            )
             return signs[0] * products[0] + signs[1] * products[1] + bias[part]
 
         z = z[:, rows, columns]
@@ -142,13 +155,17 @@ class PublishedFilter(torch.nn.Module):
         passed = [part[:, rows, columns] for part in first]
         for part in (0, 1):
             second[part][:, rows, columns] = layer(*passed, ours.w2, ours.b2, part)
-        z = torch.nn.functional.softshrink(torch.stack(second, dim=-1), ours.sparsity_threshold)
+        z = torch.nn.functional.softshrink(
+            torch.stack(second, dim=-1), ours.sparsity_threshold
+        )
         z = torch.view_as_complex(z).reshape(n, h, w // 2 + 1, channels)
         return torch.fft.irfft2(z, s=(h, w), dim=(1, 2), norm="ortho").to(x.dtype) + x
 
 
 def with_published_operations(model: AFNO) -> AFNO:
-    """The same network with the published code's operations: FFT, every activation kept, patches by convolution."""
+    """The same network with the published code's operations: FFT, every activation kept, patches
+    by convolution.
+    """
     model = copy.deepcopy(model)
     for block in model.blocks:
         block.filter = PublishedFilter(block.filter)
@@ -159,13 +176,19 @@ def with_published_operations(model: AFNO) -> AFNO:
 
 
 def afno_against_published_code() -> list[dict]:
-    """Processor's time of the published code's AFNO step at 20 x 176 x 352 on one thread, over that of ours."""
+    """Processor's time of the published code's AFNO step at 20 x 176 x 352 on one thread, over
+    that of ours.
+    """
     torch.manual_seed(0)
     ours, state = AFNO((176, 352)), torch.randn(1, 20, 176, 352)
     networks = [ours, with_published_operations(ours)]
     with torch.no_grad():
-        torch.testing.assert_close(networks[0](state), networks[1](state), rtol=1e-4, atol=1e-4)
-    optimizers = [torch.optim.Adam(network.parameters(), fused=True) for network in networks]
+        torch.testing.assert_close(
+            networks[0](state), networks[1](state), rtol=1e-4, atol=1e-4
+        )
+    optimizers = [
+        torch.optim.Adam(network.parameters(), fused=True) for network in networks
+    ]
 
     def step_s(which: int) -> float:
         begun = time.process_time()
@@ -182,7 +205,9 @@ def afno_against_published_code() -> list[dict]:
             ratios.append(seconds[1] / seconds[0])
             own_s.append(seconds[0])
             print(
-                f"  AFNO, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}", file=sys.stderr, flush=True
+                f"  AFNO, pair {pair + 1} of {PAIRS}: {ratios[-1]:.3f}",
+                file=sys.stderr,
+                flush=True,
             )
     name = "AFNO step: published code over ours"
     ratio = statistics.median(ratios)
@@ -190,11 +215,13 @@ def afno_against_published_code() -> list[dict]:
 
 
 def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
-    """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's transforms.
+    """Images per second of the trainer's loaders over torchvision's ImageFolder with Pillow's
+    transforms.
 
-    "paper" is that pipeline; "fast" has the same random crops (pixels differ by less than one of 255 on average) and
-    leaves normalization to the device; so from original JPEGs and from a prepared store. JPEGs of 500 x 375 pixels and
-    100 kB, all with the same batches and number of workers, started before the clock.
+    "paper" is that pipeline; "fast" has the same random crops (pixels differ by less than one of
+    255 on average) and leaves normalization to the device; so from original JPEGs and from a
+    prepared store. JPEGs of 500 x 375 pixels and 100 kB, all with the same batches and number of
+    workers, started before the clock.
     """
     with tempfile.TemporaryDirectory() as folder:
         root, store = Path(folder) / "tree", Path(folder) / "store"
@@ -215,32 +242,49 @@ def image_loading(baseline: str = "ImageFolder and Pillow") -> list[dict]:
         )
         pillow = ImageFolder(root / "train", usual)
         loaders = {
-            baseline: DataLoader(pillow, 32, num_workers=WORKERS, persistent_workers=True),
+            baseline: DataLoader(
+                pillow, 32, num_workers=WORKERS, persistent_workers=True
+            ),
             "paper's crops": trainers_loader(root, image_loading="pil"),
-            "fast crops": trainers_loader(root, image_loading="fast", uint8_to_device=True),
-            "a prepared store": trainers_loader(store, image_loading="store", uint8_to_device=True),
+            "fast crops": trainers_loader(
+                root, image_loading="fast", uint8_to_device=True
+            ),
+            "a prepared store": trainers_loader(
+                store, image_loading="store", uint8_to_device=True
+            ),
         }
         for loader in loaders.values():
             list(loader)
         taken_s: dict[str, list[float]] = {name: [] for name in loaders}
         for pair in range(PAIRS):
             for name in loaders if pair % 2 else reversed(loaders):
-                taken_s[name].append(seconds_of(functools.partial(list, loaders[name]), 1))
+                taken_s[name].append(
+                    seconds_of(functools.partial(list, loaders[name]), 1)
+                )
     usual_s = taken_s.pop(baseline)
     entries = []
     for name, seconds in taken_s.items():
         rate = len(pillow) / statistics.median(seconds)
-        ratios = [first / second for first, second in zip(usual_s, seconds, strict=True)]
-        entries.append(entry(name, rate, "images/s", baseline, statistics.median(ratios)))
+        ratios = [
+            first / second for first, second in zip(usual_s, seconds, strict=True)
+        ]
+        entries.append(
+            entry(name, rate, "images/s", baseline, statistics.median(ratios))
+        )
     return entries
 
 
 def trainers_loader(root: Path, **fields) -> DataLoader:
-    """Batches of the training images below ``root`` as the trainer loads them, in workers that stay."""
+    """Batches of the training images below ``root`` as the trainer loads them, in workers that
+    stay.
+    """
     made = config.make("resnet50", **fields, local_batch_size=32, image_size=224, training_samples=0,
                        validation_samples=0, loader_workers=WORKERS, persistent_workers=True)  # fmt: skip
     alone = World(0, 1, 0, torch.device("cpu"), "")
-    with mock.patch.object(manifests, "verify", lambda *given, **named: root), alone_in_the_world():
+    with (
+        mock.patch.object(manifests, "verify", lambda *given, **named: root),
+        alone_in_the_world(),
+    ):
         return resnet50.make_loader(resnet50.load_images(made)[0], made, alone)
 
 
@@ -253,7 +297,13 @@ def alone_in_the_world():
 
 def entry(name: str, value: float, unit: str, baseline: str, ratio: float) -> dict:
     """A comparison as build/bench.json has it."""
-    compared = {"name": name, "value": value, "unit": unit, "baseline": baseline, "ratio": ratio}
+    compared = {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "baseline": baseline,
+        "ratio": ratio,
+    }
     return compared | {"pairs": PAIRS, "machine": machine.describe_machine()["cpu"]}
 
 
@@ -272,7 +322,9 @@ def main() -> None:
     files.write_json(path, entries)
     for line in entries:
         value = f"{line['value']:9.3f} {line['unit']:8}"
-        print(f"{line['name']:36} {value} ratio {line['ratio']:.3f} to {line['baseline']}")
+        print(
+            f"{line['name']:36} {value} ratio {line['ratio']:.3f} to {line['baseline']}"
+        )
 
 
 USUAL = (measuring_costs, afno_against_published_code, image_loading)

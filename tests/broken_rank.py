@@ -1,4 +1,6 @@
-"""What starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after some steps."""
+"""What starts in place of train/__main__.py: a rank whose trainer ends in an unplanned way after
+some steps.
+"""
 
 import os
 import sys
@@ -16,7 +18,15 @@ original, how = Progress.step, os.environ["HOW_IT_ENDS"]
 
 
 def step(
-    self, epoch, index, loss, original=original, how=how, sys=sys, torch=torch, launchers=launchers
+    self,
+    epoch,
+    index,
+    loss,
+    original=original,
+    how=how,
+    sys=sys,
+    torch=torch,
+    launchers=launchers,
 ):
     print("rank", launchers.rank(), "in step", index, "of epoch", epoch)
     if launchers.rank() == 0 and epoch == 4:

@@ -20,7 +20,9 @@ TRAINING_S = 20.0
 def pytest_addoption(parser):
     group = parser.getgroup("energynn")
     group.addoption(
-        "--ran-twice", metavar="FILE", help="say at the very end which tests this file names"
+        "--ran-twice",
+        metavar="FILE",
+        help="say at the very end which tests this file names",
     )
     group.addoption(
         "--ran-twice-add",
@@ -115,11 +117,17 @@ def write_perun_hdf5(path, watts, seconds):
     with h5py.File(path, "w") as file:
         run = file.create_group("energynn/nodes/run")
         run.attrs["execution_dt"] = "2026-01-01T00:00:00"
-        totals = {"ENERGY": watts * seconds, "CPU_ENERGY": watts * seconds, "RUNTIME": seconds}
+        totals = {
+            "ENERGY": watts * seconds,
+            "CPU_ENERGY": watts * seconds,
+            "RUNTIME": seconds,
+        }
         for name, total in totals.items():
             run.create_group(f"metrics/{name}").attrs["sum"] = total
         raw = run.create_group("nodes/0/nodes/host/nodes/cpu/nodes/cpu_0/raw_data")
-        t = raw.create_dataset("timesteps", data=np.linspace(0, seconds, 81, dtype="float32"))
+        t = raw.create_dataset(
+            "timesteps", data=np.linspace(0, seconds, 81, dtype="float32")
+        )
         v = raw.create_dataset("values", data=np.full(81, watts, dtype="float32"))
         t.attrs.update({"mag": 1.0, "unit": "s"})
         v.attrs.update({"mag": 1.0, "unit": "W", "valid_max": 1e9})
@@ -169,7 +177,14 @@ def write_run_dir(runs_dir, system="local"):
         "model": None,
         "notes": {},
     }
-    lines = [{"header": "energynn-samples/1", "host": "host", "period_s": 0.1, "sensors": [sensor]}]
+    lines = [
+        {
+            "header": "energynn-samples/1",
+            "host": "host",
+            "period_s": 0.1,
+            "sensors": [sensor],
+        }
+    ]
     for step in range(int((TRAINING_S + 2) * 10)):
         t = step / 10 - 1
         lines.append(
@@ -179,17 +194,29 @@ def write_run_dir(runs_dir, system="local"):
                 "v": [int(POWER_W * (t + 1) * 1e6) + 10**9],
             }
         )
-    (folder / "samples-host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "samples-host.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     for rank in range(2):
         counts = dict(samples_trained=320, samples_evaluated=50, optimizer_steps=10)
         events = [
-            (-0.5, "rank_start", dict(rank=rank, world_size=2, host="host", pid=1, device="cpu")),
+            (
+                -0.5,
+                "rank_start",
+                dict(rank=rank, world_size=2, host="host", pid=1, device="cpu"),
+            ),
             (0.0, "training_start", dict(dataset_samples=1000)),
-            (TRAINING_S - 0.1, "epoch", dict(epoch=1, epochs=1, training_loss=2.0, **counts)),
+            (
+                TRAINING_S - 0.1,
+                "epoch",
+                dict(epoch=1, epochs=1, training_loss=2.0, **counts),
+            ),
             (
                 TRAINING_S,
                 "training_end",
-                dict(**counts, forward_backward_passes=10, metrics={"top1_error": 0.25}),
+                dict(
+                    **counts, forward_backward_passes=10, metrics={"top1_error": 0.25}
+                ),
             ),
             (TRAINING_S + 0.5, "rank_end", dict(status="finished")),
         ]
@@ -213,7 +240,12 @@ def write_run_dir(runs_dir, system="local"):
             "gap_us": [0, 500_000],
             "length_us": [8_000_000 + rank, 10_000_000],
         }
-        text = json.dumps({"names": ["forward", "backward"]}) + "\n" + json.dumps(phases) + "\n"
+        text = (
+            json.dumps({"names": ["forward", "backward"]})
+            + "\n"
+            + json.dumps(phases)
+            + "\n"
+        )
         (folder / f"phases-rank{rank}.jsonl").write_text(text)
     write_perun_hdf5(folder / "perun" / "energynn.hdf5", POWER_W, TRAINING_S + 1)
     return folder

@@ -9,16 +9,30 @@ from PIL import Image
 from energynn.data.photographs import PHOTOGRAPHS, source_path
 
 
-def as_jpegs(names: Iterable[str], count: int, size: tuple[int, int], seed: int = 0, quality: int = 98) -> list[bytes]:
-    """``count`` parts of each photograph scaled to ``size`` (width, height), as JPEG; at 500 x 375 about 100 kB."""
+def as_jpegs(
+    names: Iterable[str],
+    count: int,
+    size: tuple[int, int],
+    seed: int = 0,
+    quality: int = 98,
+) -> list[bytes]:
+    """``count`` parts of each photograph scaled to ``size`` (width, height), as JPEG; at 500 x
+    375 about 100 kB.
+    """
     generator, files = np.random.default_rng(seed), []
     for name in names:
         photograph = Image.open(source_path(*PHOTOGRAPHS[name][:2])).convert("RGB")
         for _ in range(count):
-            share = generator.uniform(0.6, 1) * min(photograph.width / size[0], photograph.height / size[1])
+            share = generator.uniform(0.6, 1) * min(
+                photograph.width / size[0], photograph.height / size[1]
+            )
             width, height = share * size[0], share * size[1]
-            left, top = generator.uniform(0, (photograph.width - width, photograph.height - height))
-            part = photograph.resize(size, Image.Resampling.LANCZOS, (left, top, left + width, top + height))
+            left, top = generator.uniform(
+                0, (photograph.width - width, photograph.height - height)
+            )
+            part = photograph.resize(
+                size, Image.Resampling.LANCZOS, (left, top, left + width, top + height)
+            )
             data = io.BytesIO()
             part.save(data, "JPEG", quality=quality)
             files.append(data.getvalue())

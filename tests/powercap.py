@@ -6,8 +6,12 @@ import textwrap
 from pathlib import Path
 
 
-def constant_power(powercap: Path, power_W: float, range_uJ: int = 262143328850) -> subprocess.Popen:
-    """Make the tree with one package; returns the process that moves its counter, every 5 ms, until it is killed."""
+def constant_power(
+    powercap: Path, power_W: float, range_uJ: int = 262143328850
+) -> subprocess.Popen:
+    """Make the tree with one package; returns the process that moves its counter, every 5 ms,
+    until it is killed.
+    """
     zone = powercap / "intel-rapl:0"
     zone.mkdir(parents=True)
     (zone / "name").write_text("package-0\n")

@@ -17,11 +17,15 @@ def wait_until(condition, timeout_s=180, what=""):
 
 
 def processes_of(folder):
-    """Everything that carries a folder in its command line or its run's variable, except this test."""
+    """Everything that carries a folder in its command line or its run's variable, except this
+    test.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            words = " ".join(process.cmdline()) + process.environ().get(perun_adapter.RUN_DIR_VARIABLE, "")
+            words = " ".join(process.cmdline()) + process.environ().get(
+                perun_adapter.RUN_DIR_VARIABLE, ""
+            )
             alive = process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue

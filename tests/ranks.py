@@ -1,7 +1,8 @@
-"""Ranks for tests, forked from one process that has imported torch: each import takes longer than a short training.
+"""Ranks for tests, forked from one process that has imported torch: each import takes longer
+than a short training.
 
-They find each other as torchrun's ranks do. Ranks that real launchers start have tests of their own
-(train/test_launchers.py).
+They find each other as torchrun's ranks do. Ranks that real launchers start have tests of their
+own (train/test_launchers.py).
 """
 
 import contextlib
@@ -21,9 +22,14 @@ from pathlib import Path
 
 from energynn.files import REPOSITORY
 
-MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
-# OpenMP reads its number of threads once, when torch is imported. Open MPI wants to be told that the tests may run as
-# root and on few cores; MPICH does not look at these.
+MPIRUN = shutil.which(
+    "mpirun",
+    path=os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    ),
+)
+# OpenMP reads its number of threads once, when torch is imported. Open MPI wants to be told that
+# the tests may run as root and on few cores; MPICH does not look at these.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -35,34 +41,54 @@ ENVIRONMENT = {
 PATIENCE_S = 300  # until ranks count as hanging
 GRACE_S = 20  # in which the others end by themselves when one has failed
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["energynn.train.resnet50", "energynn.train.fourcastnet", "energynn.train.session"])
+FORKS.set_forkserver_preload(
+    ["energynn.train.resnet50", "energynn.train.fourcastnet", "energynn.train.session"]
+)
 
 
-def start_ranks(ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
-    """Run a script in so many ranks to the end; returns the first status but 0, and what all of them printed."""
+def start_ranks(
+    ranks: int, script: str | Path, *arguments: str, extra: dict | None = None
+):
+    """Run a script in so many ranks to the end; returns the first status but 0, and what all of
+    them printed.
+    """
     return Ranks(ranks, script, *arguments, extra=extra).wait()
 
 
 class Ranks:
     """A script in so many ranks, which go on while the test looks at them."""
 
-    def __init__(self, ranks: int, script: str | Path, *arguments: str, extra: dict | None = None):
+    def __init__(
+        self, ranks: int, script: str | Path, *arguments: str, extra: dict | None = None
+    ):
         self.output = tempfile.TemporaryFile("w+", errors="replace")
         self.command = [str(script), *map(str, arguments)]
         environment = os.environ | ENVIRONMENT | (extra or {})
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            reference = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+            reference = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free.getsockname()[1]),
+            }
         self.processes = []
         for rank in range(ranks):
-            place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+            place = {
+                "RANK": rank,
+                "WORLD_SIZE": ranks,
+                "LOCAL_RANK": rank,
+                "LOCAL_WORLD_SIZE": ranks,
+            }
             if ranks > 1:
-                environment |= reference | {name: str(number) for name, number in place.items()}
+                environment |= reference | {
+                    name: str(number) for name, number in place.items()
+                }
             self.processes.append(self._fork(environment))
 
     def _fork(self, environment: dict[str, str]):
         descriptor = multiprocessing.reduction.DupFd(self.output.fileno())
-        process = FORKS.Process(target=_run, args=(self.command, environment, descriptor))
+        process = FORKS.Process(
+            target=_run, args=(self.command, environment, descriptor)
+        )
         with _environment(ENVIRONMENT):  # of the server, which the first fork starts
             process.start()
         return process
@@ -71,7 +97,9 @@ class Ranks:
         return any(process.is_alive() for process in self.processes)
 
     def wait(self) -> subprocess.CompletedProcess:
-        """Until all have ended; when one has failed, those that do not end by themselves are ended."""
+        """Until all have ended; when one has failed, those that do not end by themselves are
+        ended.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while self.are_alive():
             if any(process.exitcode for process in self.processes):
@@ -79,11 +107,15 @@ class Ranks:
             if time.monotonic() > deadline:
                 for process in self.processes:
                     process.kill()
-            alive = [process.sentinel for process in self.processes if process.is_alive()]
+            alive = [
+                process.sentinel for process in self.processes if process.is_alive()
+            ]
             multiprocessing.connection.wait(alive, 1.0)
         self.output.seek(0)
         failed = [process.exitcode for process in self.processes if process.exitcode]
-        return subprocess.CompletedProcess(self.command, failed[0] if failed else 0, self.output.read())
+        return subprocess.CompletedProcess(
+            self.command, failed[0] if failed else 0, self.output.read()
+        )
 
 
 @contextlib.contextmanager
@@ -110,13 +142,16 @@ def _run(command: list[str], environment: dict[str, str], output) -> None:
     if "RANK" not in environment:
         _take_own_core(environment.get("PYTEST_XDIST_WORKER", "gw0"))
     gc.freeze()  # what the server has imported is nobody's garbage
-    multiprocessing.set_start_method("fork", force=True)  # of the loader's workers, as in a process of its own
+    # of the loader's workers, as in a process of its own
+    multiprocessing.set_start_method("fork", force=True)
     sys.argv = command
     sys.path.insert(0, str(Path(command[0]).parent))
     runpy.run_path(command[0], run_name="__main__")
 
 
 def _take_own_core(worker: str) -> None:
-    """A rank alone takes the first core that it may use: let it be another one in each of pytest's processes."""
+    """A rank alone takes the first core that it may use: let it be another one in each of
+    pytest's processes.
+    """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})

@@ -20,7 +20,8 @@ import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-MARK = "ENERGYNN_SEEDED"  # every process of a test has this variable, so that none is left
+# every process of a test has this variable, so that none is left
+MARK = "ENERGYNN_SEEDED"
 NOT_COPIED = (".venv", "build", "__pycache__", "local", "measured", "imported")
 LIMIT_S = 600
 
@@ -47,7 +48,18 @@ def seed(fault: dict, copy: Path) -> None:
 def failure(copy: Path, test: str) -> str:
     """Run a test, or a file of tests without its slow ones; returns what has failed, or nothing."""
     marks = "not nightly" if "::" in test else "not slow and not nightly"
-    words = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb", "short", "-m", marks]
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        "--tb",
+        "short",
+        "-m",
+        marks,
+    ]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         started = subprocess.Popen(
             [sys.executable, *words, test],
@@ -66,7 +78,9 @@ def failure(copy: Path, test: str) -> str:
             end_what_is_left(copy)
             started.wait()
         output.seek(0)
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read(), re.MULTILINE)
+        failed = re.search(
+            r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output.read(), re.MULTILINE
+        )
     if failed:
         return failed[1]
     return f"{test} (status {status})" if status else ""

@@ -25,7 +25,10 @@ def docstring_lines(source: str) -> set[int]:
     """The numbers of the lines that hold docstrings."""
     lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             lines.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return lines
 
@@ -48,7 +51,10 @@ def sizes(folder: str) -> dict[str, tuple[int, int]]:
     for path in sorted((REPOSITORY / folder).rglob("*.py")):
         names = path.relative_to(REPOSITORY / folder).parts
         tokens, lines = tokens_and_lines(path)
-        for part in (folder, f"{folder}/{names[0]}" if len(names) > 1 else f"{folder}/*.py"):
+        for part in (
+            folder,
+            f"{folder}/{names[0]}" if len(names) > 1 else f"{folder}/*.py",
+        ):
             known = parts.get(part, (0, 0))
             parts[part] = known[0] + tokens, known[1] + lines
     return parts
@@ -68,8 +74,12 @@ def commands() -> int:
 def main() -> None:
     for folder in ("energynn", "tests"):
         for part, (tokens, lines) in sorted(sizes(folder).items()):
-            print(f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line")
-    print(f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words")
+            print(
+                f"{part:22} {tokens:8,} tokens {lines:7,} lines {tokens / lines:6.1f} a line"
+            )
+    print(
+        f"{'docs, CONTRIBUTING':22} {words('docs/*.md') + words('CONTRIBUTING.md'):8,} words"
+    )
     print(f"{'README':22} {words('README.md'):8,} words")
     print(f"{'CHANGELOG':22} {words('CHANGELOG.md'):8,} words")
     print(f"{'energynn --help':22} {commands():8,} commands")

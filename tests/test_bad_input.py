@@ -28,10 +28,17 @@ def here(tmp_path, monkeypatch):
     ghostscript = tmp_path / "programs" / "gs"
     ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path}/canary\n")
     ghostscript.chmod(0o755)
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+    numbers = (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    )
     handlers = {number: signal.getsignal(number) for number in numbers}
     yield tmp_path
-    for number, handler in handlers.items():  # `measure` passes signals on to its command
+    for number, handler in handlers.items():
+        # `measure` passes signals on to its command
         signal.signal(number, handler)
 
 
@@ -53,7 +60,9 @@ def refused(here: Path, *words, says: str = "") -> None:
     before = content(here)
     status, _, errors = call(*words)
     assert status == 2, (status, errors)
-    assert errors.startswith("energynn") and errors.count("\n") == 1 and len(errors) < 1000, errors
+    assert (
+        errors.startswith("energynn") and errors.count("\n") == 1 and len(errors) < 1000
+    ), errors
     assert says in errors and "Traceback" not in errors, errors
     assert not (here / "canary").exists(), "something was executed"
     assert before.items() <= content(here).items(), "something was lost"
@@ -90,7 +99,11 @@ def spoil(path: Path, what: str) -> None:
 
 NO_RAW_FILE = [("samples-host.jsonl", PIPE), ("events-rank1.jsonl", DEVICE)]
 NO_FILE = [(name, what) for name in ("run.json", "record.json") for what in CONTENTS]
-NO_FILE += [(name, what) for name in ("run.json", "record.json") for what in (PIPE, FOLDER, SPARSE)]
+NO_FILE += [
+    (name, what)
+    for name in ("run.json", "record.json")
+    for what in (PIPE, FOLDER, SPARSE)
+]
 
 
 @pytest.mark.parametrize("name, what", NO_FILE + NO_RAW_FILE)
@@ -113,19 +126,29 @@ def test_an_ill_typed_file_is_a_fault_of_one_run(here, name, what):
 
 
 @pytest.mark.parametrize("kind", ["csv", "netcdf"])
-def test_what_cannot_be_written_is_refused_before_it_is_computed(here, monkeypatch, kind):
+def test_what_cannot_be_written_is_refused_before_it_is_computed(
+    here, monkeypatch, kind
+):
     monkeypatch.setattr("energynn.interface.load", None)
     (here / "runs").mkdir()
     (here / "file").touch()
     refused(here, "export", f"--{kind}", here, says="is a directory")
-    refused(here, "export", f"--{kind}", here / "file" / "out", says="no folder that you may write")
+    refused(
+        here,
+        "export",
+        f"--{kind}",
+        here / "file" / "out",
+        says="no folder that you may write",
+    )
 
 
 # ---------------------------------------------------------------------------------- foreign files
 
 
 def values_of(file) -> h5py.Group:
-    return file["app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"]
+    return file[
+        "app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"
+    ]
 
 
 def replaced(name: str = "values", **facts):
@@ -207,9 +230,13 @@ def linked_era5(folder: Path) -> None:
 
 
 ERA5 = {
-    "no finite v850 at 2019-01-01T06 UTC": in_hdf5("v850", lambda values: np.full_like(values, np.inf)),
+    "no finite v850 at 2019-01-01T06 UTC": in_hdf5(
+        "v850", lambda values: np.full_like(values, np.inf)
+    ),
     "is a link": linked_era5,
-    "'level' is not a valid dimension": in_netcdf(lambda source: source.rename(level="height")),
+    "'level' is not a valid dimension": in_netcdf(
+        lambda source: source.rename(level="height")
+    ),
 }
 
 
@@ -254,11 +281,18 @@ def test_images_that_are_none(here, what):
 
 # -------------------------------------------------------- systems of one's own
 
-MACHINES = ["", "cpu_model = 5", "[", "[cpu_model]\nidle_W_per_core = -1\nfull_W_per_core = 1"]
+MACHINES = [
+    "",
+    "cpu_model = 5",
+    "[",
+    "[cpu_model]\nidle_W_per_core = -1\nfull_W_per_core = 1",
+]
 
 
 @pytest.mark.parametrize("text", MACHINES)
 def test_descriptions_of_the_machine(here, text):
     (here / "runs" / "local").mkdir(parents=True)
     (here / "runs" / "local" / "system.toml").write_text(text)
-    refused(here, "measure", "--", "touch", "canary", says="system.toml: cannot be read")
+    refused(
+        here, "measure", "--", "touch", "canary", says="system.toml: cannot be read"
+    )

@@ -45,7 +45,9 @@ def test_the_version_and_the_list_of_commands(capsys):
         (["measure"], "COMMAND"),
     ],
 )
-def test_a_slip_is_one_line_with_the_word_that_was_meant(capsys, tmp_path, words, meant):
+def test_a_slip_is_one_line_with_the_word_that_was_meant(
+    capsys, tmp_path, words, meant
+):
     takes_folder = words[0] in ("run", "submit") and "--runs" not in words
     where = ["--runs-dir", str(tmp_path / "runs")] if takes_folder else []
     status, _, err = said(capsys, *words, *where)
@@ -69,7 +71,10 @@ def test_every_command_says_what_it_does_with_an_example_on_80_columns(
 
 
 def test_bash_completes_commands_and_options():
-    environment = os.environ | {"_ENERGYNN_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    environment = os.environ | {
+        "_ENERGYNN_COMPLETE": "complete_bash",
+        "COMP_CWORD": "1",
+    }
     environment["COMP_WORDS"] = "energynn com"
     program = "from energynn import cli; cli.main()"
     done = subprocess.run(
@@ -81,7 +86,9 @@ def test_bash_completes_commands_and_options():
 def test_help_loads_nothing_heavy():
     program = "import sys; from energynn import cli; cli.main(['--help']); "
     program += "print({'numpy', 'pandas', 'torch', 'rich'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
     assert done.stdout.splitlines()[-1] == "set()", done
 
 
@@ -93,10 +100,15 @@ RUNS = ["runs/local/RUN", f"runs/measured/{MEASURED}", "runs/other/RUN"]
 def checkout(tmp_path_factory):
     """A folder with three runs, one of them a measured command, and the numbers of a paper."""
     folder = tmp_path_factory.mktemp("checkout")
-    runs = [write_run_dir(folder / "runs", system) for system in ("local", "measured", "other")]
+    runs = [
+        write_run_dir(folder / "runs", system)
+        for system in ("local", "measured", "other")
+    ]
     made = runs[1].rename(runs[1].with_name(MEASURED))
     intent = json.loads((made / "run.json").read_text())
-    settings = {"command": "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90"}
+    settings = {
+        "command": "python train.py --learning-rate 0.1 --data /data/imagenet --epochs 90"
+    }
     intent |= {"run_id": MEASURED, "workload": "command", "config": settings}
     files.write_json(made / "run.json", intent)
     for run in (runs[0], made, runs[2]):
@@ -144,20 +156,28 @@ def test_answers_fit_a_terminal_of_80_columns(capfd, monkeypatch, checkout, word
         ]
     assert cli.main(words) in (0, 1)
     answer = "".join(capfd.readouterr())
-    assert answer and not [line for line in answer.splitlines() if len(line) > 80], answer
+    assert answer and not [line for line in answer.splitlines() if len(line) > 80], (
+        answer
+    )
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
     command = [sys.executable, "-m", "energynn.cli", "run", "--list"]
     started = subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     started.stdout.close()
     assert started.stderr.read() == "" and started.wait() == 1
 
 
 def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatch):
-    cells = json.loads((REPOSITORY / "notebooks" / "run_training.ipynb").read_text())["cells"]
+    cells = json.loads((REPOSITORY / "notebooks" / "run_training.ipynb").read_text())[
+        "cells"
+    ]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     monkeypatch.chdir(REPOSITORY / "notebooks")
     monkeypatch.setenv("ENERGYNN_RUNS", "/somewhere/runs")
@@ -168,7 +188,9 @@ def test_a_notebook_opened_in_jupyterlab_writes_where_the_others_read(monkeypatc
 
 def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
     out = shlex.quote(str(tmp_path / "run"))
-    words = f"{sys.executable} -m energynn.cli measure --out {out} -- sh -c 'exit 3' >&-"
+    words = (
+        f"{sys.executable} -m energynn.cli measure --out {out} -- sh -c 'exit 3' >&-"
+    )
     done = subprocess.run(words, shell=True, capture_output=True, text=True)
     assert done.returncode == 3 and "Traceback" not in done.stderr
     assert (tmp_path / "run" / "record.json").exists()
@@ -176,6 +198,12 @@ def test_a_closed_standard_output_costs_no_commands_status(tmp_path):
 
 def test_parameters_are_taken_as_papermill_takes_them_but_not_those_of_a_command_measured():
     words = ["run", "-p", "devices", "2", "-p", "epochs=3"]
-    assert cli.as_typer_takes_them(words) == ["run", "-p", "devices=2", "-p", "epochs=3"]
+    assert cli.as_typer_takes_them(words) == [
+        "run",
+        "-p",
+        "devices=2",
+        "-p",
+        "epochs=3",
+    ]
     measured = ["measure", "python", "train.py", "-p", "devices", "2"]
     assert cli.as_typer_takes_them(measured) == measured

@@ -11,19 +11,40 @@ from energynn import cli, config
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        (dict(learning_rte=0.1), "learning_rte: not a parameter.* did you mean learning_rate?"),
+        (
+            dict(learning_rte=0.1),
+            "learning_rte: not a parameter.* did you mean learning_rate?",
+        ),
         (dict(patch_size=4), "patch_size: not a parameter"),
         (dict(devices=2, global_batch_size=3), "3 is not local_batch_size x 2 devices"),
-        (dict(devices=2, global_batch_size=40, local_batch_size=16), "choose a multiple of 2"),
+        (
+            dict(devices=2, global_batch_size=40, local_batch_size=16),
+            "choose a multiple of 2",
+        ),
         (dict(global_batch_size=10, accumulation_steps=3), "choose a multiple of 3"),
         (dict(learning_rate=float("nan")), "learning_rate: must have .*minimum 0"),
-        (dict(evaluate_training_set=1), "evaluate_training_set: must have type boolean"),
+        (
+            dict(evaluate_training_set=1),
+            "evaluate_training_set: must have type boolean",
+        ),
         (dict(dataset="../photographs"), "dataset: .*up to 64 letters"),
         (dict(preset="best"), "preset: .*fast.*paper.*smoke"),
-        (dict(workload="alexnet"), "workload: .* choose one of resnet50, fourcastnet, or a module"),
-        (dict(workload="fourcastnet", stage="finetune"), "initial_run: .* needs the run_id"),
-        (dict(workload="fourcastnet", patch_size=8), "patch_size: 8 must divide the 60 x 120"),
-        (dict(workload="fourcastnet", embed_dim=20), "embed_dim: 20 must be a multiple"),
+        (
+            dict(workload="alexnet"),
+            "workload: .* choose one of resnet50, fourcastnet, or a module",
+        ),
+        (
+            dict(workload="fourcastnet", stage="finetune"),
+            "initial_run: .* needs the run_id",
+        ),
+        (
+            dict(workload="fourcastnet", patch_size=8),
+            "patch_size: 8 must divide the 60 x 120",
+        ),
+        (
+            dict(workload="fourcastnet", embed_dim=20),
+            "embed_dim: 20 must be a multiple",
+        ),
         (dict(workload="fourcastnet", test_years="twenty"), "test_years: .*years as"),
     ],
 )
@@ -41,12 +62,16 @@ JSON = st.recursive(
 
 
 @given(st.sampled_from(list(config.CONFIGS)), st.data(), JSON)
-def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(workload, data, value):
+def test_any_value_of_any_parameter_is_within_its_limits_or_refused_by_name(
+    workload, data, value
+):
     kinds = config.types(config.CONFIGS[workload])
     name = data.draw(st.sampled_from([name for name in kinds if name != "workload"]))
     limits = msgspec.json.schema(kinds[name])
     try:
-        made = config.make(**config.from_notebook({"workload": workload, name: value, "_": 1}))
+        made = config.make(
+            **config.from_notebook({"workload": workload, name: value, "_": 1})
+        )
     except ValueError as error:
         text = str(error)
         assert "\n" not in text and len(text) < 300
@@ -64,26 +89,48 @@ def test_batch_sizes_follow_from_each_other():
     assert (made.accumulation_steps, made.local_batch_size) == (4, 8)
     made = config.make(devices=2, local_batch_size=8, accumulation_steps=4)
     assert made.global_batch_size == 64
-    assert config.make(global_batch_size=64, accumulation_steps=4).local_batch_size == 16
+    assert (
+        config.make(global_batch_size=64, accumulation_steps=4).local_batch_size == 16
+    )
 
 
 def test_paper_is_the_recipe_of_the_study_and_fast_changes_its_cost_only():
     paper = config.to_dict(config.make("resnet50", preset="paper"))
     recipe = dict(dataset="imagenet", image_size=224, local_batch_size=256, epochs=100)
-    recipe |= dict(warmup_epochs=5, loader_workers=4, data_staging=True, precision="float32")
-    recipe |= dict(evaluate_training_set=True, validation_crop="random", image_loading="pil")
-    recipe |= dict(crop_scale_min=0.5, deterministic=True, compile=False, pinned_memory=False)
-    recipe |= dict(perun_sampling_period_s=1.0, fused_optimizer=False, channels_last=False)
+    recipe |= dict(
+        warmup_epochs=5, loader_workers=4, data_staging=True, precision="float32"
+    )
+    recipe |= dict(
+        evaluate_training_set=True, validation_crop="random", image_loading="pil"
+    )
+    recipe |= dict(
+        crop_scale_min=0.5, deterministic=True, compile=False, pinned_memory=False
+    )
+    recipe |= dict(
+        perun_sampling_period_s=1.0, fused_optimizer=False, channels_last=False
+    )
     assert paper | recipe == paper
     fast = config.to_dict(config.make("resnet50", preset="fast"))
     differing = {name for name in paper | fast if paper.get(name) != fast.get(name)}
     assert differing == {"preset", *config.FAST, *config.FAST_IMAGES}
     tuning = dict(stage="finetune", initial_run="a-run", preset="paper")
-    for parameters, epochs in ((dict(preset="paper"), 80), (dict(preset="fast"), 80), (tuning, 50)):
+    for parameters, epochs in (
+        (dict(preset="paper"), 80),
+        (dict(preset="fast"), 80),
+        (tuning, 50),
+    ):
         made = config.make("fourcastnet", **parameters)
-        assert (made.epochs, made.patch_size, made.embed_dim, made.depth) == (epochs, 8, 768, 12)
+        assert (made.epochs, made.patch_size, made.embed_dim, made.depth) == (
+            epochs,
+            8,
+            768,
+            12,
+        )
         assert (made.dataset, made.local_batch_size) == ("era5", 1)
-    assert (made.learning_rate, config.make("fourcastnet").learning_rate) == (1e-4, 5e-4)
+    assert (made.learning_rate, config.make("fourcastnet").learning_rate) == (
+        1e-4,
+        5e-4,
+    )
 
 
 def test_a_record_without_a_parameter_is_refused():
@@ -97,13 +144,18 @@ def test_a_record_without_a_parameter_is_refused():
 def test_a_runs_name_is_what_it_was():
     """Records lie in folders of these names, and a study finds them there."""
     made = config.make(preset="paper", devices=4, local_batch_size=256)
-    assert config.run_id(made) == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-33d214dd"
+    assert (
+        config.run_id(made)
+        == "resnet50-paper-imagenet-n4-lbs256-gbs1024-s0-r0-33d214dd"
+    )
     made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
     name = "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-a26b45a9"
     assert config.run_id(made) == name
     plain = config.make(devices=2)
     assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-c4d74d27"
-    assert not set(config.LATER) & config.to_dict(plain).keys(), "names of earlier runs stay"
+    assert not set(config.LATER) & config.to_dict(plain).keys(), (
+        "names of earlier runs stay"
+    )
     later = config.make(devices=2, gradient_buckets=True)
     assert config.to_dict(later) == config.to_dict(plain) | {"gradient_buckets": True}
     changes = [dict(repeat=1), dict(seed=1), dict(epochs=7), dict(system="other")]
@@ -119,4 +171,6 @@ def test_every_parameter_is_listed_with_its_meaning_values_and_limits(capsys):
         known = config.schema()["$defs"][config_class.__name__]["properties"]
         for name, kind in config.types(config_class).items():
             assert name in known and f"; {config.limits(kind)}\n" in text, name
-            assert text.count(f"\n{name}: ") >= 2 + (name in shared), "its meaning and its values"
+            assert text.count(f"\n{name}: ") >= 2 + (name in shared), (
+                "its meaning and its values"
+            )

@@ -26,7 +26,15 @@ OTHERS = [
 ]
 LINES = ("make ", "energynn ", ".venv/bin/", "export ", "#!/", "#SBATCH ")
 OWN = ("my_study.py", "my_cluster.toml")  # named in commands
-COMMITTED = ("energynn/", "notebooks/", "docs/", "runs/", "data_manifests/", "systems/", "paper/")
+COMMITTED = (
+    "energynn/",
+    "notebooks/",
+    "docs/",
+    "runs/",
+    "data_manifests/",
+    "systems/",
+    "paper/",
+)
 COMMITTED += ("examples/", "tests/")
 EXECUTED_ELSEWHERE = "own.md"  # tests/test_interface.py executes its Python
 
@@ -54,7 +62,9 @@ def command_lines(text: str) -> list[str]:
     lines = []
     for block in blocks(text):
         if not is_python(block):
-            lines += [line for line in block.splitlines() if is_command_or_comment(line)]
+            lines += [
+                line for line in block.splitlines() if is_command_or_comment(line)
+            ]
     return lines
 
 
@@ -90,7 +100,11 @@ def parsed(words: list[str]) -> dict:
 
 
 def own_studies(text: str) -> list[str]:
-    return [block.partition("\n\n.venv")[0] for block in blocks(text) if "def study" in block]
+    return [
+        block.partition("\n\n.venv")[0]
+        for block in blocks(text)
+        if "def study" in block
+    ]
 
 
 def test_the_readme_opens_with_the_two_commands():
@@ -100,7 +114,10 @@ def test_the_readme_opens_with_the_two_commands():
 
 def test_documents_are_read_in_minutes():
     assert len(README.read_text().split()) <= 700
-    words = sum(len(path.read_text().split()) for path in [*DOCS, REPOSITORY / "CONTRIBUTING.md"])
+    words = sum(
+        len(path.read_text().split())
+        for path in [*DOCS, REPOSITORY / "CONTRIBUTING.md"]
+    )
     assert words <= 15_000
     assert len((REPOSITORY / "docs/architecture.md").read_text().split()) <= 1200
     assert len((REPOSITORY / "CHANGELOG.md").read_text().split()) <= 600
@@ -121,7 +138,9 @@ def test_links_lead_somewhere(path):
 @documents
 def test_paths_in_sentences_exist(path):
     for span in code_spans(path.read_text()):
-        names_a_file = span.startswith(COMMITTED) and not re.search(r"[<\s]|SYSTEM|_\Z", span)
+        names_a_file = span.startswith(COMMITTED) and not re.search(
+            r"[<\s]|SYSTEM|_\Z", span
+        )
         if names_a_file and not span.startswith(("runs/local", "runs/measured")):
             assert list(REPOSITORY.glob(span.rstrip("/"))), f"{path.name} names {span}"
 
@@ -137,26 +156,35 @@ def test_every_line_of_a_block_is_a_command_that_is_tested(path):
         if is_python(block):
             assert "def study" in block or path.name == EXECUTED_ELSEWHERE, block
         elif "def study" not in block:
-            untested = [line for line in block.splitlines() if not line.startswith(LINES)]
+            untested = [
+                line for line in block.splitlines() if not line.startswith(LINES)
+            ]
             assert not untested, f"{path.name}: {untested} is tested by nothing"
 
 
 @documents
 def test_make_targets_exist(path):
-    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE)
+    targets = re.findall(
+        r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), flags=re.MULTILINE
+    )
     for words in commands(path.read_text(), "make"):
         assert {word for word in words if "=" not in word} <= set(targets), words
 
 
 @documents
 def test_commands_are_parsed(path, monkeypatch):
-    monkeypatch.syspath_prepend(REPOSITORY / "examples")  # whose workload docs/own.md makes
+    # whose workload docs/own.md makes
+    monkeypatch.syspath_prepend(REPOSITORY / "examples")
     for words in commands(path.read_text(), "energynn"):
         options = parsed(words)
         if words[0] == "run":
-            config.make(**parameters_of([*(options["assigned"] or []), *(options["p"] or [])]))
+            config.make(
+                **parameters_of([*(options["assigned"] or []), *(options["p"] or [])])
+            )
         if words[0] in ("study", "submit"):
-            names = [options["name"]] if "name" in options else options.get("studies") or []
+            names = (
+                [options["name"]] if "name" in options else options.get("studies") or []
+            )
             studies.find([name for name in names if name not in OWN and name[0] != "-"])
         system = options.get("system")
         assert (
@@ -201,18 +229,28 @@ def test_the_architecture_shows_every_part():
     text = (REPOSITORY / "docs/architecture.md").read_text()
     picture = re.search(r"```\nnotebooks/.*?```", text, flags=re.DOTALL)[0]
     package = REPOSITORY / "energynn"
-    parts = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").is_file()}
+    parts = {
+        f"{path.name}/"
+        for path in package.iterdir()
+        if (path / "__init__.py").is_file()
+    }
     parts |= {path.stem for path in package.glob("*.py") if path.stem != "__init__"}
-    missing = {part for part in parts if not re.search(rf"\b{part.rstrip('/')}\b", picture)}
+    missing = {
+        part for part in parts if not re.search(rf"\b{part.rstrip('/')}\b", picture)
+    }
     assert not missing
-    for name in re.findall(r"`((?:measure|train|launch|cluster|analysis)/\w+\.\w+)`", text):
+    for name in re.findall(
+        r"`((?:measure|train|launch|cluster|analysis)/\w+\.\w+)`", text
+    ):
         assert (package / name).exists(), f"docs/architecture.md names {name}"
 
 
 def test_the_site_has_every_document_in_a_chapter():
     program = (REPOSITORY / "docs" / "make_site.py").read_text()
     for path in DOCS:
-        assert f'"{path.stem}"' in program or f'"docs/{path.stem}"' in program, path.stem
+        assert f'"{path.stem}"' in program or f'"docs/{path.stem}"' in program, (
+            path.stem
+        )
 
 
 @pytest.mark.slow
@@ -221,10 +259,19 @@ def test_the_site_is_made_without_a_warning_and_needs_no_network():
     pytest.importorskip("myst_parser")
     program = [sys.executable, REPOSITORY / "docs" / "make_site.py"]
     environment = os.environ | {"PYTHONPATH": "."}
-    done = subprocess.run(program, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        program, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     site = REPOSITORY / "build" / "site"
-    for page in ("index", "commands", "interface", "docs/run", "docs/own", "CONTRIBUTING"):
+    for page in (
+        "index",
+        "commands",
+        "interface",
+        "docs/run",
+        "docs/own",
+        "CONTRIBUTING",
+    ):
         text = (site / f"{page}.html").read_text()
         outside = r'<(?:script|link|img)[^>]*(?:src|href)="(?:https?:)?//'
         assert not re.findall(outside, text), page

@@ -32,16 +32,24 @@ def trackers(monkeypatch):
             self.energies = {"energy_total_provenance": "measured"}
             self.energy_J, self.time_s = 3.0, 2.0
 
-    monkeypatch.setattr(module, "energynn", SimpleNamespace(window=lambda name: Window(name=name)))
+    monkeypatch.setattr(
+        module, "energynn", SimpleNamespace(window=lambda name: Window(name=name))
+    )
     return module
 
 
 def test_trackers_get_energy_power_and_time_of_each_epoch(trackers):
     told = []
-    writer = SimpleNamespace(add_scalar=lambda name, value, step: told.append((name, value, step)))
-    mlflow = SimpleNamespace(log_metric=lambda name, value, step: told.append((name, value, step)))
+    writer = SimpleNamespace(
+        add_scalar=lambda name, value, step: told.append((name, value, step))
+    )
+    mlflow = SimpleNamespace(
+        log_metric=lambda name, value, step: told.append((name, value, step))
+    )
     run = SimpleNamespace(
-        log=lambda values: told.append((*list(values.items())[0], values["energynn/epoch"]))
+        log=lambda values: told.append(
+            (*list(values.items())[0], values["energynn/epoch"])
+        )
     )
     for log in (
         trackers.to_tensorboard(writer),
@@ -84,7 +92,9 @@ def test_data_of_ones_own_are_described_and_verified(my_points):
 
 def test_a_workload_that_is_no_module_or_has_no_configuration_is_refused():
     for name in ("no_such_workload", "json", "..x", ""):
-        with pytest.raises(ValueError, match="workload: .* is not known .*choose one of resnet50"):
+        with pytest.raises(
+            ValueError, match="workload: .* is not known .*choose one of resnet50"
+        ):
             config.make(name)
 
 
@@ -101,7 +111,12 @@ def test_a_workload_of_ones_own_has_typed_parameters_too(monkeypatch):
 
 
 def test_the_example_of_a_workload_is_short():
-    code = (EXAMPLES / "straight_line.py").read_text().partition("class Config")[2].splitlines()
+    code = (
+        (EXAMPLES / "straight_line.py")
+        .read_text()
+        .partition("class Config")[2]
+        .splitlines()
+    )
     assert len([line for line in code if line.strip()]) <= 35
 
 
@@ -123,7 +138,9 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
     data.mkdir(parents=True)
     x = np.linspace(-1, 1, 1000)
     np.savetxt(data / "points.csv", np.column_stack([x, 3 * x]), delimiter=",")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(here), str(here / "examples")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(here), str(here / "examples")])
+    }
     energynn = [sys.executable, "-m", "energynn.cli"]
     for words in (
         ["data", "describe", "my-points"],
@@ -137,14 +154,23 @@ def test_the_example_learns_the_line_and_leaves_a_valid_record(tmp_path):
         ],
     ):
         done = subprocess.run(
-            [*energynn, *words], env=environment, cwd=here, capture_output=True, text=True
+            [*energynn, *words],
+            env=environment,
+            cwd=here,
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("runs/local/*/record.json")
     record = json.loads(path.read_text())
     assert record["valid"], record["invalid_reasons"]
     assert record["metrics"]["slope"] == pytest.approx(3, abs=0.01)
-    assert len(record["history"]) == 200 and record["optimizer_steps"] * 20 == 200 * 1000
-    assert records.check(tmp_path / "runs") == []  # without the module, as on another machine
+    assert (
+        len(record["history"]) == 200 and record["optimizer_steps"] * 20 == 200 * 1000
+    )
+    # without the module, as on another machine
+    assert records.check(tmp_path / "runs") == []
     runs = results.load(tmp_path / "runs")
-    assert not runs.attrs["excluded"] and runs["workload"].values.tolist() == ["straight_line"]
+    assert not runs.attrs["excluded"] and runs["workload"].values.tolist() == [
+        "straight_line"
+    ]

@@ -14,7 +14,14 @@ from tests.conftest import minimal_record
 
 GRID = studies.gpu_grid()
 RUNS = [config.make(seed=seed) for seed in range(5)]
-RECIPE = ("workload", "preset", "precision", "image_loading", "channels_last", "fused_optimizer")
+RECIPE = (
+    "workload",
+    "preset",
+    "precision",
+    "image_loading",
+    "channels_last",
+    "fused_optimizer",
+)
 
 
 def images_on_device(runs):
@@ -31,15 +38,22 @@ def images_on_device(runs):
 
 def correlation_of_rates(runs, t0_s=0.008, t1_s=0.0007):
     """How far samples and updates a second go together, if a step takes t0 + t1 LBS or its pace."""
-    steps_s = [max(t0_s + t1_s * run.local_batch_size, run.step_period_s) for run in runs]
-    samples = [run.global_batch_size / step_s for run, step_s in zip(runs, steps_s, strict=True)]
+    steps_s = [
+        max(t0_s + t1_s * run.local_batch_size, run.step_period_s) for run in runs
+    ]
+    samples = [
+        run.global_batch_size / step_s
+        for run, step_s in zip(runs, steps_s, strict=True)
+    ]
     return abs(np.corrcoef(samples, 1 / np.array(steps_s))[0, 1])
 
 
 def test_the_grid_tells_samples_from_updates_and_a_sweep_alone_cannot():
     runs = images_on_device(GRID)
     assert correlation_of_rates(runs) < 0.7
-    assert correlation_of_rates([run for run in runs if not run.step_period_s]) > 0.999999
+    assert (
+        correlation_of_rates([run for run in runs if not run.step_period_s]) > 0.999999
+    )
 
 
 @pytest.mark.parametrize("study, anchors", [(studies.gpu, 2), (studies.gpu_grid, 3)])
@@ -116,7 +130,9 @@ def test_a_loan_makes_all_anchors_and_tells_samples_from_updates(
 
 def test_a_cold_first_run_leaves_out_no_others(tmp_path, clock):
     made = clock(lambda run, number: 200 if number == 1 else 20)
-    left_out = local.run_study(RUNS, tmp_path, minutes=(200 + 4 * 20 + 10) / 60, warm_up=True)
+    left_out = local.run_study(
+        RUNS, tmp_path, minutes=(200 + 4 * 20 + 10) / 60, warm_up=True
+    )
     assert made == [RUNS[0], *RUNS[:4]]
     assert left_out == [f"{config.run_id(RUNS[4])}: left out for lack of time"]
 
@@ -146,7 +162,10 @@ def test_valid_records_are_counted_and_the_exit_status_tells_of_failures(
     tmp_path, clock, monkeypatch, capsys
 ):
     first, second = studies.kick_the_tires("local")
-    outcomes = {first: dict(status="finished", valid=True), second: dict(status="failed")}
+    outcomes = {
+        first: dict(status="finished", valid=True),
+        second: dict(status="failed"),
+    }
     outcomes[second] |= {"status_reason": "no network"}
 
     def execute(run, run_dir, _most_s):

@@ -24,7 +24,9 @@ WINDOW_W = 300.0
 @pytest.fixture
 def two_runs(tmp_path):
     """Two valid runs of two systems below tmp_path/runs."""
-    folders = [write_run_dir(tmp_path / "runs", system) for system in ("local", "other")]
+    folders = [
+        write_run_dir(tmp_path / "runs", system) for system in ("local", "other")
+    ]
     for folder in folders:
         records.build(folder, "finished", "")
     return folders
@@ -38,7 +40,9 @@ def test_own_and_published_runs_are_one_table_with_units(two_runs):
     )
     own = runs.sel(run=(runs.origin == "own").values)
     assert own.sizes["run"] == 2 and runs.attrs["excluded"] == []
-    assert float(own.energy_total_kWh[0]) == pytest.approx(POWER_W * TRAINING_S / 3.6e6, rel=1e-3)
+    assert float(own.energy_total_kWh[0]) == pytest.approx(
+        POWER_W * TRAINING_S / 3.6e6, rel=1e-3
+    )
     assert own.provenance.values[0] == "simulated"
     assert "published" in set(runs.provenance.values)
 
@@ -58,7 +62,10 @@ def test_a_measured_command_is_in_the_table_as_what_it_is(two_runs, tmp_path):
     files.write_json(made / "record.json", record)
     runs = energynn.load(tmp_path / "runs")
     assert runs.hardware.sel(run="sleep-1") == runs.hardware.sel(run=folder.name)
-    assert runs.origin.sel(run="sleep-1") == "command" and runs.name.sel(run="sleep-1") == "sleep 1"
+    assert (
+        runs.origin.sel(run="sleep-1") == "command"
+        and runs.name.sel(run="sleep-1") == "sleep 1"
+    )
 
 
 def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
@@ -93,12 +100,17 @@ def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
     assert cli.main(["show", str(two_runs[0]), *runs]) == 0
     assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", capsys.readouterr().out)
     for name in ("csv", "netcdf"):
-        assert cli.main(["export", f"--{name}", str(tmp_path / f"runs.{name}"), *runs]) == 0
+        assert (
+            cli.main(["export", f"--{name}", str(tmp_path / f"runs.{name}"), *runs])
+            == 0
+        )
     with xr.open_dataset(tmp_path / "runs.netcdf", engine="scipy") as exported:
         assert exported.energy_total_kWh.attrs["units"] == "kWh"
         assert {"published", "own"} <= set(exported.origin.values)
     factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
-    assert cli.main(["export", "--csv", str(tmp_path / "runs.csv"), *factors, *runs]) == 0
+    assert (
+        cli.main(["export", "--csv", str(tmp_path / "runs.csv"), *factors, *runs]) == 0
+    )
     table = pd.read_csv(tmp_path / "runs.csv")
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())
 
@@ -119,10 +131,17 @@ def powered(tmp_path_factory):
 def run_program(program, powercap_folder, folder):
     path = folder / "program.py"
     path.write_text(textwrap.dedent(program))
-    environment = os.environ | {"ENERGYNN_POWERCAP": str(powercap_folder), "TMPDIR": str(folder)}
+    environment = os.environ | {
+        "ENERGYNN_POWERCAP": str(powercap_folder),
+        "TMPDIR": str(folder),
+    }
     environment |= {"PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
-        [sys.executable, path], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert not list(folder.glob("energynn-window-*")), "the sampler's folder was left"
@@ -176,7 +195,10 @@ def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
 
 def test_a_window_that_goes_on_has_no_energy_yet(monkeypatch):
     monkeypatch.setattr("energynn.measure.window._samples_file", lambda: REPOSITORY)
-    with energynn.window("block") as window, pytest.raises(ValueError, match="when it has ended"):
+    with (
+        energynn.window("block") as window,
+        pytest.raises(ValueError, match="when it has ended"),
+    ):
         _ = window.energy_J
     assert window.time_s == window.time_s  # it has ended
 
@@ -187,10 +209,17 @@ def test_the_examples_of_the_guide_run(two_runs, powered, tmp_path):
     code = [textwrap.dedent(block) for block in blocks if "energynn." in block]
     code = [block for block in code if ".venv/bin" not in block]
     assert len(code) >= 2
-    program = "\n".join([f"import os\nos.chdir({str(tmp_path)!r})", *code, "print('{}')"])
+    program = "\n".join(
+        [f"import os\nos.chdir({str(tmp_path)!r})", *code, "print('{}')"]
+    )
     path = tmp_path / "program.py"
     path.write_text(program)
-    environment = os.environ | {"ENERGYNN_POWERCAP": str(powered), "PYTHONPATH": str(REPOSITORY)}
+    environment = os.environ | {
+        "ENERGYNN_POWERCAP": str(powered),
+        "PYTHONPATH": str(REPOSITORY),
+    }
     command = [sys.executable, path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0 and "simulated" in done.stdout, done.stderr

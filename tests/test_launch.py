@@ -22,11 +22,15 @@ from energynn.measure.samples import read_events, read_samples
 from tests import powercap
 from tests.processes import processes_of, wait_until
 
-TINY = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
+TINY = dict(
+    workload="fourcastnet", embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02
+)
 # Paced: what they test happens while they last, and other tests get the cores meanwhile.
 LONGER = TINY | dict(devices=2, epochs=40, step_period_s=0.04)
 ENDLESS = TINY | dict(devices=2, epochs=10_000, step_period_s=0.04)
-PIPES = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY)
+PIPES = dict(
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPOSITORY
+)
 
 WITHOUT_PERUN = (
     "import importlib.util; find = importlib.util.find_spec\n"
@@ -37,14 +41,24 @@ WITHOUT_PERUN = (
 
 def papermill(runs_dir, parameters):
     notebook = REPOSITORY / "notebooks" / "run_training.ipynb"
-    words = [sys.executable, "-m", "papermill", "--no-progress-bar", "--log-output", notebook]
+    words = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        "--log-output",
+        notebook,
+    ]
     given = json.dumps({**parameters, "runs_dir": str(runs_dir)})
     words += [Path(runs_dir).parent / "out.ipynb", "--parameters_yaml", given]
     return subprocess.Popen(list(map(str, words)), **PIPES)
 
 
 def python_run(runs_dir, parameters, begin="", **options):
-    program = begin + "from energynn import config, launchers\nfrom energynn.launch import start\n"
+    program = (
+        begin
+        + "from energynn import config, launchers\nfrom energynn.launch import start\n"
+    )
     program += f"start.run(config.make(**{parameters!r}), {str(runs_dir)!r})"
     return subprocess.Popen([sys.executable, "-c", program], **PIPES, **options)
 
@@ -54,7 +68,9 @@ def supervised(runs_dir, parameters, changes, **options):
     program = "import os, pathlib, sys\nfrom energynn import config, launchers\n"
     program += f"from energynn.launch import start\n{changes}"
     program += f"made = config.make(**{parameters!r})\n"
-    program += f"run_dir = pathlib.Path({str(runs_dir)!r}) / 'local' / config.run_id(made)\n"
+    program += (
+        f"run_dir = pathlib.Path({str(runs_dir)!r}) / 'local' / config.run_id(made)\n"
+    )
     program += "start.begin(start.prepare(made, run_dir), run_dir)\n"
     program += "sys.exit(start.make(run_dir, os.getppid()))"
     return subprocess.Popen([sys.executable, "-c", program], **PIPES, **options)
@@ -76,7 +92,11 @@ def begun(runs_dir, number=1, ranks=2):
 
 
 def supervisor_of(runs_dir):
-    return next(one for one in processes_of(runs_dir) if "energynn.launch.start" in one.cmdline())
+    return next(
+        one
+        for one in processes_of(runs_dir)
+        if "energynn.launch.start" in one.cmdline()
+    )
 
 
 def rank_of(runs_dir, rank):
@@ -102,7 +122,9 @@ def made(tmp_path_factory):
     lines, live = [], False
     for line in started.stdout:
         lines.append(line)
-        live = live or "s left" in line and not list(runs_dir.glob("local/*/record.json"))
+        live = (
+            live or "s left" in line and not list(runs_dir.glob("local/*/record.json"))
+        )
     assert started.wait() == 0, "".join(lines)
     assert live, "the trainer's progress was not to be seen while it trained"
     return only_run(runs_dir)
@@ -132,14 +154,21 @@ def test_the_notebook_shows_power_live_and_a_valid_run_is_not_made_again(made):
     assert start.run(config.make(**LONGER), made.parents[1]) == made
     assert (made / "record.json").stat().st_mtime_ns == before
     lines = (made / "log.txt").read_text().splitlines()
-    assert all(line.startswith(("[0] ", "[1] ")) for line in lines), "labelled by mpirun, whole"
+    assert all(line.startswith(("[0] ", "[1] ")) for line in lines), (
+        "labelled by mpirun, whole"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "who, number, status, words",
     [
-        ("caller", signal.SIGKILL, "interrupted", "the process that started the run ended"),
+        (
+            "caller",
+            signal.SIGKILL,
+            "interrupted",
+            "the process that started the run ended",
+        ),
         ("mpirun", signal.SIGKILL, "killed", "mpirun with status -9"),
         ("supervisor", signal.SIGKILL, "killed", "the launcher died"),
         ("supervisor", signal.SIGHUP, "interrupted", "SIGHUP"),
@@ -154,7 +183,9 @@ def test_whoever_is_killed_nothing_is_left_and_a_record_says_it(
     time.sleep(1.5)
     killed_at = time.time_ns()
     victim(runs_dir, who, started).send_signal(number)
-    wait_until(lambda: not processes_of(runs_dir), 20, f"for {processes_of(runs_dir)} to end")
+    wait_until(
+        lambda: not processes_of(runs_dir), 20, f"for {processes_of(runs_dir)} to end"
+    )
     started.communicate(timeout=20)
     assert started.returncode != 0
     records.recover(runs_dir)
@@ -211,7 +242,9 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     wait_until(lambda: begun(tmp_path, ranks=1))
     time.sleep(1)
     words = "energynn.measure.sampler_process"
-    sampler = [one for one in processes_of(tmp_path) if words in " ".join(one.cmdline())]
+    sampler = [
+        one for one in processes_of(tmp_path) if words in " ".join(one.cmdline())
+    ]
     sampler[0].kill()
     output = started.communicate(timeout=120)[0]
     record = records.read(only_run(tmp_path))
@@ -224,7 +257,11 @@ def test_a_sampler_that_died_is_a_gap_and_the_run_is_not_valid(tmp_path):
     "how, launcher, words",
     [
         ("exit", "mpirun", "rank 0: 0"),
-        ("memory", "torchrun", "choose a smaller local_batch_size: CUDA out of memory."),
+        (
+            "memory",
+            "torchrun",
+            "choose a smaller local_batch_size: CUDA out of memory.",
+        ),
     ],
 )
 def test_one_rank_that_ends_on_its_own_ends_the_run_and_keeps_the_samples(
@@ -252,7 +289,15 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
     runs_dir = tmp_path / "runs"
     parameters = LONGER | dict(epochs=40, checkpoint_period_s=0.5)
     words = [f"{name}={value}" for name, value in parameters.items()]
-    command = [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "run",
+        "--runs-dir",
+        str(runs_dir),
+        *words,
+    ]
     energies_J = []
     for number, (who, how, status) in enumerate(
         [("supervisor", signal.SIGTERM, 75), ("rank 1", signal.SIGKILL, 1)], start=1
@@ -265,8 +310,12 @@ def test_a_stopped_run_goes_on_in_further_segments(tmp_path):
         record = records.read(only_run(runs_dir))
         assert started.returncode == status, output
         assert ("it can go on" in record["status_reason"]) == (status == 75)
-        assert list(only_run(runs_dir).glob("checkpoint/*.sha256")), "no checkpoint is lost"
-        assert len(record["segments"]) == number and (number == 1 or "goes on after " in output)
+        assert list(only_run(runs_dir).glob("checkpoint/*.sha256")), (
+            "no checkpoint is lost"
+        )
+        assert len(record["segments"]) == number and (
+            number == 1 or "goes on after " in output
+        )
         energies_J.append(record["energy_cpu_J"])
     assert list(only_run(runs_dir).glob("perun/*.hdf5")), "perun's data are kept, too"
     done = subprocess.run(command, timeout=300, **PIPES)
@@ -322,7 +371,15 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     """As on a GPU server that is lent for minutes: no perun, no MPI, nothing of the analysis."""
     for dataset in ("photographs", "photographs_large"):
         manifests.verify(dataset)
-    missing = ("perun", "mpi4py", "papermill", "ipykernel", "altair", "pandas", "statsmodels")
+    missing = (
+        "perun",
+        "mpi4py",
+        "papermill",
+        "ipykernel",
+        "altair",
+        "pandas",
+        "statsmodels",
+    )
     missing += ("skimage", "sklearn", "h5py", "xarray")
     (tmp_path / "sitecustomize.py").write_text(
         "from importlib.machinery import PathFinder as Finder\nfind = Finder.find_spec\n"
@@ -332,10 +389,24 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     (tmp_path / "two.py").write_text(TWO_POINTS)
-    words = [sys.executable, "-m", "energynn.cli", "study", "run", str(tmp_path / "two.py")]
-    words += ["--runs-dir", str(tmp_path / "runs"), "--archive", str(tmp_path / "all.tar.gz")]
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "study",
+        "run",
+        str(tmp_path / "two.py"),
+    ]
+    words += [
+        "--runs-dir",
+        str(tmp_path / "runs"),
+        "--archive",
+        str(tmp_path / "all.tar.gz"),
+    ]
     done = subprocess.run(words, env=os.environ | {"PYTHONPATH": path}, **PIPES)
-    found = [records.read(each.parent) for each in (tmp_path / "runs").rglob("record.json")]
+    found = [
+        records.read(each.parent) for each in (tmp_path / "runs").rglob("record.json")
+    ]
     assert done.returncode == 0 and len(found) == 2, done.stdout[-3000:]
     assert all(record["valid"] for record in found), done.stdout[-3000:]
     with tarfile.open(tmp_path / "all.tar.gz") as packed:
@@ -347,10 +418,13 @@ def test_a_study_is_made_where_little_but_torch_is_installed(tmp_path):
 @pytest.mark.slow
 def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     watts = 200.0
-    writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)  # wraps in 5 s
+    # wraps in 5 s
+    writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)
     environment = os.environ | {sensors.POWERCAP_VARIABLE: str(tmp_path / "powercap")}
     try:
-        started = python_run(tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment)
+        started = python_run(
+            tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment
+        )
         output = started.communicate(timeout=300)[0]
     finally:
         writer.kill()
@@ -358,9 +432,13 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     assert started.returncode == 0, output
     record = records.read(only_run(tmp_path / "runs"))
     assert record["energy_cpu_provenance"] == "simulated"
-    assert record["energy_cpu_J"] == pytest.approx(watts * record["training_time_s"], rel=0.01)
+    assert record["energy_cpu_J"] == pytest.approx(
+        watts * record["training_time_s"], rel=0.01
+    )
     assert record["energy_perun_total_J"] == record["energy_perun_cpu_J"]
-    assert record["energy_perun_cpu_J"] == pytest.approx(watts * record["perun_time_s"], rel=0.1)
+    assert record["energy_perun_cpu_J"] == pytest.approx(
+        watts * record["perun_time_s"], rel=0.1
+    )
 
 
 @pytest.mark.slow
@@ -368,7 +446,10 @@ def test_a_disk_that_fills_up_ends_the_run_in_a_clear_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m", "none", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         started = python_run(disk / "runs", ENDLESS)
@@ -398,7 +479,9 @@ def test_papermill_refuses_bad_parameters_in_one_line(tmp_path):
 
 
 def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys):
-    intent = start.prepare(config.make("fourcastnet"), tmp_path / "mine" / "local" / "run")
+    intent = start.prepare(
+        config.make("fourcastnet"), tmp_path / "mine" / "local" / "run"
+    )
     with supervise.take_host():
         with pytest.raises(ValueError, match="another measured run goes on"):
             start.warnings_of(intent)
@@ -421,7 +504,8 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     start.begin(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
     (run_dir / "checkpoint").mkdir()
-    (run_dir / "checkpoint" / "5.pt").touch()  # without its checksum: killed while it was written
+    # without its checksum: killed while it was written
+    (run_dir / "checkpoint" / "5.pt").touch()
     start.begin(intent, run_dir)
     assert not list(run_dir.glob("segment-*"))
     assert list(tmp_path.glob("local/superseded/run.1/checkpoint/5.pt"))
@@ -431,7 +515,9 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
 
 def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch):
     gpu = {"name": "a GPU", "driver": "1", "limit_W": 400.0}
-    monkeypatch.setattr(start.machine, "gpus", lambda: [gpu | {"index": i} for i in range(4)])
+    monkeypatch.setattr(
+        start.machine, "gpus", lambda: [gpu | {"index": i} for i in range(4)]
+    )
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     run_dir = tmp_path / "local" / "run"
     run_dir.mkdir(parents=True)
@@ -443,7 +529,11 @@ def test_a_run_sees_and_counts_only_the_gpus_that_it_uses(tmp_path, monkeypatch)
         return environment["CUDA_VISIBLE_DEVICES"], (run_dir / "perun.ini").read_text()
 
     visible, perun = variables(devices=2)
-    assert visible == "0,1" and "CUDA:(?!(0|1)_)" in perun and "exclude_backends = \n" in perun
+    assert (
+        visible == "0,1"
+        and "CUDA:(?!(0|1)_)" in perun
+        and "exclude_backends = \n" in perun
+    )
     assert variables(devices=4)[0] == "0,1,2,3"
     visible, perun = variables(devices=2, device="cpu")
     assert visible == "" and "exclude_backends = nvml amdsmi" in perun
@@ -459,15 +549,23 @@ def test_a_run_started_twice_in_an_instant_goes_on_once(tmp_path):
     run_dir = tmp_path / "local" / config.run_id(made)
     run_dir.mkdir(parents=True)
     (run_dir / "run.json").write_text("of the first")
-    with files.lock(run_dir / start.START_LOCK), pytest.raises(ValueError, match="goes on already"):
+    with (
+        files.lock(run_dir / start.START_LOCK),
+        pytest.raises(ValueError, match="goes on already"),
+    ):
         start.run(made, tmp_path)
     assert (run_dir / "run.json").read_text() == "of the first"
 
 
-def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_aside(run_dir):
+def test_an_attempt_whose_launcher_was_killed_has_a_record_before_it_is_moved_aside(
+    run_dir,
+):
     moved = run_dir.parent / "superseded" / f"{run_dir.name}.1"
     start.begin({}, run_dir)
-    assert records.read(moved)["status"] == "killed" and records.read(moved)["energy_cpu_J"] > 0
+    assert (
+        records.read(moved)["status"] == "killed"
+        and records.read(moved)["energy_cpu_J"] > 0
+    )
     assert records.check(moved.parent) == []
 
 
@@ -477,8 +575,12 @@ def test_a_machine_without_mpi_is_told_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="no MPI found: mpirun is not on PATH"):
         launchers.find_mpi()
     (tmp_path / "mpirun").write_text("#!/bin/sh\necho HYDRA\n")
-    (tmp_path / "python").write_text("#!/bin/sh\necho cannot load MPI library >&2; exit 1\n")
+    (tmp_path / "python").write_text(
+        "#!/bin/sh\necho cannot load MPI library >&2; exit 1\n"
+    )
     for name in ("mpirun", "python"):
         (tmp_path / name).chmod(0o755)
-    with pytest.raises(ValueError, match="no MPI library found by mpi4py .*cannot load MPI"):
+    with pytest.raises(
+        ValueError, match="no MPI library found by mpi4py .*cannot load MPI"
+    ):
         launchers.find_mpi()

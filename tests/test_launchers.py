@@ -79,27 +79,33 @@ RECORDED = {
 def environment(monkeypatch):
     """An environment without a launcher's variables, to which a test adds its own."""
     for name in list(os.environ):
-        if name.startswith(("PMI", "OMPI_", "MPI_", "SLURM_", "ENERGYNN_")) or name.endswith(
-            ("RANK", "WORLD_SIZE")
-        ):
+        if name.startswith(
+            ("PMI", "OMPI_", "MPI_", "SLURM_", "ENERGYNN_")
+        ) or name.endswith(("RANK", "WORLD_SIZE")):
             monkeypatch.delenv(name)
     return monkeypatch
 
 
-@pytest.mark.parametrize("variables, rank, size, ranks_of_host", RECORDED.values(), ids=RECORDED)
+@pytest.mark.parametrize(
+    "variables, rank, size, ranks_of_host", RECORDED.values(), ids=RECORDED
+)
 def test_a_launcher_s_variables_tell_rank_size_and_ranks_of_the_host(
     environment, variables, rank, size, ranks_of_host
 ):
     for name, value in variables.items():
         environment.setenv(name, value)
     assert launchers.rank() == rank and launchers.rank_and_size() == (rank, size)
-    assert launchers.ranks_of_this_host() == ranks_of_host and launchers.started_by_mpi()
+    assert (
+        launchers.ranks_of_this_host() == ranks_of_host and launchers.started_by_mpi()
+    )
 
 
 def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     environment, tmp_path
 ):
-    """Programs named apptainer and srun that only execute what they are given stand for the real ones."""
+    """Programs named apptainer and srun that only execute what they are given stand for the real
+    ones.
+    """
     fake, srun = tmp_path / "apptainer", tmp_path / "srun"
     fake.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
     srun.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/sruns\nshift 3\nexec "$@"\n')
@@ -117,7 +123,9 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
     alone = start.ranks_command(tmp_path, intent)
     assert alone[alone.index("--mpi=pmix") + 1] == sys.executable
     environment.setenv("A_DISK", str(tmp_path))
-    environment.setenv(launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:]))
+    environment.setenv(
+        launchers.PYTHON_VARIABLE, "$A_DISK/apptainer " + " ".join(words[1:])
+    )
     ranks = start.ranks_command(tmp_path, intent)
     begin = ranks.index("--mpi=pmix") + 1
     assert ranks[begin:] == words + alone[alone.index(sys.executable) + 1 :]
@@ -127,7 +135,9 @@ def test_srun_calls_the_python_of_a_container_and_the_record_names_it(
 
 def test_a_rank_writes_each_line_by_one_call():
     """So that mpirun can label it, and none is torn."""
-    program = "import sys\nfrom energynn import launchers\nlaunchers.write_whole_lines()\n"
+    program = (
+        "import sys\nfrom energynn import launchers\nlaunchers.write_whole_lines()\n"
+    )
     program += "print('a', 1)\nprint('b', 2, file=sys.stderr)"
     reading, writing = os.pipe2(os.O_DIRECT)  # each read gives one write
     variables = os.environ | {"PYTHONUNBUFFERED": "1"}

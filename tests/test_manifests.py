@@ -30,10 +30,14 @@ def test_damage_is_named_with_its_remedy(copies):
     with pytest.raises(ValueError, match="photographs.*coffee/007.jpg differs.*delete"):
         manifests.verify("photographs")
     victim.rename(victim.with_name("extra.jpg"))
-    with pytest.raises(ValueError, match="photographs.*coffee/007.jpg is missing.*delete"):
+    with pytest.raises(
+        ValueError, match="photographs.*coffee/007.jpg is missing.*delete"
+    ):
         manifests.verify("photographs")
     victim.write_bytes(sound)
-    with pytest.raises(ValueError, match="photographs.*extra.jpg is not in the manifest"):
+    with pytest.raises(
+        ValueError, match="photographs.*extra.jpg is not in the manifest"
+    ):
         manifests.verify("photographs")
     shutil.rmtree(root)  # the remedy
     manifests.verify("photographs")
@@ -47,7 +51,9 @@ def test_damage_is_named_with_its_remedy(copies):
 
 
 def test_missing_and_damaged_manifests_are_named(copies):
-    with pytest.raises(ValueError, match="imagenet: no checksums.*data describe imagenet"):
+    with pytest.raises(
+        ValueError, match="imagenet: no checksums.*data describe imagenet"
+    ):
         manifests.verify("imagenet")
     folder = copies / "data_manifests" / "era5_ensemble"
     (folder / "SHA256SUMS").write_text("not a checksum\n")
@@ -55,7 +61,9 @@ def test_missing_and_damaged_manifests_are_named(copies):
         manifests.verify("era5_ensemble")
 
 
-@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,distrbuonam3 ').map(str.encode))
+@given(
+    st.binary(max_size=60) | st.text(alphabet='{}[]":,distrbuonam3 ').map(str.encode)
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_listing_is_read_or_refused_in_one_line(copies, content):
     path = copies / "data_manifests" / "photographs" / "SHA256SUMS"
@@ -68,7 +76,9 @@ def test_a_listing_is_read_or_refused_in_one_line(copies, content):
 
 def test_another_jpeg_encoder_is_explained_and_can_be_described(copies, monkeypatch):
     monkeypatch.setattr(photographs, "JPEG_QUALITY", 80)
-    with pytest.raises(ValueError, match="requirements.lock.*data describe photographs"):
+    with pytest.raises(
+        ValueError, match="requirements.lock.*data describe photographs"
+    ):
         manifests.verify("photographs")
     describe.build("photographs")
     manifests.verify("photographs")
@@ -83,7 +93,10 @@ def test_manifests_say_what_is_needed():
         listed = {entry["name"]: entry["sha256"] for entry in manifest["distribution"]}
         assert listed == manifests.checksums(dataset)
     texts = json.loads(describe.DESCRIPTIONS.read_text())
-    assert f"JPEG quality {photographs.JPEG_QUALITY}" in texts["photographs"]["energynn:rule"]
+    assert (
+        f"JPEG quality {photographs.JPEG_QUALITY}"
+        in texts["photographs"]["energynn:rule"]
+    )
     assert ", ".join(era5_sources.CHANNELS) in texts["era5"]["description"]
 
 
@@ -102,7 +115,9 @@ def imagenet_tree(copies):
             folder = copies / "imagenet" / split / f"n{label}"
             folder.mkdir(parents=True)
             for k in range(count):
-                (folder / f"n{label}_{k}.JPEG").write_bytes(f"{split} {label} {k}".encode())
+                (folder / f"n{label}_{k}.JPEG").write_bytes(
+                    f"{split} {label} {k}".encode()
+                )
     return copies / "imagenet"
 
 
@@ -111,7 +126,11 @@ def test_imagenet_is_described_and_verified(imagenet_tree, copies, monkeypatch, 
     sums = copies / "data_manifests" / "imagenet" / "SHA256SUMS"
     subprocess.run(["sha256sum", "-c", "--quiet", sums], cwd=imagenet_tree, check=True)
     manifest = json.loads(sums.with_name("manifest.json").read_text())
-    assert manifest["energynn:splits"]["train"]["classes"] == {"n0": 5, "n1": 2, "n2": 4}
+    assert manifest["energynn:splits"]["train"]["classes"] == {
+        "n0": 5,
+        "n1": 2,
+        "n2": 4,
+    }
 
     with pytest.raises(ValueError, match="set ENERGYNN_IMAGENET"):
         manifests.verify("imagenet")

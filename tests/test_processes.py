@@ -81,7 +81,9 @@ def test_what_a_process_forks_ends_with_it_but_not_with_a_thread():
     assert processes.lives(of_thread)
     parent.kill()
     parent.wait()
-    wait_until(lambda: not any(map(processes.lives, forked)), 5, "for what was forked to end")
+    wait_until(
+        lambda: not any(map(processes.lives, forked)), 5, "for what was forked to end"
+    )
     assert processes.lives(of_thread)
     os.kill(of_thread, signal.SIGKILL)
 
@@ -101,7 +103,9 @@ def refuses(path):
 
 
 @pytest.mark.parametrize("read", [crashes, never_ends])
-def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(tmp_path, read):
+def test_a_file_that_crashes_its_reader_or_holds_it_for_ever_is_one_line(
+    tmp_path, read
+):
     with pytest.raises(ValueError, match="file: is damaged .*copy it again"):
         processes.require_an_end(read, tmp_path / "file", 5)
     for number in tmp_path.iterdir():
@@ -124,7 +128,9 @@ def test_all_that_works_for_a_folder_is_ended(tmp_path):
     assert not processes.marked(tmp_path) and started.wait() == -signal.SIGKILL
 
 
-def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(monkeypatch, tmp_path):
+def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(
+    monkeypatch, tmp_path
+):
     """As gVisor's: there no run could begin."""
     monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
     assert processes.is_alive(processes.name_of_this_process())

@@ -28,17 +28,28 @@ def test_every_number_of_a_record_is_the_known_one(run_dir):
     assert record["valid"], record["invalid_reasons"]
     assert record["training_time_s"] == pytest.approx(20.0)
     assert record["energy_cpu_J"] == pytest.approx(2400.0, rel=1e-6)
-    assert record["energy_total_provenance"] == record["energy_cpu_provenance"] == "simulated"
+    assert (
+        record["energy_total_provenance"]
+        == record["energy_cpu_provenance"]
+        == "simulated"
+    )
     assert record["device_hours_training"] == pytest.approx(2 * 20 / 3600)
     assert record["mean_power_total_W"] == pytest.approx(120.0)
     assert record["energy_perun_total_J"] == pytest.approx(120.0 * 21, rel=1e-6)
     assert record["perun_time_s"] == pytest.approx(21.0)
-    assert record["samples_in_training"] == 201 and record["coverage"] == pytest.approx(1.0)
+    assert record["samples_in_training"] == 201 and record["coverage"] == pytest.approx(
+        1.0
+    )
     assert record["metrics"] == {"top1_error": 0.25} and record["sockets"] == 1
-    forward_s = [each["time_s"] for each in record["energy_phases"] if each["phase"] == "forward"]
+    forward_s = [
+        each["time_s"] for each in record["energy_phases"] if each["phase"] == "forward"
+    ]
     assert forward_s == [8.0, 8.000001]
     assert "energy_gpu_J" not in record and "energy_ram_J" not in record
-    assert set(record) <= set(records.FIELDS) and records.check(run_dir.parent.parent) == []
+    assert (
+        set(record) <= set(records.FIELDS)
+        and records.check(run_dir.parent.parent) == []
+    )
 
 
 @pytest.fixture(scope="session")
@@ -52,13 +63,17 @@ def two_runs(tmp_path_factory):
 
 
 ONE_DATABASE = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
 @ONE_DATABASE
 @given(st.sampled_from(["run.json", "record.json"]), st.data(), JSON)
-def test_any_value_in_any_field_is_a_fault_of_this_run_alone(two_runs, tmp_path, file, data, value):
+def test_any_value_in_any_field_is_a_fault_of_this_run_alone(
+    two_runs, tmp_path, file, data, value
+):
     runs = tmp_path / "runs"
     shutil.rmtree(runs, ignore_errors=True)
     shutil.copytree(two_runs, runs)
@@ -76,7 +91,11 @@ def test_any_value_in_any_field_is_a_fault_of_this_run_alone(two_runs, tmp_path,
     faults = records.check(runs)
     assert faults and all(run.name in fault and "\n" not in fault for fault in faults)
     assert not any(other.name in fault for fault in faults)
-    assert field in " ".join(faults) or "not JSON" in " ".join(faults) or file in " ".join(faults)
+    assert (
+        field in " ".join(faults)
+        or "not JSON" in " ".join(faults)
+        or file in " ".join(faults)
+    )
 
 
 IN_LINES = "t w v event t_mono_ns t_wall_ns rank status epoch phase gap_us length_us header host"
@@ -102,17 +121,23 @@ def test_any_further_line_of_a_raw_file_leaves_a_record_or_one_line(
         assert records.check(run) == []
 
 
-def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(two_runs, tmp_path):
+def test_a_tampered_record_a_trace_or_a_missing_file_is_one_line_each(
+    two_runs, tmp_path
+):
     runs = tmp_path / "runs"
     shutil.copytree(two_runs, runs)
     (run,) = (runs / "local").glob("resnet50*")
     text = (run / "record.json").read_text()
-    (run / "record.json").write_text(text.replace('"status_reason": ""', '"status_reason": "x"'))
+    (run / "record.json").write_text(
+        text.replace('"status_reason": ""', '"status_reason": "x"')
+    )
     (fault,) = records.check(runs)
     assert "record.json was changed" in fault
     (run / "record.json").write_text(text)
     trace = run / "samples-host.jsonl"
-    trace.write_text(trace.read_text().replace('"v": [1120000000]', '"v": [1120000009]'))
+    trace.write_text(
+        trace.read_text().replace('"v": [1120000000]', '"v": [1120000009]')
+    )
     (run / "events-rank1.jsonl").rename(run / "stray.jsonl")
     faults = " ".join(records.check(runs))
     for name in ("samples-host", "events-rank1", "stray"):
@@ -132,12 +157,16 @@ def test_what_another_machines_sums_round_to_is_no_fault(run_dir):
 
 
 @pytest.mark.parametrize("has_record", [True, False])
-def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, capsys, has_record):
+def test_a_damaged_file_of_perun_holds_nobody_up(
+    run_dir, monkeypatch, capsys, has_record
+):
     """HDF5 goes round in it for ever; neither a record nor a checksum says that anybody read it."""
     monkeypatch.setattr(perun_adapter, "READ_WITHIN_S", 2)
     if has_record:
         records.build(run_dir, "finished", "")
-    (whole,) = REPOSITORY.glob("runs/large-batch/*lbs16-gbs48-s2-r0-87b7cd23/perun/energynn.hdf5")
+    (whole,) = REPOSITORY.glob(
+        "runs/large-batch/*lbs16-gbs48-s2-r0-87b7cd23/perun/energynn.hdf5"
+    )
     damaged = bytearray(whole.read_bytes())
     damaged[4105] = 202
     (run_dir / "perun" / "damaged.hdf5").write_bytes(damaged)
@@ -148,7 +177,8 @@ def test_a_damaged_file_of_perun_holds_nobody_up(run_dir, monkeypatch, capsys, h
         assert cli.main(["check", str(run_dir), "--recover"]) == 0
         record = records.read_record(run_dir)
         assert any(
-            flag.startswith("perun/damaged.hdf5: cannot be read") for flag in record["flags"]
+            flag.startswith("perun/damaged.hdf5: cannot be read")
+            for flag in record["flags"]
         )
         assert record["energy_perun_total_J"] > 0, "the other file is whole"
     assert "Traceback" not in capsys.readouterr().err
@@ -160,14 +190,22 @@ def test_a_dead_run_is_a_fault_until_it_is_recovered(run_dir, capsys):
         events = run_dir / f"events-rank{rank}.jsonl"
         lines = events.read_text().splitlines(keepends=True)
         events.write_text("".join(line for line in lines if "_end" not in line))
-    (run_dir / "samples-host.jsonl").write_text((run_dir / "samples-host.jsonl").read_text()[:-20])
+    (run_dir / "samples-host.jsonl").write_text(
+        (run_dir / "samples-host.jsonl").read_text()[:-20]
+    )
     with open(run_dir / "run.json") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # its launcher is alive
         assert records.check(runs) == [] and records.recover(runs) == []
-    assert cli.main(["check", str(runs)]) == 1 and "no record.json" in capsys.readouterr().out
+    assert (
+        cli.main(["check", str(runs)]) == 1
+        and "no record.json" in capsys.readouterr().out
+    )
     assert cli.main(["check", "--recover", str(runs)]) == 0
     record = records.read(run_dir)
-    assert record["status"] == "killed" and "1 of 1 epochs were done" in record["status_reason"]
+    assert (
+        record["status"] == "killed"
+        and "1 of 1 epochs were done" in record["status_reason"]
+    )
     assert record["energy_cpu_J"] > 2400 and not record["valid"]
 
 
@@ -185,7 +223,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     files.write_json(path, {"a": 1})
     with pytest.raises(ValueError):
         files.write_json(path, {"a": float("nan")})
-    assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text()) == {"a": 1} and list(tmp_path.iterdir()) == [
+        path
+    ]
 
 
 def test_records_of_today_and_before_are_whole():

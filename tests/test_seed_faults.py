@@ -14,4 +14,6 @@ def test_a_fault_has_one_place_and_its_tests(fault):
     assert SOURCE.count(fault["old"]) == 1 and fault["new"] != fault["old"]
     for name in fault["tests"]:
         path, _, function = name.partition("::")
-        assert f"def {function.partition('[')[0]}" in (REPOSITORY / path).read_text(), name
+        assert f"def {function.partition('[')[0]}" in (REPOSITORY / path).read_text(), (
+            name
+        )

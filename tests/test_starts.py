@@ -27,12 +27,20 @@ WITHOUT_PERUN = (
 SHORT = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=4)
 LATEST_S = {"measure": 5, "run": 8, "batch job": 12}  # until the sampler samples, about
 GONE_S = 5  # after which nothing is left of what was killed
-NEVER_S = 1200  # a run that takes as long to begin, or to end, hangs, however busy the machine is
+# a run that takes as long to begin, or to end, hangs, however busy the machine is
+NEVER_S = 1200
 HANG_S = 150  # no start takes as long, not even on a busy machine
 
 
 def measure(folder):
-    command = [sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder / "runs/run")]
+    command = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "measure",
+        "--out",
+        str(folder / "runs/run"),
+    ]
     return [*command, "--", "sh", "-c", "sleep 15; true"]
 
 
@@ -40,7 +48,11 @@ def run(folder, devices, perun=True):
     program = "" if perun else WITHOUT_PERUN
     program += "from energynn import config\nfrom energynn.launch import start\n"
     made = f"config.make(**{SHORT | {'devices': devices}!r})"
-    return [sys.executable, "-c", f"{program}start.run({made}, {str(folder / 'runs')!r})"]
+    return [
+        sys.executable,
+        "-c",
+        f"{program}start.run({made}, {str(folder / 'runs')!r})",
+    ]
 
 
 def batch_job(folder, devices):
@@ -114,7 +126,9 @@ def told(processes):
 
 
 def attack(folder, seed):
-    """Start one way, kill one process at one instant, all drawn; then look what is left. Returns what was done."""
+    """Start one way, kill one process at one instant, all drawn; then look what is left. Returns
+    what was done.
+    """
     drawn = random.Random(seed)
     way = list(WAYS)[seed % len(WAYS)]
     at_s = drawn.uniform(0, LATEST_S[way.split(",")[0]])
@@ -132,13 +146,13 @@ def attack(folder, seed):
         if is_root
         else drawn.choice(sorted(victims, key=lambda each: each.pid))
     )
-    did = (
-        f"seed {seed}: {way}: {signal.Signals(number).name} after {at_s:.2f} s to {told([victim])}"
-    )
+    did = f"seed {seed}: {way}: {signal.Signals(number).name} after {at_s:.2f} s to {told([victim])}"
     try:
         victim.send_signal(number)
         if victim.pid == started.pid and number == signal.SIGKILL:
-            wait_until(lambda: not alive(folder), GONE_S, "for what was killed to be gone")
+            wait_until(
+                lambda: not alive(folder), GONE_S, "for what was killed to be gone"
+            )
         started.wait(HANG_S)
         wait_until(lambda: not alive(folder), GONE_S, "for the rest to be gone")
         records.recover(folder / "runs")
@@ -193,13 +207,17 @@ def go_on(folder, checkpoint_s):
 
 
 def newest_start(folder):
-    """The newest segment and when its last rank began to train; None while not all have, or there is none."""
+    """The newest segment and when its last rank began to train; None while not all have, or
+    there is none.
+    """
     with contextlib.suppress(
         FileNotFoundError
     ):  # a start killed before its first checkpoint is moved aside right now
         for run_json in (folder / "runs").glob("local/*/run.json"):
             segment = samples.segments(run_json.parent)[-1]
-            begun = samples.events_of_kind(samples.read_events(segment), "training_start")
+            begun = samples.events_of_kind(
+                samples.read_events(segment), "training_start"
+            )
             if len(begun) == 2:
                 return segment, begun[-1]["t_mono_ns"]
     return None
@@ -210,18 +228,29 @@ def checkpoints(folder):
 
 
 def kill_one(folder, started, before, drawn):
-    """Kill one of all processes at an instant of the training; returns what it was, or "" if all was over before."""
-    # The folder alone does not tell two starts apart: one killed before its first checkpoint is moved aside.
+    """Kill one of all processes at an instant of the training; returns what it was, or "" if all
+    was over before.
+    """
+    # The folder alone does not tell two starts apart: one killed before its first checkpoint is
+    # moved aside.
     wait_until(
-        lambda: started.poll() is not None or newest_start(folder) not in (None, before), NEVER_S
+        lambda: (
+            started.poll() is not None or newest_start(folder) not in (None, before)
+        ),
+        NEVER_S,
     )
     if drawn.random() < 0.5:  # go on for a checkpoint first
         old = checkpoints(folder)
-        wait_until(lambda: started.poll() is not None or checkpoints(folder) - old, NEVER_S)
+        wait_until(
+            lambda: started.poll() is not None or checkpoints(folder) - old, NEVER_S
+        )
     time.sleep(drawn.uniform(0, KILLED_WITHIN_S))
     if started.poll() is not None:
         return ""
-    (segment, _), victims = newest_start(folder), sorted(alive(folder), key=lambda each: each.pid)
+    (segment, _), victims = (
+        newest_start(folder),
+        sorted(alive(folder), key=lambda each: each.pid),
+    )
     if not victims:
         return ""
     victim = drawn.choice(victims)
@@ -230,15 +259,19 @@ def kill_one(folder, started, before, drawn):
         victim.kill()
     started.wait(
         NEVER_S
-    )  # it may have been one that is not missed, as a loader's worker at the end of an epoch
+        # it may have been one that is not missed, as a loader's worker at the end of an epoch
+    )
     last_ns = max(
-        samples.read_samples(path).wall_ns[-1] for path in segment.glob("samples-*.jsonl")
+        samples.read_samples(path).wall_ns[-1]
+        for path in segment.glob("samples-*.jsonl")
     )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     had_ended = [
         end for end in ends if end["t_wall_ns"] < killed_at
     ]  # when all had, only the record was left to write
-    assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, f"{words}: samples were lost"
+    assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, (
+        f"{words}: samples were lost"
+    )
     return words
 
 
@@ -258,10 +291,14 @@ def make(folder, wanted, seed=0):
             GONE_S,
             f"after {kills[-1:]} for {told(alive(folder))} to be gone",
         )
-        assert "goes on already" not in (folder / "output").read_text(), "a start was blocked"
+        assert "goes on already" not in (folder / "output").read_text(), (
+            "a start was blocked"
+        )
         (run_json,) = (folder / "runs").glob("local/*/run.json")
     assert records.check(folder / "runs") == []
-    return torch.load(run_json.with_name("weights.pt"), weights_only=True)["state_dict"], kills
+    return torch.load(run_json.with_name("weights.pt"), weights_only=True)[
+        "state_dict"
+    ], kills
 
 
 @pytest.mark.nightly
@@ -274,6 +311,8 @@ def test_kills_of_any_process_change_no_weight_and_lose_no_sample(tmp_path):
         if len(kills) < KILLS:
             other, more = make(tmp_path / f"broken-{seed}", KILLS - len(kills), seed)
             kills += more
-            assert all(torch.equal(one[key], other[key]) for key in one), "weights differ"
+            assert all(torch.equal(one[key], other[key]) for key in one), (
+                "weights differ"
+            )
             shutil.rmtree(tmp_path / f"broken-{seed}")
     assert len(kills) == KILLS

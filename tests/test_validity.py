@@ -27,7 +27,10 @@ def test_sixty_samples_are_enough(run_dir, samples, is_enough):
     path.write_text("".join(json.dumps(line) + "\n" for line in [header, *both]))
     record = records.build(run_dir, "finished", "")
     assert record["samples_in_training"] == samples
-    assert any("power samples" in reason for reason in record["invalid_reasons"]) != is_enough
+    assert (
+        any("power samples" in reason for reason in record["invalid_reasons"])
+        != is_enough
+    )
 
 
 def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
@@ -44,21 +47,29 @@ def test_a_metric_that_is_no_number_is_no_evidence(run_dir):
 def test_samples_are_steps_times_global_batch_size(run_dir, samples_trained):
     change_events(
         run_dir,
-        lambda line: "samples_trained" in line and line.update(samples_trained=samples_trained),
+        lambda line: (
+            "samples_trained" in line and line.update(samples_trained=samples_trained)
+        ),
     )
     record = records.build(run_dir, "finished", "")
-    assert any("samples_trained is not" in reason for reason in record["invalid_reasons"])
+    assert any(
+        "samples_trained is not" in reason for reason in record["invalid_reasons"]
+    )
 
 
 def test_of_an_epoch_that_stands_in_two_segments_the_last_counts(run_dir):
     path = run_dir / "events-rank0.jsonl"
     lines = path.read_text().splitlines()
     (epoch,) = [
-        json.loads(line) for line in lines if '"epoch"' in line and '"training_loss"' in line
+        json.loads(line)
+        for line in lines
+        if '"epoch"' in line and '"training_loss"' in line
     ]
     later = run_dir / "segment-2"
     later.mkdir()
-    again = json.dumps(epoch | {"training_loss": 1.0, "t_wall_ns": epoch["t_wall_ns"] + 1})
+    again = json.dumps(
+        epoch | {"training_loss": 1.0, "t_wall_ns": epoch["t_wall_ns"] + 1}
+    )
     (later / "events-rank0.jsonl").write_text(again + "\n")
     record = records.build(run_dir, "interrupted", "stopped")
     assert [entry["training_loss"] for entry in record["history"]] == [1.0]

@@ -1,4 +1,6 @@
-"""A wheel built from the repository works where there is no checkout: in an empty folder, from the command line."""
+"""A wheel built from the repository works where there is no checkout: in an empty folder, from
+the command line.
+"""
 
 import json
 import os
@@ -56,10 +58,22 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """Folder with the package, and an empty one to work in; what it depends on is this environment's."""
-    target, here = tmp_path_factory.mktemp("installed"), tmp_path_factory.mktemp("empty")
-    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel], check=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("ENERGYNN_")}
+    """Folder with the package, and an empty one to work in; what it depends on is this
+    environment's.
+    """
+    target, here = (
+        tmp_path_factory.mktemp("installed"),
+        tmp_path_factory.mktemp("empty"),
+    )
+    subprocess.run(
+        [*PIP, "install", "--no-deps", "--no-index", "--target", target, wheel],
+        check=True,
+    )
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("ENERGYNN_")
+    }
 
     def python(*words, **options):
         return subprocess.run(
@@ -83,9 +97,14 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_every_module(wheel):
     held = set(zipfile.ZipFile(wheel).namelist())
-    modules = {str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "energynn").rglob("*.py")}
+    modules = {
+        str(path.relative_to(REPOSITORY))
+        for path in (REPOSITORY / "energynn").rglob("*.py")
+    }
     assert modules <= held, "pyproject.toml lists the packages"
-    assert "energynn/shipped/data_manifests/imagenet/SHA256SUMS" not in held, "140 MB that are made anew"
+    assert "energynn/shipped/data_manifests/imagenet/SHA256SUMS" not in held, (
+        "140 MB that are made anew"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +116,17 @@ def measured(installed):
     return json.loads(done.stdout)
 
 
-def test_a_measured_command_leaves_its_record_below_the_working_folder(installed, measured):
-    assert measured["status"] == "finished" and not measured.get("git_commit") and not measured.get("git_dirty")
-    assert (installed.folder / "runs" / "measured" / measured["run_id"] / "record.json").is_file()
+def test_a_measured_command_leaves_its_record_below_the_working_folder(
+    installed, measured
+):
+    assert (
+        measured["status"] == "finished"
+        and not measured.get("git_commit")
+        and not measured.get("git_dirty")
+    )
+    assert (
+        installed.folder / "runs" / "measured" / measured["run_id"] / "record.json"
+    ).is_file()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +152,9 @@ def test_a_command_works_in_an_empty_folder(installed, measured, words, expected
 def test_runs_are_loaded_and_a_plan_is_made_in_an_empty_folder_without_torch(installed):
     program = "import sys, energynn; runs = energynn.load(); print(runs.sizes['run'], 'torch' in sys.modules)"
     done = installed("-c", program)
-    assert done.stdout.split()[1:] == ["False"] and int(done.stdout.split()[0]) > 20, done.stdout + done.stderr
+    assert done.stdout.split()[1:] == ["False"] and int(done.stdout.split()[0]) > 20, (
+        done.stdout + done.stderr
+    )
     plan = "forecast plan --workload resnet50 --system horeka-a100 --deadline-h 3 --devices 64"
     done = installed("-m", "energynn.cli", *plan.split())
     assert done.returncode == 0 and "kWh" in done.stdout, done.stdout + done.stderr
@@ -138,7 +167,9 @@ def test_remedies_are_those_of_an_installed_package(installed):
         == "`pip install 'energynn[train]'`\n"
     )
     package = (REPOSITORY / "energynn").rglob("*.py")
-    assert [path.name for path in package if "make train-env" in path.read_text()] == ["files.py"]
+    assert [path.name for path in package if "make train-env" in path.read_text()] == [
+        "files.py"
+    ]
 
 
 def test_doctor_works_in_an_empty_folder(installed):

@@ -7,15 +7,15 @@ A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each
 - ``a`` and ``b``: the pairs that are equal in ``match``, or the ratio of their means;
 - ``range``: each configuration, by its value.
 
-All are selected by ``where``. Three or more units have an interval from their own scatter (Student's
-t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom.
-``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more),
-"differs" (not "same"), or the lowest and highest relative change.
+All are selected by ``where``. Three or more units have an interval from their own scatter
+(Student's t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of
+freedom. ``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much down"
+(by more), "differs" (not "same"), or the lowest and highest relative change.
 
 *Supported*: all intervals lie within what is expected. *Contradicted*: one lies outside.
 *Inconclusive*: else, and where fewer than half of the series are known. *No data*: none is, or
-``reason`` says why no record can test it. *Restated*: the published value is the statement itself.
-Own runs count where they are measured, on GPUs, with the study's data sets.
+``reason`` says why no record can test it. *Restated*: the published value is the statement
+itself. Own runs count where they are measured, on GPUs, with the study's data sets.
 """
 
 from __future__ import annotations
@@ -66,15 +66,23 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     errata = published.errata()
     claims = []
     for claim in read():
-        entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
+        entry = {"group": claim["id"]} | {
+            name: claim[name] for name in ABOUT if name in claim
+        }
         entry["test"] = describe(claim)
-        entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
+        entry["errata"] = [
+            one["id"] for one in errata if claim["id"] in one.get("claims", [])
+        ]
         entry["published"] = judge(claim, study)
         crosses = "hardware" in claim.get("a", {})
         columns = all_own if crosses else groups
         judged = [{"on": name, **judge(claim, rows)} for name, rows in columns.items()]
         tested = [verdict for verdict in judged if "value" in verdict]
-        nothing = {"on": "", "verdict": NO_DATA, "reason": "no measured own run tests it"}
+        nothing = {
+            "on": "",
+            "verdict": NO_DATA,
+            "reason": "no measured own run tests it",
+        }
         entry["own"] = tested or [nothing]
         claims.append(entry)
     counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
@@ -91,8 +99,13 @@ def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
     rows = []
     for claim in claims:
         rows.append((claim[by], "published", "", claim["published"]["verdict"]))
-        rows += [(claim[by], "own", judged["on"], judged["verdict"]) for judged in claim["own"]]
-    table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
+        rows += [
+            (claim[by], "own", judged["on"], judged["verdict"])
+            for judged in claim["own"]
+        ]
+    table = pd.DataFrame(
+        rows, columns=["name", "column", "on", "verdict"]
+    ).drop_duplicates()
     number_of = pd.crosstab(table["verdict"], table["column"])
     return number_of.reindex(VERDICTS, fill_value=0)[["published", "own"]].to_dict()
 
@@ -105,7 +118,9 @@ def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
     """
     runs = observations.distinct(rows[rows["repeats"] > 1])
     names = observations.QUANTITIES
-    stds = runs.reindex(columns=[f"{name}_std" for name in names]).set_axis(names, axis=1)
+    stds = runs.reindex(columns=[f"{name}_std" for name in names]).set_axis(
+        names, axis=1
+    )
     relative = stds / runs[names]
     each_freedom = relative.notna().mul(runs["repeats"] - 1.0, axis=0)
     squares = (each_freedom * relative**2).groupby(runs["workload"]).sum()
@@ -118,8 +133,8 @@ def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
 def judge(claim: dict, rows: pd.DataFrame) -> dict:
     """Judge one statement on rows of ``with_scatter``.
 
-    Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high`` of
-    the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
+    Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high``
+    of the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
     value), and of which series the statement asks and has. Values are relative changes, exponents
     less 1, or the quantity's own.
     """
@@ -129,7 +144,10 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         return {"verdict": NO_DATA, "reason": claim["reason"]}
     table = units(claim, rows)
     if table.empty:
-        return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
+        return {
+            "verdict": NO_DATA,
+            "reason": f"no {claim['quantity']} of what it asks for",
+        }
     shown = intervals(table, claim.get("every", False))
     low, high = shown["low"], shown["high"]
     lowest, highest = allowed(claim)
@@ -165,7 +183,9 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the log ratios: unit, series, value, its standard error and degrees of freedom."""
     quantity = claim["quantity"]
     provenance = observations.provenance(quantity, rows)
-    rows = match(rows[provenance.isin(["published", "measured"])], claim.get("where", {}))
+    rows = match(
+        rows[provenance.isin(["published", "measured"])], claim.get("where", {})
+    )
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
     spread = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     scatter, freedom = (
@@ -180,7 +200,9 @@ def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     if "series" in claim:
         return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
     if "a" in claim:
-        return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
+        return _pairs(
+            claim, *(observations.distinct(match(rows, claim[side])) for side in "ab")
+        )
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
@@ -192,7 +214,10 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.drop_duplicates("devices").set_index("devices")
     first, last = (
         end.get(name) if isinstance(end, dict) else end
-        for end in (claim.get("from", rows.index.min()), claim.get("to", rows.index.max()))
+        for end in (
+            claim.get("from", rows.index.min()),
+            claim.get("to", rows.index.max()),
+        )
     )
     before = rows.reindex([first]).iloc[0]
     after = rows[rows.index.isin(last if isinstance(last, list) else [last])]
@@ -203,7 +228,9 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
         span = np.log(after[claim["per"]] / before[claim["per"]])
         value, error = value / span - 1, error / abs(span)
     unit = [f"{name} n={first} to {end}" for end in after.index]
-    changes = after.assign(unit=unit, value=value, error=error, freedom=before["freedom"])
+    changes = after.assign(
+        unit=unit, value=value, error=error, freedom=before["freedom"]
+    )
     return changes[UNIT].dropna(subset="value")
 
 
@@ -272,13 +299,19 @@ def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
         elif name.endswith("_max"):
             rows = rows[rows[name.removesuffix("_max")] <= wanted]
         else:
-            rows = rows[rows[name].isin(wanted if isinstance(wanted, list) else [wanted])]
+            rows = rows[
+                rows[name].isin(wanted if isinstance(wanted, list) else [wanted])
+            ]
     return rows
 
 
 def describe(claim: dict) -> str:
     """Describe the test in one line."""
-    fields = [f"{name} {value}" for name, value in claim.items() if name not in NOT_OF_THE_TEST]
+    fields = [
+        f"{name} {value}"
+        for name, value in claim.items()
+        if name not in NOT_OF_THE_TEST
+    ]
     return ", ".join([claim["quantity"], *fields]) if "quantity" in claim else "none"
 
 

@@ -1,4 +1,6 @@
-"""Forecast the study's series for the figures: estimates by the model of energynn.forecast, no evidence."""
+"""Forecast the study's series for the figures: estimates by the model of energynn.forecast, no
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,19 @@ _fit = functools.cache(fits.published)
 
 
 def load(*workloads: str) -> pd.DataFrame:
-    """Forecast the study's series of these workloads, within the devices and stages of the published runs.
+    """Forecast the study's series of these workloads, within the devices and stages of the
+    published runs.
 
-    One row per series, number of GPUs and quantity (named as in ``observations``): value, low and high at 90 %, with
-    gpu_hours and base_devices.
+    One row per series, number of GPUs and quantity (named as in ``observations``): value, low and
+    high at 90 %, with gpu_hours and base_devices.
     """
     series = published.series().items()
     return pd.concat(
-        [_series(name, about) for name, about in series if about["workload"] in workloads],
+        [
+            _series(name, about)
+            for name, about in series
+            if about["workload"] in workloads
+        ],
         ignore_index=True,
     )
 
@@ -57,7 +64,12 @@ def _series(name: str, about: dict) -> pd.DataFrame:
     parts = []
     for quantity, ends in (values | _derived(values, fit, work, base)).items():
         value, low, high = ends.T
-        about_one = sizes | {"quantity": quantity, "value": value, "low": low, "high": high}
+        about_one = sizes | {
+            "quantity": quantity,
+            "value": value,
+            "low": low,
+            "high": high,
+        }
         parts.append(pd.DataFrame(about_one))
     return pd.concat(parts).dropna(subset="value")
 
@@ -82,7 +94,9 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
         "training_time_h": time_h,
         "speed_up": base_h / time_h[:, least_last],
         "energy_total_kWh": values["energy_kWh"],
-        "energy_per_gpu_hour_kW": values["energy_kWh"][:, :1] / middle_h * np.exp(half * [0, -1, 1]),
+        "energy_per_gpu_hour_kW": values["energy_kWh"][:, :1]
+        / middle_h
+        * np.exp(half * [0, -1, 1]),
         "mean_power_gpu_W": 1000 * values["energy_gpu_kWh"] / middle_h,
         "mean_power_cpu_socket_W": 1000 * values["energy_cpu_kWh"] / middle_h / sockets,
         "samples_per_gpu_hour": rate,

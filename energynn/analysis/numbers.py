@@ -1,4 +1,6 @@
-"""Numbers for the manuscript: each with value, unit, digits, source and provenance; none is typed there."""
+"""Numbers for the manuscript: each with value, unit, digits, source and provenance; none is
+typed there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from energynn.reading import json_table
 
 # derived: from published numbers by a stated step; exact: counted, or chosen by us
 PROVENANCES = (*energy.PROVENANCES, "derived", "exact")
-PACKAGES = ("altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
+PACKAGES = (
+    "altair",
+    "numpy",
+    "pandas",
+    "statsmodels",
+    "typst",
+    "vl-convert-python",
+    "xarray",
+)
 
 
 class Numbers:
@@ -47,9 +57,13 @@ class Numbers:
         provenance.
         """
         if name in self.entries:
-            raise ValueError(f"{name}: there is a number of that name already; choose another")
+            raise ValueError(
+                f"{name}: there is a number of that name already; choose another"
+            )
         if provenance not in PROVENANCES:
-            raise ValueError(f"{name}: provenance {provenance!r} is not one of {PROVENANCES}")
+            raise ValueError(
+                f"{name}: provenance {provenance!r} is not one of {PROVENANCES}"
+            )
         if hasattr(value, "item"):
             value = value.item()  # numpy's scalars
         if isinstance(value, float) and math.isnan(value):
@@ -68,7 +82,9 @@ class Numbers:
         self.entries[name] = entry
 
     def add_all(self, values: dict, unit: str = "", **about) -> None:
-        """Add several numbers, name -> value, that share their unit and everything else that ``add`` takes."""
+        """Add several numbers, name -> value, that share their unit and everything else that
+        ``add`` takes.
+        """
         for name, value in values.items():
             self.add(name, value, unit, **about)
 
@@ -80,16 +96,23 @@ class Numbers:
         names: str = "{row}_{column}",
         **about,
     ) -> None:
-        """Add a table's cells as numbers, named by ``names`` from the row's index and the column.
+        """Add a table's cells as numbers, named by ``names`` from the row's index and the
+        column.
 
-        ``units``: column -> unit of the columns to add, or one unit for all columns. The column "value" is left out of
-        a name at its end. Columns "source" and "provenance", where there are any, hold those of each row; all else that
-        ``add`` takes is common to the table.
+        ``units``: column -> unit of the columns to add, or one unit for all columns. The column
+        "value" is left out of a name at its end. Columns "source" and "provenance", where there
+        are any, hold those of each row; all else that ``add`` takes is common to the table.
         """
         if isinstance(units, str):
-            units = {column: units for column in frame if column not in ("source", "provenance")}
+            units = {
+                column: units
+                for column in frame
+                if column not in ("source", "provenance")
+            }
         common = {"provenance": provenance} | about
-        of_row = frame[[column for column in ("source", "provenance") if column in frame]]
+        of_row = frame[
+            [column for column in ("source", "provenance") if column in frame]
+        ]
         for column, unit in units.items():
             for row, value in frame[column].items():
                 name = names.format(row=row, column=column).removesuffix("_value")
@@ -137,9 +160,11 @@ class Numbers:
 
 
 def weakest(provenances, energies: bool = True) -> str:
-    """The least certain of the provenances of several runs: simulated, then estimated, else measured.
+    """The least certain of the provenances of several runs: simulated, then estimated, else
+    measured.
 
-    Give ``energies=False`` for times and metrics of the runs: they are measured where only the energy is estimated.
+    Give ``energies=False`` for times and metrics of the runs: they are measured where only the
+    energy is estimated.
     """
     counted = set(provenances)
     if not energies:
@@ -148,15 +173,22 @@ def weakest(provenances, energies: bool = True) -> str:
 
 
 def rows(table) -> str:
-    """Names of the rows that a number rests on: series and GPUs of published runs, the run's name for own ones."""
+    """Names of the rows that a number rests on: series and GPUs of published runs, the run's
+    name for own ones.
+    """
     names = []
     for row in table.itertuples():
-        names.append(f"{row.series} n={row.devices}" if row.origin == "published" else row.run)
+        names.append(
+            f"{row.series} n={row.devices}" if row.origin == "published" else row.run
+        )
     return ", ".join(dict.fromkeys(names))
 
 
-def text(value: float | int | str | None, digits: int = 3, decimals: int | None = None) -> str:
-    """A value as it is printed: a float with ``digits`` significant digits or so many ``decimals``, never as 1e-7.
+def text(
+    value: float | int | str | None, digits: int = 3, decimals: int | None = None
+) -> str:
+    """A value as it is printed: a float with ``digits`` significant digits or so many
+    ``decimals``, never as 1e-7.
 
     >>> text(0.26583), text(0.27, 3), text(1034.2), text(18), text(None)
     ('0.266', '0.270', '1034', '18', 'not available')
@@ -189,16 +221,20 @@ def merge(build_dir: str | Path = "build") -> None:
 
 
 def colophon(build_dir: str | Path = "build") -> None:
-    """Write what made the paper as numbers of their own: git commit and its date, machine, versions.
+    """Write what made the paper as numbers of their own: git commit and its date, machine,
+    versions.
 
-    The day of the build is left out, so that two builds of one commit on one machine give the same numbers.
+    The day of the build is left out, so that two builds of one commit on one machine give the
+    same numbers.
     """
     numbers = Numbers("colophon", build_dir)
     commit, changed = machine.git_state()
     facts = {
         "git_commit": commit[:12] or None,
         "git_date": machine.git("show", "-s", "--format=%cs", "HEAD") or None,
-        "git_state": "with uncommitted changes" if changed else "without uncommitted changes",
+        "git_state": "with uncommitted changes"
+        if changed
+        else "without uncommitted changes",
         "build_cpu": machine.describe_machine()["cpu"],
         "build_cores": os.cpu_count(),
         "build_system": f"{platform.system()} {platform.machine()}",
@@ -207,6 +243,8 @@ def colophon(build_dir: str | Path = "build") -> None:
     for package in PACKAGES:
         facts["version_" + package.replace("-", "_")] = metadata.version(package)
     numbers.add_all(
-        facts, source="git, platform and importlib.metadata", reason="not in a git repository"
+        facts,
+        source="git, platform and importlib.metadata",
+        reason="not in a git repository",
     )
     numbers.save()

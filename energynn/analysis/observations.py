@@ -1,4 +1,6 @@
-"""Published and own runs in one long table with common names and units: one row per run and quantity."""
+"""Published and own runs in one long table with common names and units: one row per run and
+quantity.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,19 @@ from energynn import config
 from energynn.analysis import published, results
 
 STAGES = {"pretrain": "pre-training, ", "finetune": "fine-tuning, "}
-COUNTED = ["devices", "local_batch_size", "global_batch_size", "dataset_samples", "epochs", "seed"]
-ENERGIES = [f"energy_{component}_kWh" for component in ("total", *results.COMPONENTS[:3])]
-# Quantities of both origins, the total first: the first of a run decides how good the run is said to be, see ``wide``.
+COUNTED = [
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "dataset_samples",
+    "epochs",
+    "seed",
+]
+ENERGIES = [
+    f"energy_{component}_kWh" for component in ("total", *results.COMPONENTS[:3])
+]
+# Quantities of both origins, the total first: the first of a run decides how good the run is said
+# to be, see ``wide``.
 QUANTITIES = [
     *ENERGIES,
     "gpu_hours",
@@ -57,7 +69,9 @@ WHAT = [
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
 COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
-COLUMNS += [name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")]
+COLUMNS += [
+    name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")
+]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
 # Published quantities that follow from others, whose spread they have.
@@ -109,7 +123,9 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
         axis=1,
     ).reset_index()
     reduced = reduced.sort_values(["series", "devices"], kind="stable")
-    return pd.concat([table[table["origin"] == "published"], reduced], ignore_index=True)
+    return pd.concat(
+        [table[table["origin"] == "published"], reduced], ignore_index=True
+    )
 
 
 def bounds(rows: pd.DataFrame, quantity: str) -> pd.DataFrame:
@@ -155,12 +171,20 @@ def published_runs() -> pd.DataFrame:
     # A node has four GPUs and two sockets, and counts in full (section 3.1).
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
     runs["samples_per_gpu_hour"] = runs["dataset_samples"] * runs["epochs"] / hours
-    runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
-    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace", "provenance"), "published")
-    runs = _with_derived(runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike))
+    runs["passes_per_gpu_hour"] = (
+        runs["samples_per_gpu_hour"] / runs["local_batch_size"]
+    )
+    alike = dict.fromkeys(
+        ("origin", "recipe", "recipe_at_any_pace", "provenance"), "published"
+    )
+    runs = _with_derived(
+        runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike)
+    )
     for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
         relative = [runs[f"{source}_std"] / runs[source] for source in sources]
-        runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(sum(ratio**2 for ratio in relative))
+        runs[f"{quantity}_std"] = runs[quantity] * np.sqrt(
+            sum(ratio**2 for ratio in relative)
+        )
     series = published.series()
     runs = runs.assign(series=runs["series"].str.split()).explode("series")
     labels = {name: f"{name}: {about['label']}" for name, about in series.items()}
@@ -199,21 +223,32 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
         "energy_perun_total_kWh"
     ].notna()
     for name in ENERGIES:
-        table[name] = table[name.replace("energy_", "energy_perun_")].where(by_perun, table[name])
+        table[name] = table[name.replace("energy_", "energy_perun_")].where(
+            by_perun, table[name]
+        )
     table["origin"], table["repeats"], table["run"] = "own", 1, table["run_id"]
     table["provenance"] = table["energy_total_provenance"]
-    table["gpu_hours"] = table["device_hours_perun"].where(by_perun, table["device_hours_training"])
+    table["gpu_hours"] = table["device_hours_perun"].where(
+        by_perun, table["device_hours_training"]
+    )
     table["sockets_per_gpu"] = table["sockets"] / table["devices"]
     table["top1_error_percent"] = 100 * table["top1_error"]
-    table["samples_per_gpu_hour"] = table["samples_trained"] / table["device_hours_training"]
-    table["passes_per_gpu_hour"] = table["forward_backward_passes"] / table["training_time_h"]
+    table["samples_per_gpu_hour"] = (
+        table["samples_trained"] / table["device_hours_training"]
+    )
+    table["passes_per_gpu_hour"] = (
+        table["forward_backward_passes"] / table["training_time_h"]
+    )
     table = _with_derived(table)
     selected = results.scaling_series(table)
     stage = selected["stage"].map(STAGES).fillna("")
     selected["series"] = selected["name"] = stage + selected["series"]
     for name, conditions in published.series().items():
         belongs = _belongs(selected, conditions)
-        selected.loc[belongs, ["series", "name"]] = name, f"{name}: {conditions['label']}"
+        selected.loc[belongs, ["series", "name"]] = (
+            name,
+            f"{name}: {conditions['label']}",
+        )
     alone = table[~table["run"].isin(selected["run"])]
     alone = alone.assign(series="", name="no series", data="")
     table = pd.concat([selected, alone], ignore_index=True)
@@ -222,13 +257,16 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _belongs(runs: pd.DataFrame, conditions: dict) -> pd.Series:
     """Select the runs of scaling series that meet the conditions of one of the study's."""
-    constant = "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
+    constant = (
+        "local_batch_size" if "local_batch_size" in conditions else "global_batch_size"
+    )
     wanted = {"stage": "", "constant": constant} | conditions
     names = ["workload", "stage", "dataset", "data", "epochs", "constant", constant]
     is_same = (runs[names] == [wanted[name] for name in names]).all(axis=1)
     shares = runs["devices"].where(runs["data"] == "scaled", 1)
     whole = conditions.get("samples", published.data_set_samples(conditions["dataset"]))
-    is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01  # shares are rounded
+    # shares are rounded
+    is_near = (runs["dataset_samples"] / shares / whole - 1).abs() < 0.01
     return is_same & is_near & runs["device_name"].str.contains(conditions["hardware"])
 
 
@@ -244,7 +282,9 @@ def _with_derived(table: pd.DataFrame) -> pd.DataFrame:
     )
     for part in ("cpu", "ram"):
         if f"share_{part}_percent" not in table:  # the study printed its own
-            table[f"share_{part}_percent"] = 100 * table[f"energy_{part}_kWh"] / energy_kWh
+            table[f"share_{part}_percent"] = (
+                100 * table[f"energy_{part}_kWh"] / energy_kWh
+            )
     return table
 
 

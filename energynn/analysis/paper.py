@@ -1,4 +1,6 @@
-"""The manuscript and its supplement: compiled offline from paper/, build/numbers.json and build/figures."""
+"""The manuscript and its supplement: compiled offline from paper/, build/numbers.json and
+build/figures.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,18 @@ from energynn.files import shipped
 from energynn.reading import json_table
 
 PAPER = shipped("paper")
-MANUSCRIPTS = {"paper.pdf": PAPER / "energynn.typ", "supplement.pdf": PAPER / "supplement.typ"}
+MANUSCRIPTS = {
+    "paper.pdf": PAPER / "energynn.typ",
+    "supplement.pdf": PAPER / "supplement.typ",
+}
 
 
 def compile(build_dir: str | Path = "build") -> list[Path]:
-    """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns their paths.
+    """Compile paper and supplement into ``build_dir`` with the fonts that typst carries; returns
+    their paths.
 
-    Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a figure.
+    Raises ValueError if there are no numbers, or one is missing that the manuscript names, or a
+    figure.
     """
     build_dir = Path(build_dir).resolve()
     require(build_dir, ["numbers.json"])
@@ -28,11 +35,16 @@ def compile(build_dir: str | Path = "build") -> list[Path]:
     files = ["claims.json", "artifact.json", "excluded.json"]
     files += [f"figures/{name}.pdf" for name in figures(manuscript)]
     require(build_dir, files, sorted(missing))
-    # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an input.
+    # The build folder may lie anywhere, so the root is "/"; the template gets the folder as an
+    # input.
     inputs = {"build": str(build_dir)}
     for name, path in MANUSCRIPTS.items():
         typst.compile(
-            path, output=build_dir / name, root="/", ignore_system_fonts=True, sys_inputs=inputs
+            path,
+            output=build_dir / name,
+            root="/",
+            ignore_system_fonts=True,
+            sys_inputs=inputs,
         )
     return [build_dir / name for name in MANUSCRIPTS]
 
@@ -41,7 +53,9 @@ def require(build_dir: Path, files: list[str], missing: list[str] = ()) -> None:
     """Raise ValueError for files that notebooks write, or other names, that are missing."""
     missing = [*missing, *(name for name in files if not (build_dir / name).is_file())]
     if missing:
-        raise ValueError(f"{build_dir}: {', '.join(missing)} is missing; run the notebooks first")
+        raise ValueError(
+            f"{build_dir}: {', '.join(missing)} is missing; run the notebooks first"
+        )
 
 
 def figures(manuscript: str) -> list[str]:
@@ -52,7 +66,12 @@ def figures(manuscript: str) -> list[str]:
 def captions(build_dir: str | Path = "build") -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name."""
     inputs = {"build": str(Path(build_dir).resolve())}
-    about = {"field": "value", "root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
+    about = {
+        "field": "value",
+        "root": "/",
+        "ignore_system_fonts": True,
+        "sys_inputs": inputs,
+    }
     found = []
     for path in MANUSCRIPTS.values():
         found += json.loads(typst.query(path, "<drawing>", **about))

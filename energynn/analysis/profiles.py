@@ -14,7 +14,8 @@ from energynn.measure import account, energy
 from energynn.measure.samples import segments
 from energynn.reading import json_table
 
-NEAR = 0.15  # near the baseline: within this part of the way from it to the 95th percentile
+# near the baseline: within this part of the way from it to the 95th percentile
+NEAR = 0.15
 BACK_UP = 0.5  # only what was as high as this before has fallen back
 PROFILE = ["time_s", "device", "power_W"]
 LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant period
@@ -23,8 +24,8 @@ LEAST_SHARE_OF_VARIANCE = 0.1  # a peak of the spectrum with less is no dominant
 def available(runs_dir: str | Path) -> pd.DataFrame:
     """List all valid runs that have a trace, also measured commands and imported perun files.
 
-    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` the idle power of all of
-    these, measured before the run, NaN if unknown.
+    ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``idle_W`` the idle power of all
+    of these, measured before the run, NaN if unknown.
     """
     trained = results.load(runs_dir)
     others = results.load(runs_dir, workloads=records.NO_TRAINING)
@@ -42,7 +43,9 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     )
 
 
-def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> pd.DataFrame:
+def load(
+    run_dir: str | Path, component: str = "gpu", period_s: float = 1.0
+) -> pd.DataFrame:
     """Return mean power of each primary sensor of a component: time_s, device, power_W.
 
     In steps of ``period_s`` from the start of the training, only within it; segments of a resumed
@@ -53,7 +56,8 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
     names = []
     for sensor in record["sensors"]:
         if sensor["component"] == component and sensor.get("primary", True):
-            names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]  # as traces name them
+            # as traces name them
+            names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]
     rows, begin_s = [], 0.0
     parts = record["segments"] or [record]
     for folder, part in zip(segments(run_dir), parts, strict=False):
@@ -70,11 +74,15 @@ def load(run_dir: str | Path, component: str = "gpu", period_s: float = 1.0) -> 
 def summary(profile: pd.DataFrame, idle_W: float = np.nan) -> dict:
     """Numbers of one profile, means over its devices; empty without samples.
 
-    ``mean_W`` and ``spread_W`` over time; ``relative_spread``; ``baseline_W``: a device's part of ``idle_W`` if given and below
-    the profile, else its 1st percentile; ``near_baseline``: share of the time near it; ``fallbacks_per_h``: how often
-    power comes down there from above half of its range; ``period_s``: of the strongest periodic part, NaN without one.
+    ``mean_W`` and ``spread_W`` over time; ``relative_spread``; ``baseline_W``: a device's part of
+    ``idle_W`` if given and below the profile, else its 1st percentile; ``near_baseline``: share
+    of the time near it; ``fallbacks_per_h``: how often power comes down there from above half of
+    its range; ``period_s``: of the strongest periodic part, NaN without one.
     """
-    parts = [part[["time_s", "power_W"]].to_numpy().T for _, part in profile.groupby("device")]
+    parts = [
+        part[["time_s", "power_W"]].to_numpy().T
+        for _, part in profile.groupby("device")
+    ]
     rows = [_of_device(*part, idle_W / len(parts)) for part in parts]
     return pd.DataFrame(rows).mean().to_dict() if rows else {}
 
@@ -114,7 +122,9 @@ def _period_s(t_s: np.ndarray, power_W: np.ndarray) -> float:
 
 
 def thin(profile: pd.DataFrame, points: int = 1000) -> pd.DataFrame:
-    """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no peak is lost."""
+    """At most ``points`` rows per device: the lowest and the highest of each stretch of time: no
+    peak is lost.
+    """
     kept = []
     for _, part in profile.groupby("device"):
         if len(part) > points:

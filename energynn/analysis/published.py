@@ -1,4 +1,6 @@
-"""What the study published, as tables; each value says where it stands, and that it is ``published``."""
+"""What the study published, as tables; each value says where it stands, and that it is
+``published``.
+"""
 
 from __future__ import annotations
 
@@ -48,25 +50,34 @@ def runs() -> pd.DataFrame:
     divisor = table["repeats"] - (~is_of_sample)
     columns = {
         "": table["value"].map(float),
-        "_std": table["spread"] * np.sqrt(table["repeats"] / divisor).mask(is_of_sample, 1.0),
+        "_std": table["spread"]
+        * np.sqrt(table["repeats"] / divisor).mask(is_of_sample, 1.0),
         "_half": (0.5 * 10.0 ** -table["decimals"]).fillna(0.0),
         "_place": table["stands_in"],
     }
     described = ["run", "series", *RUN, "repeats"]
     found = table.drop_duplicates("run")[described].set_index("run", drop=False)
     for suffix, column in columns.items():
-        cells = table.assign(cell=column).pivot(index="run", columns="quantity", values="cell")
+        cells = table.assign(cell=column).pivot(
+            index="run", columns="quantity", values="cell"
+        )
         found = found.join(cells.add_suffix(suffix))
     return found.astype(dict.fromkeys(NUMBERS, int)).rename_axis(None)
 
 
 def series() -> dict[str, dict]:
     """The study's scaling series: the conditions by which runs belong to them."""
-    return {name: conditions for name, conditions in _toml("series").items() if name != "data_sets"}
+    return {
+        name: conditions
+        for name, conditions in _toml("series").items()
+        if name != "data_sets"
+    }
 
 
 def data_set_samples(dataset: str) -> float:
-    """Samples of a data set where the paper does not state them; NaN for one that it does, or an unknown one."""
+    """Samples of a data set where the paper does not state them; NaN for one that it does, or an
+    unknown one.
+    """
     return _toml("series")["data_sets"].get(dataset, {}).get("samples", float("nan"))
 
 

@@ -1,4 +1,6 @@
-"""Least squares with 95 % intervals; a drawn line comes from the same object as the printed slope."""
+"""Least squares with 95 % intervals; a drawn line comes from the same object as the printed
+slope.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ class Fit:
 
 
 def fit(
-    formula: str, data: pd.DataFrame, weights: np.ndarray | float = 1.0, covariance: str = "auto"
+    formula: str,
+    data: pd.DataFrame,
+    weights: np.ndarray | float = 1.0,
+    covariance: str = "auto",
 ) -> Fit:
     """Fit ``formula`` by least squares; ``weights`` are inverse variances.
 
@@ -69,19 +74,27 @@ def fit(
     more observations than parameters.
     """
     if not len(data):
-        raise ValueError(f"{formula}: there are no observations; select rows that exist")
+        raise ValueError(
+            f"{formula}: there are no observations; select rows that exist"
+        )
     model = smf.wls(formula, data, weights=np.asarray(weights, float), missing="raise")
     freedom = len(data) - model.exog.shape[1]
     if freedom < 1:
-        raise ValueError(f"{formula}: {len(data)} observations are too few; give more rows")
+        raise ValueError(
+            f"{formula}: {len(data)} observations are too few; give more rows"
+        )
     leverage = (model.wexog * np.linalg.pinv(model.wexog).T).sum(axis=1)
     if covariance == "auto":
         is_enough = freedom >= HC3_LEAST_DEGREES_OF_FREEDOM and leverage.max() <= 0.95
         covariance = "HC3" if is_enough else "classical"
-    results = model.fit(cov_type="HC3", use_t=True) if covariance == "HC3" else model.fit()
+    results = (
+        model.fit(cov_type="HC3", use_t=True) if covariance == "HC3" else model.fit()
+    )
     ends = results.conf_int().set_axis(["low", "high"], axis=1)
     errors = {"value": results.params, "standard_error": results.bse}
-    return Fit(formula, data, results, covariance, pd.DataFrame({**errors, **ends}), leverage)
+    return Fit(
+        formula, data, results, covariance, pd.DataFrame({**errors, **ends}), leverage
+    )
 
 
 def describe(fits: dict[str, Fit]) -> pd.DataFrame:
@@ -96,4 +109,6 @@ def describe(fits: dict[str, Fit]) -> pd.DataFrame:
             "r_squared": one.r_squared,
             "largest_leverage": one.leverage.max(),
         }
-    return pd.DataFrame.from_dict(rows, orient="index").rename(columns={"value": "slope"})
+    return pd.DataFrame.from_dict(rows, orient="index").rename(
+        columns={"value": "slope"}
+    )

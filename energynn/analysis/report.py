@@ -21,9 +21,15 @@ def build(build_dir: str | Path = "build") -> Path:
     Raises ValueError if the notebooks have not made them yet.
     """
     build_dir = Path(build_dir)
-    require(build_dir, ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"])
+    require(
+        build_dir,
+        ["claims.json", "numbers.json", "figures/plan.json", "figures/explore.json"],
+    )
     said = captions(build_dir)
-    paths = {name: build_dir / "figures" / f"{name}.json" for name in ("plan", "explore", *said)}
+    paths = {
+        name: build_dir / "figures" / f"{name}.json"
+        for name in ("plan", "explore", *said)
+    }
     ledger = json.loads((build_dir / "claims.json").read_text())
     errata = pd.DataFrame(ledger["errata"])
     errata["where"] = errata["where"].str.join("; ")
@@ -35,7 +41,9 @@ def build(build_dir: str | Path = "build") -> Path:
     points = max(map(len, specs["explore"]["datasets"].values()))
     contents = {
         "bundle": _bundle(build_dir),
-        "results": _table([{"": question, " ": answer} for question, answer in answers.items()]),
+        "results": _table(
+            [{"": question, " ": answer} for question, answer in answers.items()]
+        ),
         "figures": "\n".join(_figure(name, caption) for name, caption in said.items()),
         "claims": _table([_statement(claim) for claim in ledger["claims"]]),
         "claims_count": len(ledger["claims"]),
@@ -64,7 +72,9 @@ def _bundle(build_dir: Path) -> str:
     """Read Vega, Vega-Lite and Vega-Embed as one script; making it takes seconds, so it is kept."""
     path = build_dir / f"vega-{vl_convert.__version__}.js"
     if not path.is_file():
-        path.write_text(vl_convert.javascript_bundle().replace("</script", "<\\/script"))
+        path.write_text(
+            vl_convert.javascript_bundle().replace("</script", "<\\/script")
+        )
     return path.read_text()
 
 
@@ -75,5 +85,7 @@ def _statement(claim: dict) -> dict:
         "place": claim["place"],
         "statement": claim["says"] + base + errata,
         "published values": claims.words(claim["published"]),
-        "own runs": "; ".join(f"{one['on']} {claims.words(one)}" for one in claim["own"]),
+        "own runs": "; ".join(
+            f"{one['on']} {claims.words(one)}" for one in claim["own"]
+        ),
     }

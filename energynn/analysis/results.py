@@ -17,13 +17,38 @@ COMPONENTS = ("gpu", "cpu", "ram", "total")
 
 # Quantities of a record that become columns; units and meanings stand in records.FIELDS.
 QUANTITIES = [name for name, kind in records.KIND_OF.items() if kind == "number"]
-CPU_MODEL = ["cpu_model_idle_W_per_core", "cpu_model_full_W_per_core", "cpu_model_cores"]
+CPU_MODEL = [
+    "cpu_model_idle_W_per_core",
+    "cpu_model_full_W_per_core",
+    "cpu_model_cores",
+]
 METRICS = ["top1_error", "z500_rmse_m", "persistence_m", "lead_time_h"]
-CONFIG_NUMBERS = ["devices", "local_batch_size", "global_batch_size", "epochs", "seed", "repeat"]
+CONFIG_NUMBERS = [
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "epochs",
+    "seed",
+    "repeat",
+]
 CONFIG_TEXTS = ["stage", "dataset", "preset", "command"]
-RECORD_TEXTS = ["run_id", "workload", "system", "device_kind", "device_name", "started_at"]
+RECORD_TEXTS = [
+    "run_id",
+    "workload",
+    "system",
+    "device_kind",
+    "device_name",
+    "started_at",
+]
 PROVENANCES = [f"energy_{component}_provenance" for component in COMPONENTS]
-OWN_TEXTS = ["recipe", "recipe_at_any_pace", "loader", "run_dir", "machine_cpu", "cpu_model_name"]
+OWN_TEXTS = [
+    "recipe",
+    "recipe_at_any_pace",
+    "loader",
+    "run_dir",
+    "machine_cpu",
+    "cpu_model_name",
+]
 TEXTS = [*RECORD_TEXTS, *PROVENANCES, *CONFIG_TEXTS, *OWN_TEXTS]
 COLUMNS = [*TEXTS, *CONFIG_NUMBERS, *QUANTITIES, *CPU_MODEL, *METRICS]
 VARIED = [  # within a recipe
@@ -38,7 +63,9 @@ VARIED = [  # within a recipe
 ]
 
 
-def load(runs_dir: str | Path = "runs", workloads: Collection[str] = ()) -> pd.DataFrame:
+def load(
+    runs_dir: str | Path = "runs", workloads: Collection[str] = ()
+) -> pd.DataFrame:
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal for runs that differ in devices, batch sizes and
@@ -48,18 +75,26 @@ def load(runs_dir: str | Path = "runs", workloads: Collection[str] = ()) -> pd.D
     train a network. Records that were left out stand with the reason in ``attrs["excluded"]``.
     """
     rows, excluded, seen = [], [], {}
-    for run_dir in (path.parent for path in sorted(Path(runs_dir).glob("*/*/record.json"))):
+    for run_dir in (
+        path.parent for path in sorted(Path(runs_dir).glob("*/*/record.json"))
+    ):
         with one_fault(run_dir, excluded):
             record = records.read_record(run_dir)
             workload = record["workload"]
-            is_other = workload not in workloads if workloads else workload in records.NO_TRAINING
+            is_other = (
+                workload not in workloads
+                if workloads
+                else workload in records.NO_TRAINING
+            )
             if is_other:
                 continue
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
             other = seen.setdefault(record["run_id"], run_dir)
             if other != run_dir:
-                raise ValueError(f"run_id is the same as of {other}; keep one of the two")
+                raise ValueError(
+                    f"run_id is the same as of {other}; keep one of the two"
+                )
             rows.append(_row(record, run_dir))
     table = _table(rows)
     table.attrs["excluded"] = excluded
@@ -84,7 +119,8 @@ def _row(record: dict, run_dir: Path) -> dict:
     for sensor in record["sensors"]:
         if model := sensor.get("model"):
             known |= {f"cpu_model_{name}": value for name, value in model.items()}
-    for component in COMPONENTS:  # records of earlier versions have a statistical interval instead
+    for component in COMPONENTS:
+        # records of earlier versions have a statistical interval instead
         bound_J = f"energy_{component}_bound_J"
         known.setdefault(bound_J, record.get(f"energy_{component}_statistical_J"))
     row |= {name: known[name] for name in COLUMNS if name in known}
@@ -97,7 +133,9 @@ def _metrics(metrics: dict, stage: str) -> dict[str, float]:
     That is the shortest of pre-training, and the longest of fine-tuning.
     """
     metrics = {name: float(value) for name, value in metrics.items()}
-    leads_h = sorted(int(h) for h in re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics)))
+    leads_h = sorted(
+        int(h) for h in re.findall(r"z500_rmse_(\d+)h_m\b", " ".join(metrics))
+    )
     if not leads_h:
         return metrics
     lead_h = leads_h[-1 if stage == "finetune" else 0]
@@ -116,8 +154,12 @@ def _loader(config: dict) -> str:
 
 def _recipe(record: dict, varied: list[str]) -> str:
     """Compute a short digest of all of a configuration but what ``varied`` names."""
-    kept = {name: value for name, value in record["config"].items() if name not in varied}
-    return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[:8]
+    kept = {
+        name: value for name, value in record["config"].items() if name not in varied
+    }
+    return run_config.digest({"config": kept, "data": record.get("data_digest", "")})[
+        :8
+    ]
 
 
 def _table(rows: list[dict]) -> pd.DataFrame:
@@ -126,9 +168,12 @@ def _table(rows: list[dict]) -> pd.DataFrame:
     numbers = table.columns.difference(TEXTS)
     table[TEXTS] = table[TEXTS].astype(object).fillna("")
     table[numbers] = table[numbers].astype(float)
-    table = table.astype(dict.fromkeys(CONFIG_NUMBERS, int), errors="ignore")  # commands have none
+    # commands have none
+    table = table.astype(dict.fromkeys(CONFIG_NUMBERS, int), errors="ignore")
     energies_J = table.filter(regex=r"^energy_(perun_)?(gpu|cpu|ram|total)_J$")
-    energies_kWh = energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
+    energies_kWh = (
+        energies_J.rename(columns=lambda name: f"{name[:-1]}kWh") / JOULE_PER_KWH
+    )
     hours = (table["training_time_s"] / SECOND_PER_HOUR).rename("training_time_h")
     return pd.concat([table, energies_kWh, hours], axis=1).copy()  # in one piece
 
@@ -143,12 +188,15 @@ def scaling_series(table: pd.DataFrame) -> pd.DataFrame:
     """
     alike = ["workload", "stage", "dataset", "system", "device_name", "recipe", "seed"]
     samples = table["dataset_samples"].fillna(0)
-    sizes = {"fixed": samples, "scaled": samples // table["devices"]}  # shares are rounded down
+    # shares are rounded down
+    sizes = {"fixed": samples, "scaled": samples // table["devices"]}
     seed = (", seed " + table["seed"].astype(str)).where(table["seed"] > 0, "")
     parts = []
     for constant, label in (("local_batch_size", "LBS"), ("global_batch_size", "GBS")):
         for data, size in sizes.items():
-            counts = table.groupby([*alike, constant, size])["devices"].transform("nunique")
+            counts = table.groupby([*alike, constant, size])["devices"].transform(
+                "nunique"
+            )
             kind = ", scaled data" if data == "scaled" else ""
             series = f"constant {label} = " + table[constant].astype(str) + kind + seed
             part = table.assign(series=series, constant=constant, data=data)
@@ -164,4 +212,6 @@ def phases(runs: pd.DataFrame) -> pd.DataFrame:
         record = json_table(Path(run_dir) / "record.json")
         of_run = {"run_id": record["run_id"]}
         rows += [of_run | entry for entry in record.get("energy_phases", [])]
-    return pd.DataFrame(rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS[:3])])
+    return pd.DataFrame(
+        rows, columns=[*columns, *(f"energy_{c}_J" for c in COMPONENTS[:3])]
+    )

@@ -1,4 +1,6 @@
-"""Look of all figures: for screen and print, in colours that colour-blind readers tell apart, provenance by shape."""
+"""Look of all figures: for screen and print, in colours that colour-blind readers tell apart,
+provenance by shape.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,28 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-# Figures have the size of a screen; in print 1 px becomes 0.625 pt. PAGE_px is the width of a page of the ACM format.
+# Figures have the size of a screen; in print 1 px becomes 0.625 pt. PAGE_px is the width of a
+# page of the ACM format.
 PRINT_pt_per_px = 0.625
 PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442"]
+COLOURS = [
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#F0E442",
+]
 GREY = "#6b6b6b"
-# The study's series have fixed colours in all figures. Those of one workload share panels: each is lighter than the one
-# before by at least 10 of 100 steps, so that they differ in grey, and with any kind of colour blindness.
+# The study's series have fixed colours in all figures. Those of one workload share panels: each
+# is lighter than the one before by at least 10 of 100 steps, so that they differ in grey, and
+# with any kind of colour blindness.
 SERIES = {
     "R1": "#03336D",
     "R4": "#9E046E",
@@ -61,14 +74,18 @@ VERDICTS = {
     "restated": "#969696",
 }
 
-# provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.
-# Lengths in a path are in units of the symbol's radius. The inner outline runs backwards: that leaves a hole.
+# provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in
+# grey and when small. Lengths in a path are in units of the symbol's radius. The inner outline
+# runs backwards: that leaves a hole.
 PROVENANCE = {
-    "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0ZM0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
-    "published, FourCastNet": "M-0.9,-0.9H0.9V0.9H-0.9ZM-0.6,-0.6V0.6H0.6V-0.6Z",  # where ResNet50 is there, too
+    "published": "M1,0A1,1,0,1,1,-1,0A1,1,0,1,1,1,0Z"
+    "M0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
+    # where ResNet50 is there, too
+    "published, FourCastNet": "M-0.9,-0.9H0.9V0.9H-0.9ZM-0.6,-0.6V0.6H0.6V-0.6Z",
     "measured": "circle",
     "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
-    "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
+    "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0"
+    "L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
 
 
@@ -97,7 +114,9 @@ def _theme() -> alt.theme.ThemeConfig:
         "labelLimit": 640,
         "titleLimit": 640,
         "orient": "bottom",
-        "layout": {"bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}},
+        "layout": {
+            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
+        },
     }
     config = {
         "font": FONT,
@@ -107,7 +126,13 @@ def _theme() -> alt.theme.ThemeConfig:
         "axisY": {"labelFlush": True},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
-        "title": {"font": FONT, "fontSize": 13, "anchor": "start", "frame": "group", "offset": 10},
+        "title": {
+            "font": FONT,
+            "fontSize": 13,
+            "anchor": "start",
+            "frame": "group",
+            "offset": 10,
+        },
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
         "text": {"font": FONT, "fontSize": 11},
@@ -131,14 +156,21 @@ def provenance(
     title: str | None = "energy is",
     also: tuple = (),
 ) -> alt.Shape:
-    """The channel ``shape`` for the provenances in a table's column. The legend lists these and those in ``also``.
+    """The channel ``shape`` for the provenances in a table's column. The legend lists these and
+    those in ``also``.
 
-    For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs, estimated hollow
-    triangles, simulated crosses.
+    For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs,
+    estimated hollow triangles, simulated crosses.
     """
-    present = {word: shape for word, shape in PROVENANCE.items() if word in {*table[field], *also}}
+    present = {
+        word: shape
+        for word, shape in PROVENANCE.items()
+        if word in {*table[field], *also}
+    }
     scale = alt.Scale(domain=list(present), range=list(present.values()))
-    return alt.Shape(field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1))
+    return alt.Shape(
+        field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1)
+    )
 
 
 def colours(number: int) -> list[str]:
@@ -152,15 +184,21 @@ def colours(number: int) -> list[str]:
 
 
 def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
-    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the colour of R4.
+    """The channel ``color`` for the series names in a table's column ``name``: "R4: ..." has the
+    colour of R4.
 
     No two names of one figure have the same colour.
     """
-    ours = sorted(label for label in set(table["name"]) if label.split(":")[0] in SERIES)
+    ours = sorted(
+        label for label in set(table["name"]) if label.split(":")[0] in SERIES
+    )
     others = sorted(set(table["name"]) - set(ours))
     range_ = [SERIES[label.split(":")[0]] for label in ours] + colours(len(others))
     legend = alt.Legend(
-        title=None, symbolType="circle", columns=columns, labelLimit=PAGE_px // columns - 45
+        title=None,
+        symbolType="circle",
+        columns=columns,
+        labelLimit=PAGE_px // columns - 45,
     )
     return alt.Color(
         "name",
@@ -170,15 +208,22 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     )
 
 
-def titled(title: str, said: str = "", width: int = PAGE_px, lines: int = 0) -> alt.Title:
+def titled(
+    title: str, said: str = "", width: int = PAGE_px, lines: int = 0
+) -> alt.Title:
     """A panel's title with small grey lines under it: what is known there, and what is not.
 
     ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
     """
-    words = textwrap.wrap(said, int(width / 5))  # a character of 10.5 px is 5 px wide on average
+    # a character of 10.5 px is 5 px wide on average
+    words = textwrap.wrap(said, int(width / 5))
     words += [""] * (lines - len(words))
     return alt.Title(
-        title, subtitle=words, subtitleColor=GREY, subtitleFontSize=10.5, subtitlePadding=3
+        title,
+        subtitle=words,
+        subtitleColor=GREY,
+        subtitleFontSize=10.5,
+        subtitlePadding=3,
     )
 
 
@@ -192,7 +237,9 @@ def log_axis(
     known = [value for value in values if value > 0]
     low, high = min(known, default=1.0), max(known, default=1.0)
     if base == 10 and high < 8 * low:
-        return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(tickCount=4)
+        return channel.scale(zero=True, domainMax=1.15 * high, nice=False).axis(
+            tickCount=4
+        )
     steps = (1, 2, 5) if base == 10 and high < 50 * low else (1,)
     ticks = [step * base**power for power in range(-12, 12) for step in steps]
     ticks = [tick for tick in ticks if low <= tick <= high]
@@ -203,7 +250,9 @@ def log_axis(
 
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
-    text = alt.Chart(width=384, height=96).mark_text(fontSize=13, color=GREY, lineBreak="\n")
+    text = alt.Chart(width=384, height=96).mark_text(
+        fontSize=13, color=GREY, lineBreak="\n"
+    )
     return text.encode(text=alt.datum(message)).properties(data=alt.InlineData([{}]))
 
 
@@ -213,13 +262,19 @@ def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -
     Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
     path.
     """
-    with alt.theme.enable("energynn"), alt.data_transformers.enable("default", max_rows=None):
+    with (
+        alt.theme.enable("energynn"),
+        alt.data_transformers.enable("default", max_rows=None),
+    ):
         spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
     svg = vl_convert.vegalite_to_svg(spec, VEGA_LITE)
     size = r'(width|height)="([\d.]+)"'
     svg = re.sub(
-        size, lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"', svg, count=2
+        size,
+        lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"',
+        svg,
+        count=2,
     )
     path.write_text(svg)
     path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
@@ -244,10 +299,16 @@ def with_error_bars(
     color: alt.Color,
     shape: alt.Shape,
 ) -> alt.LayerChart:
-    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one origin and colour."""
+    """Points with a bar from ``low`` to ``high``, and a thin dashed line through those of one
+    origin and colour.
+    """
     base = chart.encode(x, color=color)
-    line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(y, detail="origin:N")
-    bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(alt.Y("low:Q"), alt.Y2("high:Q"))
+    line = base.mark_line(strokeDash=[3, 3], strokeWidth=1.1).encode(
+        y, detail="origin:N"
+    )
+    bars = base.mark_rule(strokeWidth=1.6, clip=True).encode(
+        alt.Y("low:Q"), alt.Y2("high:Q")
+    )
     return alt.layer(line, bars, base.mark_point(filled=True).encode(y, shape=shape))
 
 
@@ -270,7 +331,9 @@ def ideal(ends: list[float], x: alt.X, y: alt.Y) -> alt.Chart:
 
 
 def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
-    """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is never drawn as a point."""
+    """Grey bars from ``low`` to ``high`` at the column ``x``: what a text implies, which is
+    never drawn as a point.
+    """
     bar = alt.Chart(rows).mark_rule(strokeWidth=5, color=GREY, opacity=0.6)
     return bar.encode(alt.X(f"{x}:Q"), alt.Y("low:Q"), alt.Y2("high:Q"))
 
@@ -278,8 +341,11 @@ def intervals(rows: pd.DataFrame, x: str) -> alt.Chart:
 MODEL = "model, fitted to the published values [90 %]"
 
 
-def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> list[alt.Chart]:
-    """A band from ``low`` to ``high`` and a line of dashes and dots for each series: what a model says, no evidence.
+def model_curves(
+    rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color
+) -> list[alt.Chart]:
+    """A band from ``low`` to ``high`` and a line of dashes and dots for each series: what a
+    model says, no evidence.
 
     None where ``rows`` has none.
     """
@@ -288,7 +354,9 @@ def model_curves(rows: pd.DataFrame, x: alt.X, y: alt.Y, color: alt.Color) -> li
     base = alt.Chart(rows.assign(curve=MODEL)).encode(x, color=color)
     scale = alt.Scale(domain=[MODEL], range=[[6, 2.5, 1.6, 2.5]])
     dashes = alt.StrokeDash(
-        "curve:N", scale=scale, legend=alt.Legend(title=None, symbolSize=770, labelLimit=480)
+        "curve:N",
+        scale=scale,
+        legend=alt.Legend(title=None, symbolSize=770, labelLimit=480),
     )
     band = base.mark_area(opacity=0.16).encode(
         alt.Y("low:Q"), alt.Y2("high:Q"), alt.Detail("name:N")

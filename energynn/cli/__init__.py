@@ -22,7 +22,9 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def energynn(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="show the version")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="show the version")
+    ] = False,
 ) -> None:
     from energynn import __version__
 
@@ -66,16 +68,21 @@ def main(arguments: list[str] | None = None) -> int:
         if sys.stdout:  # which may be closed
             sys.stdout.flush()
         return status or 0
-    except BrokenPipeError:  # the reader has seen enough, as in `energynn claims | head`
+    except BrokenPipeError:
+        # the reader has seen enough, as in `energynn claims | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError) as error:
         return _say(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        print("\nenergynn: interrupted; the same command goes on from here", file=sys.stderr)
+        print(
+            "\nenergynn: interrupted; the same command goes on from here",
+            file=sys.stderr,
+        )
         return 130
     except Exception as error:
-        if not hasattr(error, "format_message"):  # of the library: a word that is no command
+        if not hasattr(error, "format_message"):
+            # of the library: a word that is no command
             raise
         return _say(f"{error.format_message()} `energynn COMMAND --help` says more")
 
@@ -86,7 +93,9 @@ def _say(message: str) -> int:
 
 
 def as_typer_takes_them(words: list[str]) -> list[str]:
-    """Join `-p NAME VALUE`, as papermill takes it, to `-p NAME=VALUE`, but in a command measured."""
+    """Join `-p NAME VALUE`, as papermill takes it, to `-p NAME=VALUE`, but in a command
+    measured.
+    """
     joined = []
     rest = iter(words)
     for word in rest:

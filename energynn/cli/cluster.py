@@ -9,7 +9,8 @@ import typer
 from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, reply, tell
 
 Studies = Annotated[
-    list[str] | None, typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all")
+    list[str] | None,
+    typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all"),
 ]
 
 
@@ -17,11 +18,13 @@ def submit(
     studies: Annotated[
         list[str],
         typer.Argument(
-            metavar="STUDY [-- OPTION]", help="names, or files of your own; options of sbatch"
+            metavar="STUDY [-- OPTION]",
+            help="names, or files of your own; options of sbatch",
         ),
     ],
     system: Annotated[
-        str, typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)")
+        str,
+        typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)"),
     ],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print scripts and cost, submit nothing")

@@ -11,14 +11,16 @@ from energynn.cli.options import group, tell
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="where imagenet or the store of era5 lies")
+    Path | None,
+    typer.Option(metavar="DIR", help="where imagenet or the store of era5 lies"),
 ]
 
 
 @data.command()
 def verify(
     datasets: Annotated[
-        list[str] | None, typer.Argument(metavar="DATASET", help="default: those that ship")
+        list[str] | None,
+        typer.Argument(metavar="DATASET", help="default: those that ship"),
     ] = None,
     root: Root = None,
 ) -> int:
@@ -29,7 +31,9 @@ def verify(
     for dataset in datasets or manifests.DATASETS:
         with one_fault(dataset):
             folder = manifests.verify(dataset, folder=root, every_byte=True)
-        tell(f"{dataset}: every file of its manifest is there and has its SHA-256 ({folder})")
+        tell(
+            f"{dataset}: every file of its manifest is there and has its SHA-256 ({folder})"
+        )
     return 0
 
 
@@ -49,7 +53,9 @@ def describe(
 
 @data.command()
 def imagenet(
-    root: Annotated[Path, typer.Option(metavar="DIR", help="folder tree or official archives")],
+    root: Annotated[
+        Path, typer.Option(metavar="DIR", help="folder tree or official archives")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
 ) -> int:
     """Write ImageNet as uint8 pixels, 256 on the shorter side: training decodes no JPEG."""
@@ -63,10 +69,13 @@ def imagenet(
 @data.command()
 def era5(
     source: Annotated[
-        str, typer.Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files")
+        str,
+        typer.Option(help="FourCastNet's HDF5 folder, a Zarr store or NetCDF files"),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of the store")],
-    years: Annotated[str, typer.Option(help="those of the paper by default")] = "1979-2017,2019",
+    years: Annotated[
+        str, typer.Option(help="those of the paper by default")
+    ] = "1979-2017,2019",
 ) -> int:
     """Write the store that FourCastNet trains on at full size; resumable."""
     from energynn.data import era5_store

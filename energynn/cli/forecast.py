@@ -20,8 +20,12 @@ from energynn.cli.options import (
 )
 
 forecast = group("Forecast time and energy of a training before it is made.")
-Workload = Annotated[str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")]
-System = Annotated[str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")]
+Workload = Annotated[
+    str, typer.Option(metavar="W", help="resnet50, fourcastnet or your own")
+]
+System = Annotated[
+    str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")
+]
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
 
@@ -68,7 +72,9 @@ def plan(
     deadline_h: Limit = None,
     energy_kwh: Limit = None,
     gpu_hours: Limit = None,
-    max_global_batch_size: Annotated[int | None, typer.Option(min=1, help="largest batch")] = None,
+    max_global_batch_size: Annotated[
+        int | None, typer.Option(min=1, help="largest batch")
+    ] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="most devices")] = None,
     p: Parameters = None,
     as_json: Json = False,
@@ -82,7 +88,9 @@ def plan(
     made = fits.read(fit, workload, name) if fit else fits.published(workload, system)
     run = plan.base_run(made, parameters_of(p))
     limits = {"time_h": deadline_h, "energy_kWh": energy_kwh, "gpu_hours": gpu_hours}
-    limits["global_batch_size"] = max_global_batch_size or accuracy.threshold(run) or None
+    limits["global_batch_size"] = (
+        max_global_batch_size or accuracy.threshold(run) or None
+    )
     answer = plan.make(made, plan.grid(made, run, devices), limits)
     reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
@@ -93,7 +101,9 @@ def probe(
     workload: Workload,
     system: System,
     p: Parameters = None,
-    minutes: Annotated[float, typer.Option(min=0, help="for all probes together")] = 5.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="for all probes together")
+    ] = 5.0,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -112,8 +122,11 @@ def probe(
     before = probe.before(run, site)
     chosen = probe.planned(before, run, minutes)
     if is_here:
-        with contextlib.redirect_stdout(sys.stderr):  # lines of runs do not get into the answer
-            chosen, after = probe.make_here(before, run, folder_of_runs(runs_dir), minutes)
+        with contextlib.redirect_stdout(sys.stderr):
+            # lines of runs do not get into the answer
+            chosen, after = probe.make_here(
+                before, run, folder_of_runs(runs_dir), minutes
+            )
         rows = predict.rows(after, [run])
         words = predict.text(rows)
     else:
@@ -165,6 +178,8 @@ def simulate(
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
-    words = f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
+    words = (
+        f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
+    )
     reply(as_json, {"runs": list(map(str, folders))}, words)
     return 0

@@ -10,22 +10,32 @@ import typer
 
 RunsDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="folder of the records [default: $ENERGYNN_RUNS, else runs]"),
+    typer.Option(
+        metavar="DIR", help="folder of the records [default: $ENERGYNN_RUNS, else runs]"
+    ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="for a program: JSON on standard output")]
+Json = Annotated[
+    bool, typer.Option("--json", help="for a program: JSON on standard output")
+]
 Run = Annotated[
     str,
-    typer.Argument(metavar="RUN", help="a run's folder, its name, or the beginning of its name"),
+    typer.Argument(
+        metavar="RUN", help="a run's folder, its name, or the beginning of its name"
+    ),
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"),
+    typer.Option(
+        "-p", metavar="NAME VALUE", help="a parameter of the run, as for papermill"
+    ),
 ]
 
 
 def group(help: str) -> typer.Typer:
     """Make a command that holds others."""
-    return typer.Typer(help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+    return typer.Typer(
+        help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
+    )
 
 
 def tell(text: str) -> None:
@@ -87,4 +97,6 @@ def find_run(run: str, runs_dir: Path | None) -> Path:
     found = [path.parent for path in folder.glob(f"*/{run}*/run.json")]
     if len(found) == 1:
         return found[0]
-    raise ValueError(f"run: {len(found)} below {folder} begin with {run!r}; give the folder of one")
+    raise ValueError(
+        f"run: {len(found)} below {folder} begin with {run!r}; give the folder of one"
+    )

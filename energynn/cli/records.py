@@ -27,13 +27,19 @@ def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
 
     run_dir = find_run(run, runs_dir)
     record = records.read_record(run_dir)
-    metrics = [f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()]
-    reply(as_json, record, "\n".join([command.report(record), *metrics, f"  {run_dir}"]))
+    metrics = [
+        f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()
+    ]
+    reply(
+        as_json, record, "\n".join([command.report(record), *metrics, f"  {run_dir}"])
+    )
     return 0
 
 
 def compare(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="folders or names")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="folders or names")
+    ],
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -53,7 +59,9 @@ def _side_by_side(table) -> str:
     numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
     names = [f"{number}  {run}" for run, number in numbers.items()]
     shown = table.dropna(axis="columns", how="all").rename(columns=numbers)
-    rows = shown.to_string(float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24)
+    rows = shown.to_string(
+        float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
+    )
     return "\n".join([*names, rows, "low, high: what the sensors' readings leave open"])
 
 
@@ -76,12 +84,20 @@ def export(
 
 
 def check(
-    runs_dir: Annotated[Path | None, typer.Argument(metavar="DIR", help="default: runs")] = None,
+    runs_dir: Annotated[
+        Path | None, typer.Argument(metavar="DIR", help="default: runs")
+    ] = None,
     recover: Annotated[
-        bool, typer.Option("--recover", help="first write records of runs whose launcher died")
+        bool,
+        typer.Option(
+            "--recover", help="first write records of runs whose launcher died"
+        ),
     ] = False,
     reference: Annotated[
-        bool, typer.Option("--reference", help="compare the default study with its reference")
+        bool,
+        typer.Option(
+            "--reference", help="compare the default study with its reference"
+        ),
     ] = False,
 ) -> int:
     """Derive every number of the records again and compare."""
@@ -96,8 +112,12 @@ def check(
     for fault in faults:
         print(f"FAULT {fault}")
     readable = records.read_all(folder)
-    valid = sum(each["valid"] and each.get("launcher") != "simulated" for each in readable)
-    tell(f"{len(readable)} records below {folder}, {valid} of them valid; {len(faults)} faults")
+    valid = sum(
+        each["valid"] and each.get("launcher") != "simulated" for each in readable
+    )
+    tell(
+        f"{len(readable)} records below {folder}, {valid} of them valid; {len(faults)} faults"
+    )
     return 1 if faults else 0
 
 
@@ -121,7 +141,9 @@ def import_perun(
 
     for folder in perun_import.import_file(file, folder_of_runs(runs_dir)):
         record = records.read_record(folder)
-        tell(f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}")
+        tell(
+            f"{command.report(record)}\n  method: {record['method']}\n  record: {folder}"
+        )
     return 0
 
 

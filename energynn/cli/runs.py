@@ -20,12 +20,15 @@ from energynn.cli.options import (
     tell,
 )
 
-Study = Annotated[str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")]
+Study = Annotated[
+    str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")
+]
 
 
 def run(
     assigned: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="a parameter: devices=2")
+        list[str] | None,
+        typer.Argument(metavar="NAME=VALUE", help="a parameter: devices=2"),
     ] = None,
     p: Parameters = None,
     list_parameters: Annotated[
@@ -55,18 +58,19 @@ study = group("Run a study on this machine; list all of them; show one and its c
 @study.command("run")
 def study_run(
     name: Study = "smoke",
-    minutes: Annotated[float, typer.Option(min=0, help="begin no run that would end later")] = (
-        math.inf
-    ),
-    run_minutes: Annotated[float, typer.Option(min=0, help="end a run that lasts longer")] = (
-        math.inf
-    ),
+    minutes: Annotated[
+        float, typer.Option(min=0, help="begin no run that would end later")
+    ] = (math.inf),
+    run_minutes: Annotated[
+        float, typer.Option(min=0, help="end a run that lasts longer")
+    ] = (math.inf),
     archive: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="pack the runs, after each of them")
+        Path | None,
+        typer.Option(metavar="FILE", help="pack the runs, after each of them"),
     ] = None,
-    warm_up: Annotated[bool, typer.Option("--warm-up", help="make the first run once before")] = (
-        False
-    ),
+    warm_up: Annotated[
+        bool, typer.Option("--warm-up", help="make the first run once before")
+    ] = (False),
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every run of a study that has no valid record."""
@@ -104,24 +108,31 @@ def study_show(name: Study = "smoke") -> int:
 
 
 def measure(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="with arguments")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND", help="with arguments")
+    ],
     period: Annotated[
         float, typer.Option(min=0.01, max=60, help="seconds between two samples")
     ] = 0.04,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="the run's folder; again: a segment more")
+        Path | None,
+        typer.Option(metavar="DIR", help="the run's folder; again: a segment more"),
     ] = None,
     no_gpu: Annotated[
-        bool, typer.Option("--no-gpu", help="the command uses none of this machine's GPUs")
+        bool,
+        typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="the record; the command's output goes to stderr")
+        bool,
+        typer.Option("--json", help="the record; the command's output goes to stderr"),
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
     from energynn.launch import command as launch
 
-    record, status = launch.measure(command, out, period, quiet=as_json, gpus=not no_gpu)
+    record, status = launch.measure(
+        command, out, period, quiet=as_json, gpus=not no_gpu
+    )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
         reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
@@ -129,9 +140,14 @@ def measure(
 
 
 def doctor(
-    devices: Annotated[int, typer.Option(min=1, help="ranks of the MPI world to try")] = 2,
+    devices: Annotated[
+        int, typer.Option(min=1, help="ranks of the MPI world to try")
+    ] = 2,
     system: Annotated[
-        str, typer.Option(metavar="NAME", help="instead: prove a cluster by a job of a minute")
+        str,
+        typer.Option(
+            metavar="NAME", help="instead: prove a cluster by a job of a minute"
+        ),
     ] = "",
     as_json: Json = False,
 ) -> int:

@@ -40,12 +40,16 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
 
     def distance(row: dict) -> tuple:
         batch = abs(log2(run.local_batch_size / row["batch"]))
-        octaves = abs(log2(run.devices / row["devices"])) + abs(log2(samples / row["samples"]))
+        octaves = abs(log2(run.devices / row["devices"])) + abs(
+            log2(samples / row["samples"])
+        )
         octaves += batch + 0.5 * (run.epochs != row["epochs"])
         # Where several runs are equally near, the local batch size decides: power depends on it.
         return published_gpu not in row["device_name"], octaves, batch
 
-    row = min((row for row in _published() if row["workload"] == run.workload), key=distance)
+    row = min(
+        (row for row in _published() if row["workload"] == run.workload), key=distance
+    )
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
     factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
     source = "published" if distance(row)[1] == 0 and steps == 1 else "scaled"
@@ -66,7 +70,9 @@ def _published() -> list[dict]:
             "devices": devices,
             "epochs": int(row["epochs"]),
             "samples": int(row["dataset_samples"] or IMAGES),
-            "batch": int(row["local_batch_size"] or int(row["global_batch_size"]) // devices),
+            "batch": int(
+                row["local_batch_size"] or int(row["global_batch_size"]) // devices
+            ),
         }
         runs.setdefault(tuple(run.values()), run)[row["quantity"]] = float(row["value"])
     return [run for run in runs.values() if {"gpu_hours", "energy_total"} <= set(run)]
@@ -75,7 +81,8 @@ def _published() -> list[dict]:
 def total(costs: Iterable[Cost]) -> Cost:
     """Add costs; the source is that of the least certain one."""
     gpu_hours, energies_kWh, sources = zip(*costs, strict=True)
-    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))  # in the order of the alphabet
+    # in the order of the alphabet
+    return Cost(sum(gpu_hours), sum(energies_kWh), max(sources))
 
 
 def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
@@ -83,15 +90,24 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
     lines = []
     for name, runs in runs_by_study.items():
         is_h100 = name in GROUPS["paper-h100"] and name not in GROUPS["paper-a100"]
-        costs = {run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs}
+        costs = {
+            run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
+        }
         sums = f"{len(costs)} runs, {in_words(total(costs.values()))}"
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
         if each_run:
-            lines += [text, *(f"{run}: {in_words(cost)}" for run, cost in costs.items()), sums]
+            lines += [
+                text,
+                *(f"{run}: {in_words(cost)}" for run, cost in costs.items()),
+                sums,
+            ]
         else:
             lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
     if not each_run:
-        lines += [f"{name:15} stands for {', '.join(members)}" for name, members in GROUPS.items()]
+        lines += [
+            f"{name:15} stands for {', '.join(members)}"
+            for name, members in GROUPS.items()
+        ]
     return "\n".join(lines)
 
 
@@ -99,4 +115,6 @@ def in_words(cost: Cost) -> str:
     """Write a cost for people."""
     if not cost.gpu_hours:
         return "of unknown cost"
-    return f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.1f} kWh ({cost.source})"
+    return (
+        f"{cost.gpu_hours:,.1f} GPU hours, {cost.energy_kWh:,.1f} kWh ({cost.source})"
+    )

@@ -51,7 +51,8 @@ def _judge(run_dir: Path, submitted_at: str, signals: list[int], last_line: str)
     if record.get("valid"):
         return 0, "finished", False
     reason = records.reason(record) or last_line
-    if signal.SIGTERM in signals:  # cancelled or preempted; Slurm knows whether to queue it again
+    if signal.SIGTERM in signals:
+        # cancelled or preempted; Slurm knows whether to queue it again
         return CANCELLED, "asked to stop", False
     if record.get("status") == "finished":  # the same would happen again
         return 1, f"failed: not valid: {reason}", False
@@ -72,7 +73,11 @@ def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
     checkpoint, failures = _newest_checkpoint(run_dir), 0
     for start in reversed(status.read_starts(run_dir)):
         was_cancelled = start.exit_status == CANCELLED
-        if was_cancelled or start.submission != submitted_at or start.checkpoint != checkpoint:
+        if (
+            was_cancelled
+            or start.submission != submitted_at
+            or start.checkpoint != checkpoint
+        ):
             break
         failures += 1
     return failures
@@ -89,7 +94,9 @@ def _collect_signals() -> list[int]:
 def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     """Execute the run's notebook and wait for its record; returns the last line that it wrote."""
     ended = threading.Event()
-    threading.Thread(target=_pass_on, args=(run_dir, signals, ended), daemon=True).start()
+    threading.Thread(
+        target=_pass_on, args=(run_dir, signals, ended), daemon=True
+    ).start()
     _, last_line = local.execute(command, run_dir)
     ended.set()
     return last_line

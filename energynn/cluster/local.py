@@ -54,7 +54,11 @@ def run_study(
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:
                 elsewhere = Path(name)
-                execute(command(runs[0], elsewhere), _folder(runs[0], elsewhere), 60 * run_minutes)
+                execute(
+                    command(runs[0], elsewhere),
+                    _folder(runs[0], elsewhere),
+                    60 * run_minutes,
+                )
         for number, run in enumerate(missing, 1):
             elapsed_s, run_dir = time.monotonic() - begun, _folder(run, runs_dir)
             # The first of all may be cold, and says least of the others.
@@ -63,7 +67,9 @@ def run_study(
                 continue
             so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
             tell(f"\n--- {so_far}: {run_dir.name}")
-            status, last_line = execute(command(run, runs_dir), run_dir, 60 * run_minutes)
+            status, last_line = execute(
+                command(run, runs_dir), run_dir, 60 * run_minutes
+            )
             made.append(time.monotonic() - begun - elapsed_s)
             reason = records.reason(records.read(run_dir) or {})
             if reason := reason or (last_line if status else ""):
@@ -85,21 +91,51 @@ def command(run: RunConfig, runs_dir: Path) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
     if importlib.util.find_spec("papermill"):
-        options = ["--no-progress-bar", "--log-level", "WARNING", "--cwd", str(REPOSITORY)]
-        options += ["--parameters_yaml", json.dumps(parameters | {"runs_dir": str(runs_dir)})]
+        options = [
+            "--no-progress-bar",
+            "--log-level",
+            "WARNING",
+            "--cwd",
+            str(REPOSITORY),
+        ]
+        options += [
+            "--parameters_yaml",
+            json.dumps(parameters | {"runs_dir": str(runs_dir)}),
+        ]
         executed = _folder(run, runs_dir) / "notebook.ipynb"
-        return [sys.executable, "-m", "papermill", str(NOTEBOOK), str(executed), *options]
+        return [
+            sys.executable,
+            "-m",
+            "papermill",
+            str(NOTEBOOK),
+            str(executed),
+            *options,
+        ]
     # A machine with a torch of its own and little else.
     assignments = [f"{name}={value}" for name, value in parameters.items()]
-    return [sys.executable, "-m", "energynn.cli", "run", "--runs-dir", str(runs_dir), *assignments]
+    return [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "run",
+        "--runs-dir",
+        str(runs_dir),
+        *assignments,
+    ]
 
 
-def execute(command: list[str], run_dir: Path, most_s: float = math.inf) -> tuple[int, str]:
+def execute(
+    command: list[str], run_dir: Path, most_s: float = math.inf
+) -> tuple[int, str]:
     """Execute a command that makes a run, in ``most_s``; returns exit status and last line."""
     run_dir.mkdir(parents=True, exist_ok=True)
     ends_with_us = partial(end_with_parent, os.getpid())
     child = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=ends_with_us
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=ends_with_us,
     )
     last_line, in_traceback = "", False
     begun = time.monotonic()

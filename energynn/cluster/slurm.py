@@ -12,7 +12,15 @@ from typing import NamedTuple
 
 PATIENCE_S = 20
 REQUEUE_S = 60  # in which Slurm ends a job that it has queued again
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE")
+ENDED = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+)
 
 
 class NoAnswer(ValueError):
@@ -33,7 +41,9 @@ def submit(script: Path, *options: str) -> str:
 
 def find(name: str) -> str:
     """Find the number of the user's job with this name; empty if there is none."""
-    return call("squeue", "--me", "--noheader", "--format=%F", f"--name={name}").partition("\n")[0]
+    return call(
+        "squeue", "--me", "--noheader", "--format=%F", f"--name={name}"
+    ).partition("\n")[0]
 
 
 def queue(jobs: Iterable[str]) -> dict[str, Queued]:
@@ -45,7 +55,8 @@ def queue(jobs: Iterable[str]) -> dict[str, Queued]:
     try:
         lines = call(*command, f"--jobs={','.join(numbers)}").splitlines()
     except ValueError as error:
-        if "nvalid job id specified" not in str(error):  # says Slurm if it remembers none of them
+        if "nvalid job id specified" not in str(error):
+            # says Slurm if it remembers none of them
             raise
         return {}
     queued = {}
@@ -63,7 +74,10 @@ def cancel(jobs: list[str]) -> None:
 
 def this_task() -> str:
     """Name the array task that this process belongs to; empty outside of one."""
-    number, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    number, task = (
+        os.environ.get("SLURM_ARRAY_JOB_ID"),
+        os.environ.get("SLURM_ARRAY_TASK_ID"),
+    )
     return f"{number}_{task}" if number else ""
 
 
@@ -75,7 +89,8 @@ def queue_again(script: Path) -> str:
     job = this_task()
     for patience_s in (5, 20, 60, 120):
         try:
-            call("scontrol", "requeue", job)  # by task: the job's own number may name the array
+            # by task: the job's own number may name the array
+            call("scontrol", "requeue", job)
             time.sleep(REQUEUE_S)
             return job
         except ValueError as error:
@@ -90,11 +105,17 @@ def call(*command: str) -> str:
     """Return what a command of Slurm prints; raises ValueError if it is missing, fails or hangs."""
     name = command[0]
     if shutil.which(name) is None:
-        raise ValueError(f"{name}: not found; submit from a login node of a Slurm cluster")
+        raise ValueError(
+            f"{name}: not found; submit from a login node of a Slurm cluster"
+        )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S
+        )
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{name}: no answer in {PATIENCE_S} s; try again later") from None
+        raise NoAnswer(
+            f"{name}: no answer in {PATIENCE_S} s; try again later"
+        ) from None
     if done.returncode:
         raise ValueError(f"{' '.join(command[:3])}: {' '.join(done.stderr.split())}")
     return done.stdout

@@ -108,7 +108,9 @@ def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
     return rows, notes
 
 
-def _row(folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | None) -> dict:
+def _row(
+    folder: Path, submission: Submission, queue: dict[str, slurm.Queued] | None
+) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
     starts = read_starts(folder)
@@ -140,7 +142,9 @@ def _state(
     """Return the state of a run and the reason for it."""
     reason = records.reason(record)
     # A measured command has ended even where it was too short to be evidence.
-    has_ended = record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
+    has_ended = (
+        record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
+    )
     if record.get("valid") or has_ended:
         return "finished", reason
     job = (queue or {}).get(submission.job_id)
@@ -159,7 +163,10 @@ def _state(
         return "failed", last.outcome.removeprefix("failed: ") or reason
     if submission.job_id:
         job_id = submission.job_id
-        return "stopped", f"its job is gone; `sacct -j {job_id}` and job/log.txt say more"
+        return (
+            "stopped",
+            f"its job is gone; `sacct -j {job_id}` and job/log.txt say more",
+        )
     if (folder / "run.json").exists():
         return "failed", "its launcher died; `energynn check --recover` says more"
     return "not submitted", ""
@@ -169,7 +176,9 @@ def text(rows: list[dict], notes: list[str]) -> str:
     """Write the table that people read, the newest run first."""
     lines = []
     for row in sorted(rows, key=lambda row: row["since"], reverse=True):
-        lines.append(entry(row["state"], f"{row['system']}/{row['run_id']}", _words(row)))
+        lines.append(
+            entry(row["state"], f"{row['system']}/{row['run_id']}", _words(row))
+        )
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     total = energy_words(1000 * sum(row["energy_kWh"] for row in rows))
@@ -185,7 +194,9 @@ def _words(row: dict) -> str:
     if row["power_W"] is not None:
         parts.append(f"{row['power_W']:.0f} W")
     if row["energy_kWh"]:
-        parts.append(f"{energy_words(1000 * row['energy_kWh'])} {row['provenance']}".strip())
+        parts.append(
+            f"{energy_words(1000 * row['energy_kWh'])} {row['provenance']}".strip()
+        )
     if row["time_s"]:
         parts.append(f"in {row['time_s'] / 60:.1f} min")
     if row["job"]:

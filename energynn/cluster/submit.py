@@ -27,7 +27,8 @@ from energynn.progress import tell
 MARGIN = 1.3  # of the time limit over what is expected
 SPARE_H = 0.5
 WARNING_S = 300  # before the time limit: for a step, a checkpoint and the record
-GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")  # written into the script
+# written into the script
+GIVEN = ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "ENERGYNN_POWERCAP")
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,17 @@ def submit_studies(
         hours += gpus * sum(_hours(run, site) for run in job.runs.values())
     if jobs:
         expected = costs.total(costs.expect(run, site.gpu) for run in missing)
-        tell(f"expected: {costs.in_words(expected)}; {hours:,.1f} GPU hours of whole nodes")
+        tell(
+            f"expected: {costs.in_words(expected)}; {hours:,.1f} GPU hours of whole nodes"
+        )
     if dry_run:
         print(*(script(job, site, "energynn") for job in jobs), sep="\n")
         return 0
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
-        raise ValueError(f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}")
+        raise ValueError(
+            f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}"
+        )
     for job in jobs:
         print(submit(job, site), flush=True)
     return 0
@@ -92,7 +97,9 @@ def submit_studies(
 def _cluster(system: str) -> Site:
     site = systems.site(system)
     if site.scheduler != "slurm":
-        raise ValueError(f"system: {site.name} is no cluster; `energynn study run NAME` works here")
+        raise ValueError(
+            f"system: {site.name} is no cluster; `energynn study run NAME` works here"
+        )
     return site
 
 
@@ -131,7 +138,9 @@ def plan(
         if after and records.is_made(after):
             after = None
         if after and after not in missing and after not in queued:
-            raise ValueError(f"initial_run: {initial} is not made yet; submit its study as well")
+            raise ValueError(
+                f"initial_run: {initial} is not made yet; submit its study as well"
+            )
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
         limit = math.ceil(60 * hours)
@@ -176,7 +185,9 @@ def script(job: Job, site: Site, name: str) -> str:
 def _setup(site: Site) -> Iterator[str]:
     """Write the lines that prepare a job: environment, then set-up, which may end the job."""
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
-    environment = {"PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])}
+    environment = {
+        "PYTHONPATH": ":".join([str(PACKAGE.parent), *map(os.path.abspath, modules)])
+    }
     environment |= {name: os.environ[name] for name in GIVEN if os.environ.get(name)}
     if site.srun is not None:
         environment[SRUN_VARIABLE] = shlex.join(" ".join(site.srun).split())
@@ -191,7 +202,9 @@ def _setup(site: Site) -> Iterator[str]:
 def quote(value: str | Path) -> str:
     """Quote a value as one word for the shell; raises ValueError for what cannot be printed."""
     if not str(value).isprintable():
-        raise ValueError(f"{str(value)!r}: has characters that cannot be printed; rename it")
+        raise ValueError(
+            f"{str(value)!r}: has characters that cannot be printed; rename it"
+        )
     return shlex.quote(str(value))
 
 
@@ -208,7 +221,9 @@ def submit(job: Job, site: Site) -> str:
         configuration.checksum_file(run.dataset)  # without it the run could not be made
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
-        parameters = configuration.to_dict(run) | {"runs_dir": str(folder.parent.parent)}
+        parameters = configuration.to_dict(run) | {
+            "runs_dir": str(folder.parent.parent)
+        }
         files.write_json(folder / "job" / "parameters.json", parameters)
         status.write_submission(folder, submission)
     options = []
@@ -229,7 +244,9 @@ def _hand_in(path: Path, name: str, options: list[str]) -> str:
     except slurm.NoAnswer:
         if number := slurm.find(name):
             return number
-        raise ValueError("sbatch: did not answer; see `squeue --me`, then submit again") from None
+        raise ValueError(
+            "sbatch: did not answer; see `squeue --me`, then submit again"
+        ) from None
 
 
 def cancel(folders: list[Path]) -> int:
@@ -258,5 +275,9 @@ def check(system: str) -> int:
     record = records.read(folder) or {}
     expected = dict(valid=True, nodes=2, sockets=2 * site.sockets_per_node)
     found = {name: record.get(name) for name in expected}
-    print(f"as {site.file} says" if found == expected else f"WRONG: {found} instead of {expected}")
+    print(
+        f"as {site.file} says"
+        if found == expected
+        else f"WRONG: {found} instead of {expected}"
+    )
     return 0 if found == expected else 1

@@ -32,12 +32,14 @@ class Site:
     devices_per_node: Count
     sockets_per_node: Count = 1
     max_hours: Amount = 24.0
-    default_hours: Amount = 1.0  # of a run for which nothing published tells how long it takes
+    # of a run for which nothing published tells how long it takes
+    default_hours: Amount = 1.0
     max_gpu_hours: Amount = 100.0  # of one submission, where it gives no other
     sbatch: list[Option] = field(default_factory=list)
     srun: list[Option] | None = None
     python: str = ""  # how srun calls it, where it is in a container
-    runs_at_once: Annotated[int, Meta(ge=0)] = 0  # of one job array; 0: as many as Slurm starts
+    # of one job array; 0: as many as Slurm starts
+    runs_at_once: Annotated[int, Meta(ge=0)] = 0
     setup: list[str] = field(default_factory=list)
     environment: dict[Variable, str] = field(default_factory=dict)
     # What a forecast needs (energynn/forecast/); 0: not known.
@@ -58,10 +60,14 @@ def site(name: str) -> Site:
     if not path.is_file():
         known = sorted(path.stem for path in folder.glob("*.toml"))
         remedy = f"choose one of {', '.join(known)}, or write a file (.toml)"
-        raise ValueError(f"system: {name!r} is not known{suggestion(name, known)}; {remedy}")
+        raise ValueError(
+            f"system: {name!r} is not known{suggestion(name, known)}; {remedy}"
+        )
     try:
         values = toml_table(path)
-        known = [each.name for each in fields(Site) if each.name not in ("name", "file")]
+        known = [
+            each.name for each in fields(Site) if each.name not in ("name", "file")
+        ]
         for key in values.keys() - set(known):
             raise ValueError(f"{key}: not known{suggestion(key, known)}")
         return from_dict(values | {"name": path.stem, "file": str(path.resolve())})

@@ -13,14 +13,16 @@ from energynn.data import era5_store, imagenet, manifests, photographs
 from energynn.data.digests import digests
 from energynn.files import shipped, write_json
 
-DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"  # what is said of each in words
+# what is said of each in words
+DESCRIPTIONS = shipped("data_manifests") / "descriptions.json"
 
 
 def build(dataset: str, source: Path | None = None) -> None:
     """Write the manifest that describes a data set as it lies there; photographs are made anew.
 
-    ``source`` is the folder of what does not ship, if not where its variable says. Any other name is that of data of
-    one's own, all files of build/data/<dataset>. Raises ValueError where these are missing.
+    ``source`` is the folder of what does not ship, if not where its variable says. Any other name
+    is that of data of one's own, all files of build/data/<dataset>. Raises ValueError where these
+    are missing.
     """
     if dataset in manifests.EMBEDDED:
         raise ValueError(f"{dataset}: comes with its description; {manifests.RESTORE}")
@@ -64,8 +66,16 @@ def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
     """List files as the Croissant vocabulary describes them."""
     entries = []
     for name, digest in sums.items():
-        entry = {"@type": "cr:FileObject", "@id": name, "name": name, "contentUrl": name}
-        entry |= {"contentSize": f"{(folder / name).stat().st_size} B", "sha256": digest}
+        entry = {
+            "@type": "cr:FileObject",
+            "@id": name,
+            "name": name,
+            "contentUrl": name,
+        }
+        entry |= {
+            "contentSize": f"{(folder / name).stat().st_size} B",
+            "sha256": digest,
+        }
         encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
         entries.append(entry | {"encodingFormat": encoding})
     return entries

@@ -31,8 +31,12 @@ def verify_tree(
             )
 
 
-def digests(pieces: dict[str, Piece], algorithm: str = "sha256") -> Iterator[tuple[str, str]]:
-    """Compute name and hex digest of pieces of files, in their order. Raises ValueError for a missing file."""
+def digests(
+    pieces: dict[str, Piece], algorithm: str = "sha256"
+) -> Iterator[tuple[str, str]]:
+    """Compute name and hex digest of pieces of files, in their order. Raises ValueError for a
+    missing file.
+    """
     advance = meter(algorithm, len(pieces), "files")
     with ThreadPool(THREADS) as pool:
         values = pool.imap(lambda piece: _digest(*piece, algorithm), pieces.values())

@@ -1,6 +1,8 @@
-"""ERA5 as others publish it: FourCastNet's yearly HDF5 files, and Zarr or NetCDF stores through xarray.
+"""ERA5 as others publish it: FourCastNet's yearly HDF5 files, and Zarr or NetCDF stores through
+xarray.
 
-Each year becomes a ``Source``: FourCastNet's twenty channels in its order, every six hours, from north to south.
+Each year becomes a ``Source``: FourCastNet's twenty channels in its order, every six hours, from
+north to south.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import numpy as np
 from energynn.reading import require_plain_hdf5
 
 STEP_H = 6
-CHANNELS = (
-    "u10", "v10", "t2m", "sp", "mslp", "t850", "u1000", "v1000", "z1000", "u850", "v850", "z850", "u500", "v500",
-    "z500", "t500", "z50", "r500", "r850", "tcwv",
-)  # fmt: skip
+CHANNELS = tuple(
+    "u10 v10 t2m sp mslp t850 u1000 v1000 z1000 u850 v850 z850 u500 v500 z500 t500 z50 r500 r850 "
+    "tcwv".split()
+)
 # Our name -> those of WeatherBench2 and ARCO-ERA5, and of the Climate Data Store.
 NAMES = {
     "u10": ("10m_u_component_of_wind", "u10"),
@@ -39,10 +41,11 @@ DIMENSIONS = {"valid_time": "time", "pressure_level": "level", "isobaricInhPa": 
 
 @dataclass(frozen=True)
 class Source:
-    """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in SI units and %.
+    """Hold one year: ``read(index)`` gives a state, (channels, latitude, longitude) float32 in
+    SI units and %.
 
-    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left out, as in
-    FourCastNet (721 rows -> 720). ``read`` may be called from several threads.
+    hours: (times,) int, since 1970-01-01 00 UTC, rising, multiples of six. The south pole is left
+    out, as in FourCastNet (721 rows -> 720). ``read`` may be called from several threads.
     """
 
     hours: np.ndarray
@@ -52,22 +55,28 @@ class Source:
 
 
 def open_year(place: str, year: int) -> Source:
-    """Open one year of a folder of ``<year>.h5``, or of a Zarr store or NetCDF files at a path or URL.
+    """Open one year of a folder of ``<year>.h5``, or of a Zarr store or NetCDF files at a path
+    or URL.
 
-    Raises ValueError if there is nothing of that year or its layout is another. What the libraries raise for damaged
-    files is theirs; ``era5_store.prepare`` makes one ValueError of it.
+    Raises ValueError if there is nothing of that year or its layout is another. What the
+    libraries raise for damaged files is theirs; ``era5_store.prepare`` makes one ValueError of
+    it.
     """
     # FourCastNet's own folders are train/, test/ and out_of_sample/.
     files = [*Path(place).glob(f"{year}.h5"), *Path(place).glob(f"*/{year}.h5")]
     source = _open_hdf5(files[0], year) if files else _open_xarray(place, year)
     if len(source.hours) == 0:
-        raise ValueError(f"{place}: no six-hourly time of {year}; look at --years and --source")
+        raise ValueError(
+            f"{place}: no six-hourly time of {year}; look at --years and --source"
+        )
     return source
 
 
 def hours_of_year(year: int) -> np.ndarray:
     """List the 6-hourly times of a year, 1460 or 1464 of them, in hours since 1970."""
-    first, end = (np.datetime64(f"{y}-01-01", "h").astype(int) for y in (year, year + 1))
+    first, end = (
+        np.datetime64(f"{y}-01-01", "h").astype(int) for y in (year, year + 1)
+    )
     return np.arange(first, end, STEP_H)
 
 
@@ -77,10 +86,11 @@ def utc(hour: int) -> str:
 
 
 def _open_hdf5(path: Path, year: int) -> Source:
-    """Open FourCastNet's file: ``fields`` float32 (times, 21, 721, 1440), the last channel (sst) unused.
+    """Open FourCastNet's file: ``fields`` float32 (times, 21, 721, 1440), the last channel (sst)
+    unused.
 
-    It has no coordinates: its times are those from 1 January 00 UTC on, so that a file of 1460 in a leap year ends on
-    30 December.
+    It has no coordinates: its times are those from 1 January 00 UTC on, so that a file of 1460 in
+    a leap year ends on 30 December.
     """
     import h5py
 
@@ -88,7 +98,12 @@ def _open_hdf5(path: Path, year: int) -> Source:
     require_plain_hdf5(file)
     fields = file["fields"]
     shape = fields.shape
-    if len(shape) != 4 or shape[1] != 21 or shape[3] != 2 * (shape[2] - 1) or fields.dtype != "f4":
+    if (
+        len(shape) != 4
+        or shape[1] != 21
+        or shape[3] != 2 * (shape[2] - 1)
+        or fields.dtype != "f4"
+    ):
         raise ValueError(
             f"{path}: `fields` must be float32 of shape (times, 21, rows, 2 (rows - 1)), as "
             f"(1460, 21, 721, 1440); it is {fields.dtype} {shape}"
@@ -98,13 +113,17 @@ def _open_hdf5(path: Path, year: int) -> Source:
     latitude_deg = np.linspace(90, -90, shape[2])[:-1]
     longitude_deg = np.arange(shape[3]) * 360 / shape[3]
     return Source(
-        hours, latitude_deg, longitude_deg, lambda index: fields[index, : len(CHANNELS), :-1]
+        hours,
+        latitude_deg,
+        longitude_deg,
+        lambda index: fields[index, : len(CHANNELS), :-1],
     )
 
 
 @lru_cache(maxsize=1)
 def _datasets(place: str) -> list:
-    """Open the store, or the files of a folder, lazily; without dask, which would only be in the way.
+    """Open the store, or the files of a folder, lazily; without dask, which would only be in the
+    way.
 
     Raises ValueError where there are none, or where their grids differ.
     """
@@ -112,19 +131,27 @@ def _datasets(place: str) -> list:
 
     path = Path(place)
     if "://" in place or ".zarr" in path.name:
-        options = {"storage_options": {"token": "anon"}} if place.startswith("gs://") else {}
+        options = (
+            {"storage_options": {"token": "anon"}} if place.startswith("gs://") else {}
+        )
         return [_with_our_names(xr.open_zarr(place, chunks=None, **options))]
     files = [path] if path.is_file() else sorted(path.rglob("*.nc"))
     if not files:
-        raise ValueError(f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files")
+        raise ValueError(
+            f"{place}: neither <year>.h5 of every year, nor Zarr, nor NetCDF files"
+        )
     datasets = [_with_our_names(xr.open_dataset(file)) for file in files]
     xr.align(*datasets, join="exact", exclude=("time", "level"))
     return datasets
 
 
 def _with_our_names(dataset):
-    """Give dimensions and variables the names of this module; rows from north to south, without the south pole."""
-    names = {other: name for name, others in NAMES.items() for other in others} | DIMENSIONS
+    """Give dimensions and variables the names of this module; rows from north to south, without
+    the south pole.
+    """
+    names = {
+        other: name for name, others in NAMES.items() for other in others
+    } | DIMENSIONS
     present = {*dataset.dims, *dataset.data_vars}
     dataset = dataset.rename({name: names[name] for name in present & names.keys()})
     # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the cold.
@@ -136,7 +163,9 @@ def _with_our_names(dataset):
 
 
 def _open_xarray(place: str, year: int) -> Source:
-    """Open an hourly or 6-hourly store; variables and times may lie in several files of one grid."""
+    """Open an hourly or 6-hourly store; variables and times may lie in several files of one
+    grid.
+    """
     datasets = _datasets(place)
     hours = hours_of_year(year)
     times = hours.astype("datetime64[h]").astype("datetime64[ns]")
@@ -158,7 +187,11 @@ def _read_state(datasets: list, hour: int) -> np.ndarray:
         if name == "q":  # no channel
             continue
         # All levels are read at once, because a chunk of such a store holds every level.
-        of_levels = [channel for channel in CHANNELS if channel[0] == name and channel not in NAMES]
+        of_levels = [
+            channel
+            for channel in CHANNELS
+            if channel[0] == name and channel not in NAMES
+        ]
         levels_hPa = [int(channel[1:]) for channel in of_levels]
         if name == "r" and "r" not in variables:
             humidity = _field(variables, "q", levels_hPa, hour)
@@ -172,7 +205,9 @@ def _read_state(datasets: list, hour: int) -> np.ndarray:
 
 
 def _field(variables: dict, name: str, levels_hPa: list[int], hour: int) -> np.ndarray:
-    """Read levels of a variable at one time, (levels, latitude, longitude); ValueError where it is missing."""
+    """Read levels of a variable at one time, (levels, latitude, longitude); ValueError where it
+    is missing.
+    """
     if name not in variables:
         raise ValueError(f"no {' or '.join(NAMES[name])} at {utc(hour)}")
     variable = variables[name]
@@ -185,17 +220,24 @@ def _field(variables: dict, name: str, levels_hPa: list[int], hour: int) -> np.n
 def relative_humidity_percent(
     temperature_K: np.ndarray, specific_humidity: np.ndarray, pressure_Pa: np.ndarray
 ) -> np.ndarray:
-    """Compute relative humidity as ERA5 has it: over water above 0 C, over ice below -23 C, and mixed between.
+    """Compute relative humidity as ERA5 has it: over water above 0 C, over ice below -23 C, and
+    mixed between.
 
-    Source: IFS documentation Cy47r3, part IV, chapter 12 (Tetens' formula with Buck's constants, quadratic mixing);
-    vapour pressure from specific humidity with R_dry / R_vapour = 0.621981.
+    Source: IFS documentation Cy47r3, part IV, chapter 12 (Tetens' formula with Buck's constants,
+    quadratic mixing); vapour pressure from specific humidity with R_dry / R_vapour = 0.621981.
     """
 
     def saturation_Pa(a3: float, a4_K: float) -> np.ndarray:
         return 611.21 * np.exp(a3 * (temperature_K - 273.16) / (temperature_K - a4_K))
 
     water = ((np.clip(temperature_K, 250.16, 273.16) - 250.16) / 23) ** 2
-    mixed_Pa = water * saturation_Pa(17.502, 32.19) + (1 - water) * saturation_Pa(22.587, -0.7)
+    mixed_Pa = water * saturation_Pa(17.502, 32.19) + (1 - water) * saturation_Pa(
+        22.587, -0.7
+    )
     return (
-        100 * pressure_Pa * specific_humidity / (0.621981 + 0.378019 * specific_humidity) / mixed_Pa
+        100
+        * pressure_Pa
+        * specific_humidity
+        / (0.621981 + 0.378019 * specific_humidity)
+        / mixed_Pa
     )

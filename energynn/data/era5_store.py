@@ -1,9 +1,10 @@
-"""The training store of ERA5: a file of float32 for each year, read one state at a time, and beside it what is in it.
+"""The training store of ERA5: a file of float32 for each year, read one state at a time, and
+beside it what is in it.
 
-``<year>.npy`` is (times, channels, latitude, longitude), uncompressed, so that it can be mapped into memory;
-``<year>.json`` has the valid times, the grid, the SHA-256, and count, mean and sum of squared deviations of each
-channel; ``mean-<year>.npy`` is the mean state. Normalization and climatology merge these over the training years,
-whichever they are.
+``<year>.npy`` is (times, channels, latitude, longitude), uncompressed, so that it can be mapped
+into memory; ``<year>.json`` has the valid times, the grid, the SHA-256, and count, mean and sum
+of squared deviations of each channel; ``mean-<year>.npy`` is the mean state. Normalization and
+climatology merge these over the training years, whichever they are.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from energynn.reading import one_fault
 
 AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
 WORKERS = 4  # threads that read them
-INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9  # the published code's forecasts of the test year
-TEST_STEPS = 2  # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
+# the published code's forecasts of the test year
+INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9
+# forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
+TEST_STEPS = 2
 
 
 class Note(msgspec.Struct):
@@ -50,15 +53,19 @@ def parse_years(text: str) -> list[int]:
             first, _, last = part.partition("-")
             years.update(range(int(first), int(last or first) + 1))
     if not years:
-        raise ValueError(f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}")
+        raise ValueError(
+            f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}"
+        )
     return sorted(years)
 
 
 def prepare(source: str, out: Path, years: list[int]) -> None:
-    """Write the store of these years to ``out`` from a source that ``era5_sources.open_year`` knows.
+    """Write the store of these years to ``out`` from a source that ``era5_sources.open_year``
+    knows.
 
-    Years that are there stay; one that was interrupted is made anew. Several calls at the same time must have different
-    years. Raises ValueError naming what is wrong with the source, if possible before anything is written.
+    Years that are there stay; one that was interrupted is made anew. Several calls at the same
+    time must have different years. Raises ValueError naming what is wrong with the source, if
+    possible before anything is written.
     """
     out.mkdir(parents=True, exist_ok=True)
     missing = [year for year in years if not (out / f"{year}.npy").is_file()]
@@ -77,7 +84,9 @@ def _write_year(
     pool: ThreadPoolExecutor,
     advance: Callable[[float], None],
 ) -> None:
-    """Write the states of a year, and then what is in them; the file gets its name once all of that is there."""
+    """Write the states of a year, and then what is in them; the file gets its name once all of
+    that is there.
+    """
     grid = len(CHANNELS), len(source.latitude_deg), len(source.longitude_deg)
     shape = len(source.hours), *grid
     total, means, variances = np.zeros(grid), [], []
@@ -103,14 +112,19 @@ def _write_year(
         hours_since_1970=source.hours.tolist(),
         count=[values] * len(CHANNELS),
         mean=np.mean(means, axis=0).tolist(),
-        squared_deviations=(values * (np.mean(variances, axis=0) + np.var(means, axis=0))).tolist(),
+        squared_deviations=(
+            values * (np.mean(variances, axis=0) + np.var(means, axis=0))
+        ).tolist(),
     )
     path.with_suffix(".json").write_bytes(msgspec.json.encode(note))
     os.replace(part, path)
 
 
-def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarray, ...]]:
-    """Read the states of a year in order, some at the same time, and mean and variance of their channels.
+def _states(
+    source: Source, pool: ThreadPoolExecutor
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Read the states of a year in order, some at the same time, and mean and variance of their
+    channels.
 
     Raises ValueError naming variable and time if a value is missing.
     """
@@ -120,7 +134,9 @@ def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarr
         mean = state.mean(axis=(1, 2), dtype=np.float64)
         if not np.isfinite(mean).all():
             name = CHANNELS[np.argmin(np.isfinite(mean))]
-            raise ValueError(f"no finite {name} at {utc(source.hours[index])}; get it again")
+            raise ValueError(
+                f"no finite {name} at {utc(source.hours[index])}; get it again"
+            )
         return state, mean, state.var(axis=(1, 2), dtype=np.float64)
 
     indices = range(len(source.hours))
@@ -129,13 +145,17 @@ def _states(source: Source, pool: ThreadPoolExecutor) -> Iterator[tuple[np.ndarr
 
 
 def statistics(root: Path, years: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Compute mean and (population) standard deviation of each channel over these years, (channels,) float64."""
+    """Compute mean and (population) standard deviation of each channel over these years,
+    (channels,) float64.
+    """
     notes = [_note(root, year) for year in years]
     count = np.array([note.count for note in notes])
     means = np.array([note.mean for note in notes])
     variances = np.array([note.squared_deviations for note in notes]) / count
     mean = np.average(means, axis=0, weights=count)
-    return mean, np.sqrt(np.average(variances + (means - mean) ** 2, axis=0, weights=count))
+    return mean, np.sqrt(
+        np.average(variances + (means - mean) ** 2, axis=0, weights=count)
+    )
 
 
 def climatology(root: Path, years: list[int]) -> np.ndarray:
@@ -147,17 +167,29 @@ def climatology(root: Path, years: list[int]) -> np.ndarray:
 
 
 class Sequences:
-    """Read normalized states at t, t + 6 h, ... when they are indexed, by a DataLoader for example.
+    """Read normalized states at t, t + 6 h, ... when they are indexed, by a DataLoader for
+    example.
 
-    ``self[i]`` is (steps + 1, channels, latitude, longitude) float32. Sequences are made from the valid times: none
-    crosses a gap, and the end of a year's file is none.
+    ``self[i]`` is (steps + 1, channels, latitude, longitude) float32. Sequences are made from the
+    valid times: none crosses a gap, and the end of a year's file is none.
     """
 
-    def __init__(self, root: Path, years: list[int], steps: int, mean: np.ndarray, std: np.ndarray):
+    def __init__(
+        self,
+        root: Path,
+        years: list[int],
+        steps: int,
+        mean: np.ndarray,
+        std: np.ndarray,
+    ):
         notes = [_note(root, year) for year in years]
-        grids = [(note.channels, note.latitude_deg, note.longitude_deg) for note in notes]
+        grids = [
+            (note.channels, note.latitude_deg, note.longitude_deg) for note in notes
+        ]
         if any(grid != grids[0] for grid in grids):
-            raise ValueError(f"{root}: the grids of {years} differ; prepare them from one source")
+            raise ValueError(
+                f"{root}: the grids of {years} differ; prepare them from one source"
+            )
         self.hours = np.concatenate([note.hours_since_1970 for note in notes])
         self.places = [
             (root / f"{year}.npy", index)
@@ -166,9 +198,12 @@ class Sequences:
         ]
         wanted = self.hours[:, None] + STEP_H * np.arange(steps + 1)
         complete = np.isin(wanted, self.hours).all(axis=1)
-        self.rows = np.searchsorted(self.hours, wanted[complete])  # of the states of each sequence
+        # of the states of each sequence
+        self.rows = np.searchsorted(self.hours, wanted[complete])
         if len(self.rows) == 0:
-            raise ValueError(f"{root}: no {steps + 1} times {STEP_H} h apart in {years}")
+            raise ValueError(
+                f"{root}: no {steps + 1} times {STEP_H} h apart in {years}"
+            )
         self.grid = tuple(map(len, grids[0]))
         self.mean = mean.astype(np.float32)[:, None, None]
         self.scale = (1 / std).astype(np.float32)[:, None, None]
@@ -190,11 +225,12 @@ class Sequences:
 
 
 def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
-    """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first of them, the training.
+    """Open the splits of these years ("1979-2015", "2016-2017", "2019"), normalized by the first
+    of them, the training.
 
-    Of the last, the test, only the forecasts of the published code, 6 h and 12 h: from 36 initial conditions, nine days
-    apart from 1 January on. The climatology is the mean over the training years, without seasons. Raises ValueError if
-    a year is missing or in two splits.
+    Of the last, the test, only the forecasts of the published code, 6 h and 12 h: from 36 initial
+    conditions, nine days apart from 1 January on. The climatology is the mean over the training
+    years, without seasons. Raises ValueError if a year is missing or in two splits.
     """
     parsed = [parse_years(text) for text in years]
     if len(set().union(*parsed)) < sum(map(len, parsed)):
@@ -202,7 +238,9 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
             f"years: {', '.join(years)} overlap; what is tested must not have been trained on"
         )
     mean, std = statistics(root, parsed[0])
-    training, validation = (Sequences(root, each, steps, mean, std) for each in parsed[:2])
+    training, validation = (
+        Sequences(root, each, steps, mean, std) for each in parsed[:2]
+    )
     test = Sequences(root, parsed[2], TEST_STEPS, mean, std)
     first_hour = hours_of_year(parsed[2][0])[0]
     chosen = (test.hours[test.rows[:, 0]] - first_hour) % (24 * DAYS_BETWEEN) == 0
@@ -215,14 +253,18 @@ def load(root: Path, steps: int, *years: str) -> list[era5.Split]:
 
 
 def _note(root: Path, year: int) -> Note:
-    """Read what a store tells of a year. Raises ValueError naming the file if it is missing or damaged."""
+    """Read what a store tells of a year. Raises ValueError naming the file if it is missing or
+    damaged.
+    """
     path = root / f"{year}.json"
     with one_fault(path):
         return msgspec.json.decode(path.read_bytes(), type=Note)
 
 
 def contents(root: Path) -> dict[str, int]:
-    """Count the times of each year of a store, for its manifest. Raises ValueError if it is not complete."""
+    """Count the times of each year of a store, for its manifest. Raises ValueError if it is not
+    complete.
+    """
     years = sorted(path.stem for path in root.glob("[0-9]*.npy"))
     unfinished = [path.name for path in root.glob("*.part")]
     if unfinished or not years:

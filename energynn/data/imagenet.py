@@ -1,7 +1,9 @@
-"""ImageNet's images wherever they lie, subsets of them that are nested, balanced and reproducible, and a fast store.
+"""ImageNet's images wherever they lie, subsets of them that are nested, balanced and
+reproducible, and a fast store.
 
-They are found in ImageFolder's tree (``train/<synset>/*.JPEG``, ``val/<synset>/*.JPEG``), in the official archives,
-which are read in place, or in a prepared store. A split's ``Listing`` is the same from all three but for the place.
+They are found in ImageFolder's tree (``train/<synset>/*.JPEG``, ``val/<synset>/*.JPEG``), in the
+official archives, which are read in place, or in a prepared store. A split's ``Listing`` is the
+same from all three but for the place.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ from energynn.progress import meter
 
 SPLITS = ("train", "val")
 ENDINGS = (".jpeg", ".jpg", ".png")
-INDEX = REPOSITORY / "build" / "imagenet"  # where the images of an archive begin, kept for later
-# Archive -> MD5 as image-net.org publishes them; the kit tells the classes of the validation images.
+# where the images of an archive begin, kept for later
+INDEX = REPOSITORY / "build" / "imagenet"
+# Archive -> MD5 as image-net.org publishes them; the kit tells the classes of the validation
+# images.
 ARCHIVES = {
     "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
     "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
@@ -36,17 +40,20 @@ ARCHIVES = {
 TRAINING_ARCHIVE, VALIDATION_ARCHIVE, DEVELOPMENT_KIT = ARCHIVES
 KIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 FORMATS = ("JPEG", "PNG", "PPM")  # the last is that of our own store
-BAD_IMAGE = (OSError, SyntaxError, ValueError)  # what Pillow raises for bytes that it cannot decode
+# what Pillow raises for bytes that it cannot decode
+BAD_IMAGE = (OSError, SyntaxError, ValueError)
 BATCH = 256  # images in memory at once while a store is written
 SHORTER_SIDE = 256  # at most, in pixels, of an image in a store
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Hold the images of one split, sorted by class and name; arrays, because loader workers would copy a long list.
+    """Hold the images of one split, sorted by class and name; arrays, because loader workers
+    would copy a long list.
 
-    names: (samples,) bytes, "<split>/<class>/<file>"; labels: (samples,) index into classes; place: the folder of a
-    tree, or the file that holds every image from ``offsets`` for ``sizes`` bytes, both (samples,).
+    names: (samples,) bytes, "<split>/<class>/<file>"; labels: (samples,) index into classes;
+    place: the folder of a tree, or the file that holds every image from ``offsets`` for ``sizes``
+    bytes, both (samples,).
     """
 
     classes: tuple[str, ...]
@@ -62,7 +69,9 @@ class Listing:
     def where(self, index: int) -> str:
         """Name the image's path, or its archive and its name there, for messages."""
         name = self.names[index].decode()
-        return f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
+        return (
+            f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
+        )
 
     def piece(self, index: int) -> tuple[str, int, int]:
         """Give file, offset and bytes of the image; -1 bytes are the whole file."""
@@ -80,7 +89,9 @@ class Listing:
 
 @lru_cache
 def _descriptor(path: str) -> int:
-    """Open a file once in each process; pread has no position that forked loader workers could share."""
+    """Open a file once in each process; pread has no position that forked loader workers could
+    share.
+    """
     return os.open(path, os.O_RDONLY)
 
 
@@ -94,12 +105,15 @@ def pieces(listings: Iterable[Listing]) -> dict[str, tuple[str, int, int]]:
 
 
 def is_store(folder: Path) -> bool:
-    """Tell whether a folder holds both splits of a prepared store; each file is there once it is whole."""
+    """Tell whether a folder holds both splits of a prepared store; each file is there once it is
+    whole.
+    """
     return all((folder / f"{split}.ppm").is_file() for split in SPLITS)
 
 
 def list_images(root: Path) -> tuple[Listing, Listing]:
-    """List training and validation images below ``root``: prepared store, else trees, else official archives.
+    """List training and validation images below ``root``: prepared store, else trees, else
+    official archives.
 
     Raises ValueError naming what is missing: the split, or a class in one of them.
     """
@@ -122,7 +136,9 @@ def _list_split(root: Path, split: str) -> Listing:
     )
 
 
-def make_listing(place: Path, names: Sequence[bytes], offsets=None, sizes=None) -> Listing:
+def make_listing(
+    place: Path, names: Sequence[bytes], offsets=None, sizes=None
+) -> Listing:
     """Sort images by name, and take their classes from the names."""
     names = np.asarray(names, dtype=bytes)
     order = np.argsort(names, kind="stable")
@@ -143,29 +159,44 @@ def _names_of_tree(root: Path, split: str) -> Iterator[bytes]:
 
 
 def _index(archive: Path) -> dict[str, np.ndarray]:
-    """Find names, offsets and sizes of the images in an archive, from its headers; they are read once and kept."""
+    """Find names, offsets and sizes of the images in an archive, from its headers; they are read
+    once and kept.
+    """
     state = archive.stat()
     index = INDEX / f"{archive.stem}-{state.st_size}-{state.st_mtime_ns}.npz"
     if not index.is_file():
-        rows = _training_images if archive.name == TRAINING_ARCHIVE else _validation_images
+        rows = (
+            _training_images if archive.name == TRAINING_ARCHIVE else _validation_images
+        )
         try:
             with tarfile.open(archive, "r:") as file:
-                table = [np.array(column) for column in zip(*rows(file, archive), strict=True)]
+                table = [
+                    np.array(column)
+                    for column in zip(*rows(file, archive), strict=True)
+                ]
         except tarfile.TarError as error:
-            raise ValueError(f"images: {archive} is damaged ({error}); copy it again") from error
+            raise ValueError(
+                f"images: {archive} is damaged ({error}); copy it again"
+            ) from error
         _save(index, *table)
     return dict(np.load(index))
 
 
-def _save(path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray) -> None:
+def _save(
+    path: Path, names: np.ndarray, offsets: np.ndarray, sizes: np.ndarray
+) -> None:
     """Write a table of images, also if several ranks write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         np.savez(file, names=names, offsets=offsets, sizes=sizes)
 
 
-def _training_images(outer: tarfile.TarFile, archive: Path) -> Iterator[tuple[bytes, int, int]]:
-    """Find name, offset and bytes of each image; there is one archive per synset within the archive."""
+def _training_images(
+    outer: tarfile.TarFile, archive: Path
+) -> Iterator[tuple[bytes, int, int]]:
+    """Find name, offset and bytes of each image; there is one archive per synset within the
+    archive.
+    """
     for member in outer:
         with tarfile.open(fileobj=outer.extractfile(member), mode="r:") as inner:
             for image in inner:
@@ -173,13 +204,19 @@ def _training_images(outer: tarfile.TarFile, archive: Path) -> Iterator[tuple[by
                 yield name.encode(), member.offset_data + image.offset_data, image.size
 
 
-def _validation_images(flat: tarfile.TarFile, archive: Path) -> Iterator[tuple[bytes, int, int]]:
-    """Find the same; line k of the development kit's ground truth is the class of ILSVRC2012_val_<k>.JPEG."""
+def _validation_images(
+    flat: tarfile.TarFile, archive: Path
+) -> Iterator[tuple[bytes, int, int]]:
+    """Find the same; line k of the development kit's ground truth is the class of
+    ILSVRC2012_val_<k>.JPEG.
+    """
     from scipy.io import loadmat
 
     with tarfile.open(archive.with_name(DEVELOPMENT_KIT)) as kit:
         meta = kit.extractfile(f"{KIT_FOLDER}/meta.mat").read()
-        truth = kit.extractfile(f"{KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt").read()
+        truth = kit.extractfile(
+            f"{KIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt"
+        ).read()
     synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
     numbers = truth.split()
@@ -190,16 +227,18 @@ def _validation_images(flat: tarfile.TarFile, archive: Path) -> Iterator[tuple[b
         yield f"val/{synset}/{name}".encode(), image.offset_data, image.size
 
 
-# ------------------------------------------------------------------------------------------- subsets
+# -------------------------------------------------------------------------------------- subsets
 
 
 def stratified_prefix(
     names: Sequence[str | bytes], labels: Sequence[int], count: int
 ) -> np.ndarray:
-    """Choose the first ``count`` samples (0: all), as indices, in an order that takes one sample of each class in turn.
+    """Choose the first ``count`` samples (0: all), as indices, in an order that takes one sample
+    of each class in turn.
 
-    Inside a class the order is that of sha256("0|file name"), so that a larger subset contains every smaller one
-    on any machine; a class without samples left is skipped. Raises ValueError if there are fewer than ``count``.
+    Inside a class the order is that of sha256("0|file name"), so that a larger subset contains
+    every smaller one on any machine; a class without samples left is skipped. Raises ValueError
+    if there are fewer than ``count``.
     """
     if count > len(names):
         raise ValueError(
@@ -215,11 +254,14 @@ def stratified_prefix(
     return by_class[np.lexsort((sorted_labels, turn))][:count]
 
 
-def images_read(listings: Iterable[Listing], config: ResNet50Config) -> list[np.ndarray]:
+def images_read(
+    listings: Iterable[Listing], config: ResNet50Config
+) -> list[np.ndarray]:
     """Choose a run's training and validation images, as indices in their order.
 
-    With ``image_loading="device"``, and of photographs_large, there are as many as asked for, in turn where there are
-    fewer: their number makes the steps of an epoch, but one batch of them is read, or few images again and again.
+    With ``image_loading="device"``, and of photographs_large, there are as many as asked for, in
+    turn where there are fewer: their number makes the steps of an epoch, but one batch of them is
+    read, or few images again and again.
     """
     in_turn = config.stays_on_device or config.dataset == photographs.LARGE
     counts = (config.training_samples, config.validation_samples)
@@ -240,20 +282,23 @@ class Summary(msgspec.Struct):
 
 def summary(listing: Listing) -> Summary:
     """Sum up what is compared at every start of a run."""
-    digest = hashlib.sha256(b"".join(name + b"\n" for name in listing.names)).hexdigest()
+    digest = hashlib.sha256(
+        b"".join(name + b"\n" for name in listing.names)
+    ).hexdigest()
     counts = np.bincount(listing.labels).tolist()
     return Summary(digest, dict(zip(listing.classes, counts, strict=True)))
 
 
-# ------------------------------------------------------------------------------------ prepared store
+# ------------------------------------------------------------------------------- prepared store
 
 
 def prepare(root: Path, out: Path) -> None:
-    """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no JPEG.
+    """Write every image as uint8 pixels to ``out``/{train,val}.ppm, so that training decodes no
+    JPEG.
 
-    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE pixels: other pixels than the originals',
-    so a training with them is another experiment. Every call writes all anew. Raises ValueError naming an image that
-    cannot be decoded.
+    Each image is a PPM (``ppm``) whose shorter side is at most SHORTER_SIDE pixels: other pixels
+    than the originals', so a training with them is another experiment. Every call writes all
+    anew. Raises ValueError naming an image that cannot be decoded.
     """
     out.mkdir(parents=True, exist_ok=True)
     for split, listing in zip(SPLITS, list_images(root), strict=True):
@@ -267,7 +312,9 @@ def _prepare_split(listing: Listing, path: Path) -> None:
         try:
             return ppm(listing.read(index))
         except BAD_IMAGE as error:
-            raise ValueError(f"{listing.where(index)} is broken ({error}); copy it again") from error
+            raise ValueError(
+                f"{listing.where(index)} is broken ({error}); copy it again"
+            ) from error
 
     indices = range(len(listing))
     sizes_B: list[int] = []
@@ -284,20 +331,27 @@ def _prepare_split(listing: Listing, path: Path) -> None:
 
 
 def ppm(data: bytes) -> bytes:
-    """Make binary PPM of an image file, reduced to SHORTER_SIDE; its comment tells the original size."""
+    """Make binary PPM of an image file, reduced to SHORTER_SIDE; its comment tells the original
+    size.
+    """
     from PIL import Image
 
     with open_image(data) as image:
         width, height = image.size
         scale = SHORTER_SIDE / min(width, height)
         # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
-        image.thumbnail((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+        image.thumbnail(
+            (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC
+        )
         pixels = image.convert("RGB")
-    return b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *pixels.size) + pixels.tobytes()
+    return (
+        b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *pixels.size) + pixels.tobytes()
+    )
 
 
 def open_image(data: bytes):
-    """Open a JPEG, PNG or PPM by its content, not yet decoded; others are refused: of EPS Pillow would start a program.
+    """Open a JPEG, PNG or PPM by its content, not yet decoded; others are refused: of EPS Pillow
+    would start a program.
 
     Raises one of BAD_IMAGE.
     """
@@ -307,9 +361,13 @@ def open_image(data: bytes):
 
 
 def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-    """Read pixels (height, width, 3) uint8 and the original (height, width) of what ``ppm`` wrote."""
+    """Read pixels (height, width, 3) uint8 and the original (height, width) of what ``ppm``
+    wrote.
+    """
     _, original, size, _, _ = data[:64].split(b"\n", 4)
     width, height = map(int, size.split())
     original_width, original_height = map(int, original.split()[1:])
-    pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - 3 * width * height)
+    pixels = np.frombuffer(
+        bytearray(data), np.uint8, offset=len(data) - 3 * width * height
+    )
     return pixels.reshape(height, width, 3), (original_height, original_width)

@@ -18,7 +18,11 @@ DATASETS = ("era5_ensemble", "photographs")
 PHOTOGRAPHS = ("photographs", photographs.LARGE)
 # The variable with the folder of data that do not ship; it is no part of a run's configuration.
 VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
-RESTORE = "`git checkout data_manifests` restores it" if IS_CHECKOUT else "install energynn again"
+RESTORE = (
+    "`git checkout data_manifests` restores it"
+    if IS_CHECKOUT
+    else "install energynn again"
+)
 GENERATED = REPOSITORY / "build" / "data"
 
 
@@ -41,32 +45,38 @@ def checksums(dataset: str) -> dict[str, str]:
 
 
 def root(dataset: str) -> Path:
-    """Find where a data set's files lie: beside its manifest if they are embedded, else below build/data/.
+    """Find where a data set's files lie: beside its manifest if they are embedded, else below
+    build/data/.
 
-    What does not ship lies where its environment variable says; raises ValueError if that says nothing.
+    What does not ship lies where its environment variable says; raises ValueError if that says
+    nothing.
     """
     if variable := VARIABLES.get(dataset):
         if not os.environ.get(variable):
             raise ValueError(
-                f"{dataset}: does not ship; set {variable} to the folder with it (docs/run.md says more)"
+                f"{dataset}: does not ship; set {variable} to its folder (docs/run.md says more)"
             )
         return Path(os.environ[variable])
     return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset
 
 
 def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -> Path:
-    """Check a data set against its manifest and return its folder; photographs are made at first use.
+    """Check a data set against its manifest and return its folder; photographs are made at first
+    use.
 
-    ``folder`` is where a data set lies that does not ship, if not where its variable says. Such data are large: without
-    ``every_byte`` only names (ImageNet) or notes (ERA5) are compared, which takes seconds. Raises ValueError naming
-    data set, file and remedy: no manifest, missing or unlisted file, other SHA-256.
+    ``folder`` is where a data set lies that does not ship, if not where its variable says. Such
+    data are large: without ``every_byte`` only names (ImageNet) or notes (ERA5) are compared,
+    which takes seconds. Raises ValueError naming data set, file and remedy: no manifest, missing
+    or unlisted file, other SHA-256.
     """
     sums = checksums(dataset)
     folder = (dataset in VARIABLES and folder) or root(dataset)
     if dataset == "imagenet":
         _verify_imagenet(folder, sums, every_byte)
     elif dataset == "era5":
-        notes = {name: sums[name] for name in sums if every_byte or name.endswith(".json")}
+        notes = {
+            name: sums[name] for name in sums if every_byte or name.endswith(".json")
+        }
         verify_tree(folder, notes)
     else:
         if dataset in PHOTOGRAPHS and not folder.is_dir():
@@ -76,7 +86,9 @@ def verify(dataset: str, folder: Path | None = None, every_byte: bool = False) -
 
 
 def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
-    """Check every byte of a data set, and that its folder holds nothing else: ImageFolder would train on it."""
+    """Check every byte of a data set, and that its folder holds nothing else: ImageFolder would
+    train on it.
+    """
     remedy = RESTORE
     if dataset not in EMBEDDED:
         remedy = (
@@ -95,7 +107,8 @@ def _verify_small(dataset: str, folder: Path, sums: dict[str, str]) -> None:
 
 
 def _verify_imagenet(folder: Path, sums: dict[str, str], every_byte: bool) -> None:
-    """Check names of all images; with ``every_byte`` the archives' MD5 and every image's SHA-256, too.
+    """Check names of all images; with ``every_byte`` the archives' MD5 and every image's
+    SHA-256, too.
 
     The pixels of a prepared store have no published digest: only its names are checked.
     """
@@ -106,14 +119,18 @@ def _verify_imagenet(folder: Path, sums: dict[str, str], every_byte: bool) -> No
     for split, listing in zip(imagenet.SPLITS, listings, strict=True):
         expected, present = splits[split], imagenet.summary(listing)
         if present != expected:
-            classes = {name for name, _ in present.classes.items() ^ expected.classes.items()}
+            classes = {
+                name for name, _ in present.classes.items() ^ expected.classes.items()
+            }
             raise ValueError(
                 f"imagenet: {listing.place}: images of {split} are others than in the manifest, "
                 f"with another number in {sorted(classes)[:3] or 'no class'}; copy them again"
             )
     if every_byte:
         archives = {
-            name: md5 for name, md5 in imagenet.ARCHIVES.items() if (folder / name).is_file()
+            name: md5
+            for name, md5 in imagenet.ARCHIVES.items()
+            if (folder / name).is_file()
         }
         verify_tree(folder, archives, algorithm="md5")
         if not imagenet.is_store(folder):

@@ -1,6 +1,8 @@
-"""Make small real images for ImageNet's loader path: crops of photographs that scikit-image and scikit-learn ship.
+"""Make small real images for ImageNet's loader path: crops of photographs that scikit-image and
+scikit-learn ship.
 
-An easy task: colours alone tell most photographs apart, and validation crops come from the same ten pictures.
+An easy task: colours alone tell most photographs apart, and validation crops come from the same
+ten pictures.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from energynn.files import INSTALL, staged
 
 CROP_PIXELS = 64
 CROPS = {"train": 100, "val": 25}  # per class
-TRAIN_SHARE = 0.75  # training crops lie in the left three quarters of a photograph, validation crops in the rest
+# training crops lie in the left three quarters of a photograph, validation crops in the rest
+TRAIN_SHARE = 0.75
 SEED = 0
 JPEG_QUALITY = 90
-# A second set, as large as ImageNet's images, for a loader's speed alone: its crops overlap, also those of validation.
+# A second set, as large as ImageNet's images, for a loader's speed alone: its crops overlap, also
+# those of validation.
 LARGE = "photographs_large"
 LARGE_PIXELS = (500, 375)
 LARGE_CROPS = {"train": 20, "val": 4}  # per class
@@ -25,7 +29,11 @@ PHOTOGRAPHS = {
     "astronaut": ("skimage", "data/astronaut.png", "public domain (NASA)"),
     "cat": ("skimage", "data/chelsea.png", "CC0, Stefan van der Walt"),
     "coffee": ("skimage", "data/coffee.png", "CC0, Rachel Michetti"),
-    "flower": ("sklearn", "datasets/images/flower.jpg", "CC BY 2.0, flickr user vultilion"),
+    "flower": (
+        "sklearn",
+        "datasets/images/flower.jpg",
+        "CC BY 2.0, flickr user vultilion",
+    ),
     "galaxies": ("skimage", "data/hubble_deep_field.jpg", "public domain (NASA)"),
     "motorcycle": (
         "skimage",
@@ -34,24 +42,33 @@ PHOTOGRAPHS = {
     ),
     "retina": ("skimage", "data/retina.jpg", "CC0, Häggström, wikimedia"),
     "rocket": ("skimage", "data/rocket.jpg", "public domain (SpaceX)"),
-    "temple": ("sklearn", "datasets/images/china.jpg", "CC BY 2.0, flickr user danielbuechele"),
+    "temple": (
+        "sklearn",
+        "datasets/images/china.jpg",
+        "CC BY 2.0, flickr user danielbuechele",
+    ),
     "tissue": ("skimage", "data/ihc.png", "no known copyright restrictions"),
 }
 
 
 def source_path(package: str, file: str) -> Path:
-    """Find where an installed package keeps a file, without importing the package. Raises ValueError without it."""
+    """Find where an installed package keeps a file, without importing the package. Raises
+    ValueError without it.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None:
-        raise ValueError(f"photographs: {package} is not installed; {INSTALL} installs it")
+        raise ValueError(
+            f"photographs: {package} is not installed; {INSTALL} installs it"
+        )
     return Path(spec.origin).parent / file
 
 
 def make_crops(target: Path) -> None:
-    """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's ImageFolder.
+    """Write the crops as ``target/{train,val}/<class>/NNN.jpg``, the layout of torchvision's
+    ImageFolder.
 
-    The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder appears at once and
-    whole, also if two processes make it at the same time.
+    The last part of ``target`` is the name of the data set, ``photographs`` or LARGE. The folder
+    appears at once and whole, also if two processes make it at the same time.
     """
     import numpy as np
     from PIL import Image
@@ -63,7 +80,10 @@ def make_crops(target: Path) -> None:
             photograph = Image.open(source_path(package, file)).convert("RGB")
             generator = np.random.default_rng([SEED, index])
             border = int(TRAIN_SHARE * photograph.width)
-            for split, left, right in (("train", 0, border), ("val", border, photograph.width)):
+            for split, left, right in (
+                ("train", 0, border),
+                ("val", border, photograph.width),
+            ):
                 place = crops / split / name
                 place.mkdir(parents=True)
                 for number in range(counts[split]):
@@ -87,10 +107,14 @@ def _crop(photograph, generator, left: int, right: int):
 
 
 def _large_crop(photograph, generator):
-    """Cut a box of ImageNet's usual shape from anywhere in the photograph, resized to LARGE_PIXELS."""
+    """Cut a box of ImageNet's usual shape from anywhere in the photograph, resized to
+    LARGE_PIXELS.
+    """
     width, height = LARGE_PIXELS
     share = generator.uniform(LEAST_SHARE, 1)
     scale = min(photograph.width / width, photograph.height / height) * share
     x = generator.uniform(0, photograph.width - scale * width)
     y = generator.uniform(0, photograph.height - scale * height)
-    return photograph.resize(LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height))
+    return photograph.resize(
+        LARGE_PIXELS, box=(x, y, x + scale * width, y + scale * height)
+    )

@@ -23,14 +23,16 @@ from energynn.forecast.runs import Runs
 from energynn.reading import json_table
 
 SCHEMA = "energynn-forecast/3"
-ERROR = 0.015  # relative error of the model before data are seen, for times and for powers
+# relative error of the model before data are seen, for times and for powers
+ERROR = 0.015
 ERROR_ON_CORES = 0.08  # where others use the machine, too
 ERROR_WEIGHT = 4.0  # as many observations that counts
 TURNS = 4  # until a fit's error and its parameters agree
 SCATTER = 0.06  # of single jobs, as the study prints it: the least error of an interval
 LEVEL = 0.9
 FEWEST_NODES = 4  # numbers of them that tell a limit of storage from a slow link
-UPDATE_S_PER_B = 2e-9  # on a core, of the gradients, which it moves through memory a dozen times
+# on a core, of the gradients, which it moves through memory a dozen times
+UPDATE_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
 HARDWARE = {"tau": 1.5, "t_start": 0.5, "t_update": 0.5}
@@ -65,7 +67,11 @@ class Fit:
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
-    values = dict.fromkeys(PARAMETERS, 0.0) | {"efficiency": 1.0, "evaluation": 1.0, "fed": 1.0}
+    values = dict.fromkeys(PARAMETERS, 0.0) | {
+        "efficiency": 1.0,
+        "evaluation": 1.0,
+        "fed": 1.0,
+    }
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
@@ -76,15 +82,21 @@ def logarithmic(names: tuple[str, ...]) -> list[bool]:
     return [PARAMETERS[name].is_log for name in names]
 
 
-def outcomes(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
+def outcomes(
+    names: tuple[str, ...], point: np.ndarray, work: np.recarray
+) -> np.ndarray:
     """Logarithms of times in s and powers in W, (2, configurations)."""
     return np.log(np.stack(model.predict(to_values(names, point), work)))
 
 
-def jacobian(names: tuple[str, ...], point: np.ndarray, work: np.recarray) -> np.ndarray:
+def jacobian(
+    names: tuple[str, ...], point: np.ndarray, work: np.recarray
+) -> np.ndarray:
     """Derivatives of ``outcomes`` by the parameters, (2, configurations, parameters)."""
     steps = 1e-20j * np.eye(len(point))
-    return np.stack([outcomes(names, point + step, work).imag / 1e-20 for step in steps], axis=-1)
+    return np.stack(
+        [outcomes(names, point + step, work).imag / 1e-20 for step in steps], axis=-1
+    )
 
 
 # --------------------------------------------------------------------------------------- priors
@@ -121,7 +133,9 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
     known = np.isfinite(seen.power_W)
     if known.any():
         power_W = np.median(seen.power_W[known])
-        image_J = 0.2 * power_W * np.median((seen.time_s / work.trained / work.epochs)[known])
+        image_J = (
+            0.2 * power_W * np.median((seen.time_s / work.trained / work.epochs)[known])
+        )
         node_W = power_W * np.median(work.devices_of_node[known])
         host_W = seen.site.cpu_W + seen.site.ram_W
         found["host"] = (host_W, 60.0) if host_W else (0.4 * node_W, 0.4 * node_W)
@@ -142,7 +156,10 @@ def unfitted(seen: Runs, storage: bool = False) -> Fit:
         covariance = fit.covariance + np.diag((wider * scales) ** 2)
     else:
         priors = usual_priors(seen, storage)
-        names, point = tuple(priors), np.array([centre for centre, _ in priors.values()])
+        names, point = (
+            tuple(priors),
+            np.array([centre for centre, _ in priors.values()]),
+        )
         point = np.where(logarithmic(names), np.log(point), point)
         covariance = np.diag([spread**2 for _, spread in priors.values()])
     errors = np.full(2, ERROR if seen.site.gpu else ERROR_ON_CORES)
@@ -162,8 +179,13 @@ def make(seen: Runs) -> Fit:
 def _fit(seen: Runs, storage: bool) -> Fit:
     """Fit times first and powers then: these do not move the parameters of time."""
     fit = unfitted(seen, storage)
-    for row, (names, taken) in enumerate(((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))):
-        moves, known = np.array([name in names for name in fit.names]), np.isfinite(taken)
+    for row, (names, taken) in enumerate(
+        ((OF_TIME, seen.time_s), (OF_POWER, seen.power_W))
+    ):
+        moves, known = (
+            np.array([name in names for name in fit.names]),
+            np.isfinite(taken),
+        )
         if moves.any() and known.any():
             fit = _with_row(fit, row, moves, seen.work[known], np.log(taken[known]))
     return fit
@@ -181,14 +203,17 @@ def _with_row(
         off = outcomes(before.names, moved, work)[row] - measured
         return np.append(off / error, whiten @ (at - before.point))
 
-    for _ in range(TURNS):  # parameters for an error, and the error for these parameters
+    for _ in range(TURNS):
+        # parameters for an error, and the error for these parameters
         answer = optimize.least_squares(residuals, at, jac="cs", x_scale="jac")
         at = answer.x
         of_data = answer.jac[:number]
         covariance = np.linalg.inv(answer.jac.T @ answer.jac)
         freedom = number - np.trace(of_data @ covariance @ of_data.T) + ERROR_WEIGHT
         squares = (answer.fun[:number] * error) ** 2
-        error = np.sqrt((squares.sum() + ERROR_WEIGHT * before.errors[row] ** 2) / freedom)
+        error = np.sqrt(
+            (squares.sum() + ERROR_WEIGHT * before.errors[row] ** 2) / freedom
+        )
     errors, freedoms = before.errors.copy(), before.freedom.copy()
     errors[row], freedoms[row] = error, freedom
     return dataclasses.replace(
@@ -211,10 +236,18 @@ def check(seen: Runs) -> None:
             "Add a run with another number of training_samples, devices or local_batch_size"
         )
     fit, work = make(seen), seen.work
-    costs = [work.trained, work.trained * np.log2(work.nodes), work.updates, 1 + 0 * work.trained]
+    costs = [
+        work.trained,
+        work.trained * np.log2(work.nodes),
+        work.updates,
+        1 + 0 * work.trained,
+    ]
     terms = np.stack(costs, axis=1) * (work.epochs / seen.time_s)[:, None]
     _, squares, *_ = np.linalg.lstsq(terms, np.ones(len(seen)))
-    if squares.size and np.sqrt(squares[0] / (len(seen) - len(costs))) < fit.errors[0] / 2:
+    if (
+        squares.size
+        and np.sqrt(squares[0] / (len(seen) - len(costs))) < fit.errors[0] / 2
+    ):
         raise ValueError(
             f"{of}: the model misses these times by {fit.errors[0]:.0%}, a sum of four terms by "
             "less than half of it; they are not of one training and machine, or not as the model is"
@@ -255,7 +288,9 @@ def describe(fit: Fit) -> dict[str, dict]:
     spreads2 = np.diag(fit.covariance)
     half = stats.t.ppf((1 + LEVEL) / 2, fit.freedom.min()) * np.sqrt(spreads2)
     ends = {"value": 0, "low": -1, "high": 1}
-    known = {end: to_values(fit.names, fit.point + half * sign) for end, sign in ends.items()}
+    known = {
+        end: to_values(fit.names, fit.point + half * sign) for end, sign in ends.items()
+    }
     table = pd.DataFrame(known).loc[list(fit.names)]
     table["told_by_data"] = 1 - spreads2 / np.diag(fit.prior_covariance)
     table["unit"] = [PARAMETERS[name].unit for name in fit.names]
@@ -267,8 +302,14 @@ def text(fit: Fit) -> str:
     """Show the parameters to people, with the error of the model."""
     table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
     of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
-    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(*fit.errors)
-    known = "" if fit.has_power else "; energies are not all measured: times alone are fitted"
+    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(
+        *fit.errors
+    )
+    known = (
+        ""
+        if fit.has_power
+        else "; energies are not all measured: times alone are fitted"
+    )
     return f"fitted to {of}; {errors}{known}\n{table.to_string(float_format='{:.3g}'.format)}"
 
 
@@ -277,7 +318,11 @@ def text(fit: Fit) -> str:
 
 def write(path: Path, fit: Fit) -> dict:
     """Write the runs that were fitted, and the parameters for people; returns them."""
-    content = {"schema": SCHEMA, "runs": msgspec.to_builtins(fit.runs), "parameters": describe(fit)}
+    content = {
+        "schema": SCHEMA,
+        "runs": msgspec.to_builtins(fit.runs),
+        "parameters": describe(fit),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
     return content
@@ -287,10 +332,14 @@ def read(path: Path, workload: str = "", system: str = "") -> Fit:
     """Fit again what a file has; ValueError where it is no fit, or of something else."""
     content = json_table(path)
     if content.get("schema") != SCHEMA:
-        raise ValueError(f"{path}: is no fit of this version; `energynn forecast fit` writes one")
+        raise ValueError(
+            f"{path}: is no fit of this version; `energynn forecast fit` writes one"
+        )
     seen = msgspec.convert(content["runs"], Runs)
     if workload not in ("", seen.workload) or system not in ("", seen.site.name):
-        raise ValueError(f"{path}: is of {seen.workload} on {seen.site.name}; give another fit")
+        raise ValueError(
+            f"{path}: is of {seen.workload} on {seen.site.name}; give another fit"
+        )
     return make(seen)
 
 

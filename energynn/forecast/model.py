@@ -1,4 +1,5 @@
-"""The physical model: how long a training takes and what it draws, from what one GPU does in an epoch.
+"""The physical model: how long a training takes and what it draws, from what one GPU does in an
+epoch.
 
 Time of an epoch of one GPU:
 
@@ -14,12 +15,13 @@ Energy is waiting plus work:
         + (fed - idle) (time without starts and fills)    a GPU that has data
         + image_J trained samples
 
-All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one node.
+All of one GPU with its part of a node. Bandwidth: of a node's link, or between the GPUs of one
+node.
 
-``work`` is a record array, (configurations,): what one GPU does, and where.
-devices_of_node: in use on each node, as a mean. is_full: whether a node has all in use. workers: of
-each GPU's loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of
-the first local batches), updates. allreduce_s: of one update at the full bandwidth.
+``work`` is a record array, (configurations,): what one GPU does, and where. devices_of_node: in
+use on each node, as a mean. is_full: whether a node has all in use. workers: of each GPU's
+loader. Of an epoch of one GPU: trained and evaluated samples, passes, filled (samples of the
+first local batches), updates. allreduce_s: of one update at the full bandwidth.
 """
 
 from __future__ import annotations
@@ -41,15 +43,27 @@ class Parameter:
 
 
 OF_TIME = {
-    "tau": Parameter("s", "one trained sample, loaded and computed, where the node is not full"),
-    "evaluation": Parameter("1", "time of an evaluated sample, that of a trained one being 1"),
+    "tau": Parameter(
+        "s", "one trained sample, loaded and computed, where the node is not full"
+    ),
+    "evaluation": Parameter(
+        "1", "time of an evaluated sample, that of a trained one being 1"
+    ),
     "t_start": Parameter("s", "a pass over data begins: the loader's workers start"),
-    "fill": Parameter("batches", "local batches that a GPU waits for until a pass flows"),
+    "fill": Parameter(
+        "batches", "local batches that a GPU waits for until a pass flows"
+    ),
     "t_update": Parameter("s", "one update of the weights, without the all-reduce"),
     "efficiency": Parameter("1", "part of the bandwidth that the all-reduce reaches"),
-    "kappa": Parameter("1", "further time of a sample where all GPUs of a node are in use"),
-    "kappa_nodes": Parameter("1", "further time of a sample for each doubling of nodes", False),
-    "kappa_storage": Parameter("1/node", "further time of a sample for each further node"),
+    "kappa": Parameter(
+        "1", "further time of a sample where all GPUs of a node are in use"
+    ),
+    "kappa_nodes": Parameter(
+        "1", "further time of a sample for each doubling of nodes", False
+    ),
+    "kappa_storage": Parameter(
+        "1/node", "further time of a sample for each further node"
+    ),
 }
 OF_POWER = {
     "host": Parameter("W", "a node without its GPUs: CPUs and memory", False),
@@ -64,7 +78,9 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     """Seconds of the whole training by cause, (configurations,) each."""
     samples = work.trained + values["evaluation"] * work.evaluated
     images = work.epochs * samples * values["tau"]
-    slower = values["kappa"] * work.is_full + values["kappa_nodes"] * np.log2(work.nodes)
+    slower = values["kappa"] * work.is_full + values["kappa_nodes"] * np.log2(
+        work.nodes
+    )
     slower = slower + values["kappa_storage"] * (work.nodes - 1)
     filled_s = work.filled * values["tau"] * (1 + slower)
     updates = work.epochs * work.updates
@@ -78,11 +94,15 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
     }
 
 
-def predict(values: dict[str, float], work: np.recarray) -> tuple[np.ndarray, np.ndarray]:
+def predict(
+    values: dict[str, float], work: np.recarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Time in s, and mean power of one GPU with its part of a node in W, (configurations,)."""
     times = times_s(values, work)
     total_s = sum(times.values())
     waiting = (times["starts"] + times["fill"]) / total_s
     power_W = values["host"] / work.devices_of_node
-    power_W = power_W + values["idle"] + (values["fed"] - values["idle"]) * (1 - waiting)
+    power_W = (
+        power_W + values["idle"] + (values["fed"] - values["idle"]) * (1 - waiting)
+    )
     return total_s, power_W + values["image_J"] * work.epochs * work.trained / total_s

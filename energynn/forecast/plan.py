@@ -14,7 +14,11 @@ from energynn.forecast.fit import Fit
 from energynn.forecast.predict import UNITS
 
 JUDGED = tuple(UNITS)
-OPTIONS = {"time_h": "--deadline-h", "energy_kWh": "--energy-kwh", "gpu_hours": "--gpu-hours"}
+OPTIONS = {
+    "time_h": "--deadline-h",
+    "energy_kWh": "--energy-kwh",
+    "gpu_hours": "--gpu-hours",
+}
 OPTIONS |= {"global_batch_size": "--max-global-batch-size"}
 MOST_SHOWN = 12
 
@@ -58,11 +62,17 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
     fitted = fit.runs.work.local_batch_size
     most = most or predict.most_devices(site)
     predict.check_devices(site, most)
-    sizes = [2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()]
+    sizes = [
+        2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()
+    ]
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
     found = []
-    for devices, size in itertools.product(range(1, most + 1), sizes or [int(fitted[0])]):
-        is_whole = devices < site.devices_per_node or devices % site.devices_per_node == 0
+    for devices, size in itertools.product(
+        range(1, most + 1), sizes or [int(fitted[0])]
+    ):
+        is_whole = (
+            devices < site.devices_per_node or devices % site.devices_per_node == 0
+        )
         batch = devices * size * run.accumulation_steps
         if is_whole and batch <= samples:
             changed = {"local_batch_size": size, "global_batch_size": batch}
@@ -84,7 +94,9 @@ def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> P
     meets = [bounded[name] <= most for name, most in limits.items()]
     inside = np.flatnonzero(np.all([batch > 0, *meets], axis=0))
     if not len(inside):
-        least = " or ".join(f"{OPTIONS[name]} {bounded[name].min():.4g}" for name in limits)
+        least = " or ".join(
+            f"{OPTIONS[name]} {bounded[name].min():.4g}" for name in limits
+        )
         devices = max(run.devices for run in asked)
         raise ValueError(
             f"plan: nothing on at most {devices} devices keeps {_words(limits)}; "
@@ -102,7 +114,10 @@ def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> P
 
 
 def _words(limits: dict[str, float]) -> str:
-    return " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items()) or "no limit"
+    return (
+        " and ".join(f"{OPTIONS[name]} {most:g}" for name, most in limits.items())
+        or "no limit"
+    )
 
 
 def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -> dict:
@@ -110,8 +125,14 @@ def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -
     slower, more = time / time.min(), spent / spent.min()
     # How far each is from the least time and the least cost, on the way to the other end.
     logs = np.log([slower, more])
-    balanced = np.argmin(np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9)))
-    found = {"fastest": np.argmin(time), "most frugal": np.argmin(spent), "balanced": balanced}
+    balanced = np.argmin(
+        np.hypot(*logs / np.maximum(logs.max(axis=1, keepdims=True), 1e-9))
+    )
+    found = {
+        "fastest": np.argmin(time),
+        "most frugal": np.argmin(spent),
+        "balanced": balanced,
+    }
     choices = {}
     for name, at in found.items():
         above = f"{100 * (more[at] - 1):.0f} % above the least {unit}"
@@ -152,8 +173,13 @@ def text(plan: Plan) -> str:
     chosen, pareto = answer["choices"], answer["pareto"]
     once = {row["run_id"]: row for row in chosen.values()}
     lines = [predict.table(list(once.values())), ""]
-    lines += [f"{name}: {of['devices']} devices, {of['reason']}" for name, of in chosen.items()]
+    lines += [
+        f"{name}: {of['devices']} devices, {of['reason']}"
+        for name, of in chosen.items()
+    ]
     lines.append("\nnothing beats these in time, kWh and GPU hours")
     lines.append(predict.table(pareto[:: -(-len(pareto) // MOST_SHOWN)]))
-    lines.append(f"limits: {_words(plan.limits)}; {answer['configurations']} configurations")
+    lines.append(
+        f"limits: {_words(plan.limits)}; {answer['configurations']} configurations"
+    )
     return "\n".join(lines)

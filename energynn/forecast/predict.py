@@ -24,13 +24,44 @@ ENDS = ("value", "low", "high")
 BLIND = {"resnet50": "32 of 34", "fourcastnet": "14 of 16"}  # of published values
 DRAWS = 2000  # of parameters, for the shares of causes
 SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
-MOST_DEVICES = 256  # published runs reach so far; beyond, nothing tells of latency and storage
+# published runs reach so far; beyond, nothing tells of latency and storage
+MOST_DEVICES = 256
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
-ACCOUNTED = {*SIZES, "workload", "preset", "system", "device", "seed", "repeat", "initial_run"}
-ACCOUNTED |= {"learning_rate", "training_samples", "validation_samples", "evaluate_training_set"}
-ACCOUNTED |= {"training_years", "validation_years", "test_years", "warmup_epochs", "save_weights"}
-ACCOUNTED |= {"plateau_patience", "on_bad_image", "sampling_period_s", "perun_sampling_period_s"}
-ACCOUNTED |= {"idle_baseline_s", "idle_ready_s", "collective_timeout_s", "setup_timeout_s"}
+ACCOUNTED = {
+    *SIZES,
+    "workload",
+    "preset",
+    "system",
+    "device",
+    "seed",
+    "repeat",
+    "initial_run",
+}
+ACCOUNTED |= {
+    "learning_rate",
+    "training_samples",
+    "validation_samples",
+    "evaluate_training_set",
+}
+ACCOUNTED |= {
+    "training_years",
+    "validation_years",
+    "test_years",
+    "warmup_epochs",
+    "save_weights",
+}
+ACCOUNTED |= {
+    "plateau_patience",
+    "on_bad_image",
+    "sampling_period_s",
+    "perun_sampling_period_s",
+}
+ACCOUNTED |= {
+    "idle_baseline_s",
+    "idle_ready_s",
+    "collective_timeout_s",
+    "setup_timeout_s",
+}
 
 
 def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
@@ -49,9 +80,15 @@ def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     result["gpu_hours"] = result["time_h"] * devices
     result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
     power_W = energy_J[:, :1] / time_s[:, :1]
-    cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (work.workers[:, None] + 1)
+    cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (
+        work.workers[:, None] + 1
+    )
     ram_W = (site.ram_W or np.nan) / of_node
-    for part, watts in {"cpu": cpu_W, "ram": ram_W, "gpu": power_W - cpu_W - ram_W}.items():
+    for part, watts in {
+        "cpu": cpu_W,
+        "ram": ram_W,
+        "gpu": power_W - cpu_W - ram_W,
+    }.items():
         result[f"energy_{part}_kWh"] = result["energy_kWh"] * watts / power_W
     return result
 
@@ -100,9 +137,13 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         other = others.pop()
         raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {other}")
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
-    provenance = f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
+    provenance = (
+        f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
+    )
     if fit.runs.provenance == "published":
-        provenance += f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
+        provenance += (
+            f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
+        )
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
@@ -114,12 +155,16 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         row["run_id"] = config.run_id(run)
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work).items():
-            known = [float(value) if np.isfinite(value) else None for value in values[0]]
+            known = [
+                float(value) if np.isfinite(value) else None for value in values[0]
+            ]
             row[name] = dict(zip(ENDS, known, strict=True))
         times_s = times_of_draws(fit, work)
         shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
         row["time_share_percent"] = with_ends(shares).to_dict("index")
-        result.append(row | {"outside": outside(fit, run, work), "provenance": provenance})
+        result.append(
+            row | {"outside": outside(fit, run, work), "provenance": provenance}
+        )
     return result
 
 
@@ -134,9 +179,13 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}
         if plain[name] not in had:
-            lines.append(f"{name} {plain[name]}: no fitted run had it, its effect is not known")
+            lines.append(
+                f"{name} {plain[name]}: no fitted run had it, its effect is not known"
+            )
     if work.devices[0] > 1 and work.allreduce_s[0] == 0:
-        lines.append("the all-reduce is left out: bandwidth or size of gradients is not known")
+        lines.append(
+            "the all-reduce is left out: bandwidth or size of gradients is not known"
+        )
     for free, where in accuracy.thresholds(run).items():
         if run.global_batch_size > free:
             lines.append(f"global batch size: beyond {free} accuracy may fall, {where}")
@@ -157,7 +206,9 @@ def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray) -> pd.DataFrame
 
 def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
-    points = np.random.default_rng(0).multivariate_normal(fit.point, fit.covariance, DRAWS)
+    points = np.random.default_rng(0).multivariate_normal(
+        fit.point, fit.covariance, DRAWS
+    )
     values = fits.to_values(fit.names, np.vstack([fit.point, points]).T)
     return pd.DataFrame(model.times_s(values, work))
 
@@ -187,7 +238,9 @@ def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
             found += beside_facts(seen.only(few), seen.only(~few))
     if not found:
         both = f"runs that vary on {most} device(s), and runs on more"
-        raise ValueError(f"{runs_dir}: no recipe has valid {both} on {site.name}; make some")
+        raise ValueError(
+            f"{runs_dir}: no recipe has valid {both} on {site.name}; make some"
+        )
     return found
 
 
@@ -219,7 +272,9 @@ def table(rows: list[dict]) -> str:
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
     shown = pd.DataFrame(plain).to_string(index=False)
     provenance = f"{rows[0]['provenance']}, intervals at 90 %"
-    return "\n".join([shown, "", *marks, f"of {rows[0]['epochs']} epochs; {provenance}"])
+    return "\n".join(
+        [shown, "", *marks, f"of {rows[0]['epochs']} epochs; {provenance}"]
+    )
 
 
 def span(of: dict[str, float | None]) -> str:
@@ -244,5 +299,9 @@ def held_out_text(rows: list[dict]) -> str:
     shown.columns = ["", "GPUs", "LBS"]
     for name in ("time_h", "energy_kWh"):
         shown[UNITS[name]] = [span(row[name]) for row in rows]
-        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [row[name].get("fact") for row in rows]
-    return shown.to_string(index=False, na_rep="not known", float_format="{:.3g}".format)
+        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [
+            row[name].get("fact") for row in rows
+        ]
+    return shown.to_string(
+        index=False, na_rep="not known", float_format="{:.3g}".format
+    )

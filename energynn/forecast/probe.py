@@ -1,4 +1,6 @@
-"""Make short runs that tell of a long one: few batches and many, a small local batch, one device."""
+"""Make short runs that tell of a long one: few batches and many, a small local batch, one
+device.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,16 @@ def shorter(run: RunConfig, site: Site, number: int) -> list[RunConfig]:
 
     0: as few batches as there are; 1: more of them; 2: with a small local batch; 3: on one device.
     """
-    plain = config.to_dict(run) | {"accumulation_steps": 1, "epochs": 1, "save_weights": False}
-    size = max(1, run.local_batch_size // PART_OF_BATCH) if number == 2 else run.local_batch_size
+    plain = config.to_dict(run) | {
+        "accumulation_steps": 1,
+        "epochs": 1,
+        "save_weights": False,
+    }
+    size = (
+        max(1, run.local_batch_size // PART_OF_BATCH)
+        if number == 2
+        else run.local_batch_size
+    )
     devices = 1 if number == 3 else min(run.devices, site.devices_per_node)
     plain |= {"devices": devices, "local_batch_size": size, "global_batch_size": None}
     step = size * devices
@@ -58,7 +68,10 @@ def shorter(run: RunConfig, site: Site, number: int) -> list[RunConfig]:
     found = []
     for batches in BATCHES if number else BATCHES[:1]:
         if "training_samples" in plain:
-            changed = {"training_samples": min(batches, most) * step, "validation_samples": step}
+            changed = {
+                "training_samples": min(batches, most) * step,
+                "validation_samples": step,
+            }
         else:  # its data cannot be cut: it runs longer instead
             changed = {"epochs": batches // BATCHES[0]}
         found.append(config.make(**plain | changed))
@@ -74,12 +87,16 @@ def before(run: RunConfig, site: Site) -> Fit:
     return fit
 
 
-def following(fit: Fit, run: RunConfig, left_s: float, done: list[Probe]) -> Probe | None:
+def following(
+    fit: Fit, run: RunConfig, left_s: float, done: list[Probe]
+) -> Probe | None:
     """Choose the probe after others: the longest that takes at most half of the time left."""
     if len(done) == MOST:
         return None
     made = [probe.run for probe in done]
-    new = [short for short in shorter(run, fit.runs.site, len(done)) if short not in made]
+    new = [
+        short for short in shorter(run, fit.runs.site, len(done)) if short not in made
+    ]
     if not new:
         return None
     times_s = np.exp(fits.outcomes(fit.names, fit.point, runs.works(fit.runs, new))[0])
@@ -112,7 +129,9 @@ def make_here(
             raise ValueError(f"probe: {failed[0]}")
         probes.append(probe)
         names = {config.run_id(made.run) for made in probes}
-        found = [of for of in runs.valid(runs_dir, fit.runs.site) if of["run_id"] in names]
+        found = [
+            of for of in runs.valid(runs_dir, fit.runs.site) if of["run_id"] in names
+        ]
         fit = fits.make(runs.own(found, run.workload, fit.runs.site))
     return probes, fit
 
@@ -137,10 +156,17 @@ def as_json(probes: list[Probe]) -> list[dict]:
     names, rows = ("devices", "local_batch_size", "training_samples", "epochs"), []
     for probe in probes:
         row = {name: getattr(probe.run, name, None) for name in names}
-        rows.append(row | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds})
+        rows.append(
+            row | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
+        )
     return rows
 
 
 def text(probes: list[Probe]) -> str:
     """Show the probes to people."""
-    return pd.DataFrame(as_json(probes)).drop(columns="run_id").round().to_string(index=False)
+    return (
+        pd.DataFrame(as_json(probes))
+        .drop(columns="run_id")
+        .round()
+        .to_string(index=False)
+    )

@@ -73,11 +73,15 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     @property
     def longest(self) -> RunConfig:
         """The run with the most samples, which stands for the training that people mean."""
-        return max(self.configs, key=lambda run: epoch_of(run, self.samples).training_samples)
+        return max(
+            self.configs, key=lambda run: epoch_of(run, self.samples).training_samples
+        )
 
     def only(self, chosen: np.ndarray) -> Runs:
         """Choose runs by a mask."""
-        return msgspec.structs.replace(self, taken=list(itertools.compress(self.taken, chosen)))
+        return msgspec.structs.replace(
+            self, taken=list(itertools.compress(self.taken, chosen))
+        )
 
 
 def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
@@ -85,13 +89,17 @@ def epoch_of(run: RunConfig, samples: tuple[int, int]) -> Epoch:
     epoch = run.epoch()
     training = epoch.training_samples or samples[0]
     validation = epoch.validation_samples or samples[1]
-    return dataclasses.replace(epoch, training_samples=training, validation_samples=validation)
+    return dataclasses.replace(
+        epoch, training_samples=training, validation_samples=validation
+    )
 
 
 def works(seen: Runs, asked: list[RunConfig]) -> np.recarray:
     """Count what one GPU does in runs on the system of others: fields as the model's text says."""
     rows = [_work(seen, run) for run in asked]
-    return np.rec.fromrecords([tuple(row.values()) for row in rows], names=list(rows[0]))
+    return np.rec.fromrecords(
+        [tuple(row.values()) for row in rows], names=list(rows[0])
+    )
 
 
 def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
@@ -126,7 +134,11 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         "passes": passes,
         "filled": filled,
         "updates": trained // (run.local_batch_size * run.accumulation_steps),
-        "allreduce_s": 2 * (1 - 1 / run.devices) * epoch.gradient_bytes / BYTES_PER_GB / GB_per_s,
+        "allreduce_s": 2
+        * (1 - 1 / run.devices)
+        * epoch.gradient_bytes
+        / BYTES_PER_GB
+        / GB_per_s,
     }
 
 
@@ -136,7 +148,9 @@ PUBLISHED_SYSTEMS = ("horeka-a100", "horeka-h100")
 PRINTED = ("epochs", "devices", "global_batch_size", "dataset_samples")
 
 
-def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYSTEMS) -> Runs:
+def published(
+    workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYSTEMS
+) -> Runs:
     """Read the study's runs of full length on a system; those of another one give the priors.
 
     Raises ValueError where nothing is published.
@@ -156,7 +170,9 @@ def published(workload: str, site: Site, others: tuple[str, ...] = PUBLISHED_SYS
     for run in itertools.chain(*(study(site.name) for study in studies.PAPER.values())):
         sizes = (run.workload, run.epochs, run.devices, run.global_batch_size)
         # A row may leave the samples out. Each is of the first run that is planned so.
-        row = rows.pop((*sizes, run.epoch().training_samples), {}) or rows.pop((*sizes, 0), {})
+        row = rows.pop((*sizes, run.epoch().training_samples), {}) or rows.pop(
+            (*sizes, 0), {}
+        )
         if row:
             time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
             power_W = 1000 * row["energy_total"] / row["gpu_hours"]
@@ -184,8 +200,12 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
     """Read the valid records of trainings on a system."""
-    found = [record for record in records.read_all(runs_dir) if record["system"] == site.name]
-    return [record for record in found if record["valid"] and "training_time_s" in record]
+    found = [
+        record for record in records.read_all(runs_dir) if record["system"] == site.name
+    ]
+    return [
+        record for record in found if record["valid"] and "training_time_s" in record
+    ]
 
 
 def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
@@ -194,7 +214,9 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
     Raises ValueError with the first fault of a record.
     """
     if faults := records.check(runs_dir):
-        raise ValueError(f"{faults[0]}; move this run out of {runs_dir}, or make it again")
+        raise ValueError(
+            f"{faults[0]}; move this run out of {runs_dir}, or make it again"
+        )
     seen = own(valid(runs_dir, site), workload, site)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
     why = "not valid, or of another workload or system"
@@ -209,10 +231,14 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     chosen = [record for record in found if record["workload"] == workload]
     if not chosen:
         there = ", ".join(sorted({record["workload"] for record in found})) or "none"
-        raise ValueError(f"no valid run of {workload} on {site.name}; there are {there}")
+        raise ValueError(
+            f"no valid run of {workload} on {site.name}; there are {there}"
+        )
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
-        raise ValueError(f"runs of several devices, stages or data: {recipes}; fit those of one")
+        raise ValueError(
+            f"runs of several devices, stages or data: {recipes}; fit those of one"
+        )
     first = chosen[0]
     is_simulated = first["launcher"] == "simulated"
     if site.scheduler == "local" and not is_simulated:
@@ -235,7 +261,9 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
     if config.from_dict(first["config"]).epoch().evaluates_training_set:
         evaluated -= training
     provenance = "simulated" if is_simulated else "measured"
-    return Runs(workload, site, taken, samples=(training, evaluated), provenance=provenance)
+    return Runs(
+        workload, site, taken, samples=(training, evaluated), provenance=provenance
+    )
 
 
 def _mean(group: list[dict], field: str) -> float:
@@ -245,7 +273,12 @@ def _mean(group: list[dict], field: str) -> float:
 def recipe(record: dict) -> tuple[str, ...]:
     """Name what runs share that one fit is made of."""
     plain = record["config"]
-    return plain["workload"], plain.get("stage", ""), plain["dataset"], record["device_name"]
+    return (
+        plain["workload"],
+        plain.get("stage", ""),
+        plain["dataset"],
+        record["device_name"],
+    )
 
 
 def here(site: Site, machine: dict, on_gpu: bool) -> Site:
@@ -255,4 +288,8 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
     site = dataclasses.replace(site, nodes=1, devices_per_node=number)
-    return site if on_gpu else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
+    return (
+        site
+        if on_gpu
+        else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
+    )

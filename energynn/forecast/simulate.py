@@ -19,11 +19,18 @@ from energynn.forecast.fit import Fit
 from energynn.measure.energy import COMPONENTS, SECOND_PER_HOUR
 from energynn.reading import json_table
 
-METHOD = "Nobody made this run: its time and powers are those of a model, with its scatter."
+METHOD = (
+    "Nobody made this run: its time and powers are those of a model, with its scatter."
+)
 READINGS_OF_A_RUN = 64  # a record asks for 60 at least
 BEGIN_NS = 1_000_000_000
 SENSOR = dict(
-    device="all", kind="energy", provenance="simulated", to_SI=1.0, primary=True, notes={}
+    device="all",
+    kind="energy",
+    provenance="simulated",
+    to_SI=1.0,
+    primary=True,
+    notes={},
 )
 SENSOR |= dict.fromkeys(("wraps_at", "checks", "update_s", "model"))
 
@@ -35,22 +42,35 @@ def write(fit: Fit, asked: list[RunConfig], out: Path) -> list[Path]:
     ValueError for a fit without powers, a run that cannot be, and a folder of a real run.
     """
     if not fit.has_power:
-        raise ValueError("fit: of times alone; records need energies, fit runs with measured ones")
+        raise ValueError(
+            "fit: of times alone; records need energies, fit runs with measured ones"
+        )
     folders = []
     for run in asked:
         run = config.replace(run, system=fit.runs.site.name)
         folder = out / run.system / config.run_id(run)
-        if folder.exists() and json_table(folder / "run.json").get("launcher") != "simulated":
-            raise ValueError(f"{folder}: is there and was not simulated; choose another --out")
+        if (
+            folder.exists()
+            and json_table(folder / "run.json").get("launcher") != "simulated"
+        ):
+            raise ValueError(
+                f"{folder}: is there and was not simulated; choose another --out"
+            )
         time_s, powers_W = _drawn(fit, run)
         end_ns = BEGIN_NS + round(time_s * 1e9)
-        hosts = [f"node{rank // fit.runs.site.devices_per_node:03}" for rank in range(run.devices)]
+        hosts = [
+            f"node{rank // fit.runs.site.devices_per_node:03}"
+            for rank in range(run.devices)
+        ]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         write_json(folder / "run.json", _intent(fit, run))
         _write_lines(folder / "events-rank0.jsonl", _events(fit, run, hosts, end_ns))
         for host, number in Counter(hosts).items():
-            _write_lines(folder / f"samples-{host}.jsonl", _samples(host, number * powers_W, end_ns))
+            _write_lines(
+                folder / f"samples-{host}.jsonl",
+                _samples(host, number * powers_W, end_ns),
+            )
         records.build(folder, "finished", "")
         folders.append(folder)
     return folders
@@ -60,7 +80,9 @@ def _drawn(fit: Fit, run: RunConfig) -> tuple[float, pd.Series]:
     """Draw time in s, and mean power in W of a GPU and of its parts of a node, with scatter."""
     chance = np.random.default_rng(int(config.digest(config.to_dict(run))[:16], 16))
     (row,) = predict.rows(fit, [run])
-    energies_kWh = pd.Series({part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS})
+    energies_kWh = pd.Series(
+        {part: row[f"energy_{part}_kWh"]["value"] for part in COMPONENTS}
+    )
     if energies_kWh.isna().any():  # nothing tells its parts
         energies_kWh = pd.Series({"gpu": row["energy_kWh"]["value"]})
     by_time, by_power = np.exp(fit.errors * chance.standard_normal(2))
@@ -78,7 +100,8 @@ def _samples(host: str, powers_W: pd.Series, end_ns: int) -> list[dict]:
     lines = [{"header": "energynn-samples/1", "host": host, "pid": 0, "problems": []}]
     lines[0]["period_s"] = (moments[1] - moments[0]) / 1e9
     lines[0]["sensors"] = [
-        {"id": f"{part}_simulated", "component": part} | SENSOR for part in powers_W.index
+        {"id": f"{part}_simulated", "component": part} | SENSOR
+        for part in powers_W.index
     ]
     for moment in moments:
         lines.append({"t": moment, "w": moment, "v": list(powers_W * moment / 1e9)})
@@ -107,7 +130,9 @@ def _intent(fit: Fit, run: RunConfig) -> dict:
 def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dict]:
     epoch = runs.epoch_of(run, fit.runs.samples)
     steps = int(runs.works(fit.runs, [run]).updates[0]) * run.epochs
-    evaluated = epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
+    evaluated = (
+        epoch.validation_samples + epoch.evaluates_training_set * epoch.training_samples
+    )
     counts = {
         "metrics": {},
         "samples_trained": steps * run.global_batch_size,
@@ -122,7 +147,9 @@ def _events(fit: Fit, run: RunConfig, hosts: list[str], end_ns: int) -> list[dic
         "rank_end": {"status": "finished"},
     }
     events = []
-    for (name, about), (rank, host) in itertools.product(facts.items(), enumerate(hosts)):
+    for (name, about), (rank, host) in itertools.product(
+        facts.items(), enumerate(hosts)
+    ):
         at = end_ns if name.endswith("end") else BEGIN_NS
         about = about | {"rank": rank, "host": host, "t_mono_ns": at, "t_wall_ns": at}
         events.append({"event": name} | about)

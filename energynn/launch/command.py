@@ -31,7 +31,11 @@ IDLE_S = 1.0  # before and after the command
 
 
 def measure(
-    command: list[str], out: Path | None, period_s: float, quiet: bool, gpus: bool = True
+    command: list[str],
+    out: Path | None,
+    period_s: float,
+    quiet: bool,
+    gpus: bool = True,
 ) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
@@ -46,14 +50,18 @@ def measure(
     if rank == 0:
         supervise.take_host().close()
         _held = _open_segment(run_dir, _intent(run_dir, command, period_s, size, gpus))
-        _say(f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}")
+        _say(
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
+        )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
         until(lambda: is_locked(segments(run_dir)[-1] / ALIVE), where)
     folder = segments(run_dir)[-1]
     stop_sampler = start_sampler(folder, size, stopped, supervise.take_host)
     try:
-        exit_status = _run(command, folder, rank, children, stopped, sys.stderr if quiet else None)
+        exit_status = _run(
+            command, folder, rank, children, stopped, sys.stderr if quiet else None
+        )
         stop_sampler()
         if rank > 0:
             return None, records.shell_status(exit_status)
@@ -71,7 +79,9 @@ def _say(text: str) -> None:
 def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     if shutil.which(command[0]) is None:
-        raise ValueError(f"measure: {command[0]!r} is no command here; check its name and path")
+        raise ValueError(
+            f"measure: {command[0]!r} is no command here; check its name and path"
+        )
     if size > 1 and out is None:
         raise ValueError("out: give --out DIR, one folder that all ranks see")
     moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -87,8 +97,13 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     if not others:
         write_json(run_dir / "run.json", intent)
     before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
-    if [before.get(name) for name in ("workload", "config")] != ["command", intent["config"]]:
-        raise ValueError(f"out: {run_dir} holds something else; choose a new or an empty folder")
+    if [before.get(name) for name in ("workload", "config")] != [
+        "command",
+        intent["config"],
+    ]:
+        raise ValueError(
+            f"out: {run_dir} holds something else; choose a new or an empty folder"
+        )
     held = records.hold(run_dir)
     folder = run_dir
     if any(name.startswith(("events-rank", "samples-")) for name in others):
@@ -97,7 +112,9 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     return [held, lock(folder / ALIVE, wait=True)]
 
 
-def _intent(run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool) -> dict:
+def _intent(
+    run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool
+) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
     system = {"cpu_model": machine.CPU_MODEL, "thresholds": {}}
@@ -119,7 +136,8 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
     events.be_idle("before", IDLE_S)
-    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # CUDA's numbers are NVML's
+    # CUDA's numbers are NVML's
+    environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
     # close_fds: MPI's launchers hand open files to their ranks.
     options = {"stdout": stdout, "close_fds": False}
@@ -139,7 +157,10 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
 
 def _status(exit_status: int) -> tuple[str, str]:
     if exit_status < 0:
-        return "killed", f"the command was ended by {supervise.signal_name(-exit_status)}"
+        return (
+            "killed",
+            f"the command was ended by {supervise.signal_name(-exit_status)}",
+        )
     if exit_status > 0:
         return "failed", f"the command ended with status {exit_status}"
     return "finished", ""
@@ -148,7 +169,10 @@ def _status(exit_status: int) -> tuple[str, str]:
 def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
-    while len(events_of_kind(read_events(folder), "rank_end")) < size and quiet_s <= patience_s:
+    while (
+        len(events_of_kind(read_events(folder), "rank_end")) < size
+        and quiet_s <= patience_s
+    ):
         time.sleep(0.5)
         quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5
     return supervise.verdict(folder, size, supervise.stop_reason(stopped))
@@ -183,8 +207,9 @@ def _energy_line(record: dict, component: str) -> str:
     # Records of before have a statistical interval in place of the bound.
     bound_J = record.get(f"{name}_bound_J", record.get(f"{name}_statistical_J"))
     provenance = record[f"{name}_provenance"]
+    energy_J = record[f"{name}_J"]
     line = (
-        f"  {component.upper():6}{record[f'{name}_J']:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
+        f"  {component.upper():6}{energy_J:12.2f} J  {provenance:9} +- {bound_J:.2f} J"
     )
     line += f" +- {record[f'{name}_systematic_J']:.2f} J (sensor)"
     line += f", {record[f'mean_power_{component}_W']:.1f} W"

@@ -1,4 +1,6 @@
-"""`energynn doctor`: what a run on this machine would measure, how well, and what to do about the rest."""
+"""`energynn doctor`: what a run on this machine would measure, how well, and what to do about
+the rest.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class Finding:
 def examine(devices: int = 2) -> list[Finding]:
     """Look at sensors, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings()
-    if BAD not in [finding.state for finding in findings]:  # a silent driver would not answer here
+    if BAD not in [finding.state for finding in findings]:
+        # a silent driver would not answer here
         findings += _gpu_findings()
     packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
     return [*findings, *packages, _mpi_finding(devices)]
@@ -75,7 +78,9 @@ def _sensor_findings() -> list[Finding]:
     """Sample this host for a moment: which sensors would count, and what speaks against them."""
     inventory = find(machine.CPU_MODEL, os.environ.get("CUDA_VISIBLE_DEVICES"))
     with tempfile.TemporaryDirectory() as folder:
-        sampler = sensors.Sampler(Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S)
+        sampler = sensors.Sampler(
+            Path(folder) / "samples-doctor.jsonl", inventory, PERIOD_S
+        )
         try:
             sampler.start()
         except TimeoutError as error:
@@ -84,13 +89,19 @@ def _sensor_findings() -> list[Finding]:
         sampler.stop()
         samples = read_samples(sampler.path)
     first_s, last_s = samples.t_ns[[0, -1]] / 1e9
-    doubts = energy.doubts(energy.curves(samples), first_s, last_s, inventory.unaccounted)
-    reasons = [f"no record would be valid: {doubt}" for doubt in doubts] + inventory.problems
+    doubts = energy.doubts(
+        energy.curves(samples), first_s, last_s, inventory.unaccounted
+    )
+    reasons = [
+        f"no record would be valid: {doubt}" for doubt in doubts
+    ] + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     findings += [Finding("sensor", WEAK, reason) for reason in reasons]
     if "ram" not in [sensor.component for sensor in inventory.sensors]:
         remedy = "say so where you compare totals"
-        findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy))
+        findings.append(
+            Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy)
+        )
     return findings
 
 
@@ -99,7 +110,11 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
         said = "no counter that works; its energy will be estimated from busy time"
         remedy = "none in a virtual machine; elsewhere sudo chmod a+r /sys/class/powercap/*/*"
         return Finding("CPU", WEAK, said, remedy)
-    words = [sensor.kind, sensor.provenance, "counts" if sensor.primary else "cross-check"]
+    words = [
+        sensor.kind,
+        sensor.provenance,
+        "counts" if sensor.primary else "cross-check",
+    ]
     if sensor.update_s:
         words.append(f"changes every {sensor.update_s * 1e3:.0f} ms")
     if sensor.kind == "power":
@@ -111,8 +126,14 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        driver, limit_W, fault = gpu.get("driver"), gpu.get("limit_W"), machine.fault_of_split(gpu)
-        said = f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"
+        driver, limit_W, fault = (
+            gpu.get("driver"),
+            gpu.get("limit_W"),
+            machine.fault_of_split(gpu),
+        )
+        said = (
+            f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"
+        )
         findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
@@ -136,12 +157,16 @@ def _mpi_finding(devices: int) -> Finding:
         start = launchers.mpi_start(*launchers.find_mpi(), devices)
         command = [*start, sys.executable, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, env=environment
+        )
     except (ValueError, subprocess.TimeoutExpired) as error:
         return Finding("MPI", BAD, *str(error).split("; ", 1))
     worlds = re.findall(r"world of \d+", done.stdout)
     said = f"{' '.join(start)}: {', '.join(worlds) or 'no rank answers'}"
     if worlds == [f"world of {devices}"] * devices:
         return Finding("MPI", GOOD, said)
-    remedy = "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"
+    remedy = (
+        "mpi4py and mpirun belong to different MPIs: build mpi4py for the one you use"
+    )
     return Finding("MPI", BAD, said, remedy)

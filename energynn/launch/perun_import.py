@@ -1,4 +1,6 @@
-"""perun HDF5 files that others have, as run folders of ours: raw readings, with perun's own result beside them."""
+"""perun HDF5 files that others have, as run folders of ours: raw readings, with perun's own
+result beside them.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,20 @@ from msgspec.json import encode
 from energynn import records
 from energynn.files import sha256, staged, write_json
 from energynn.measure.energy import COMPONENTS
-from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor, read_runs
+from energynn.measure.perun_adapter import (
+    READ_WITHIN_S,
+    PerunRun,
+    PerunSensor,
+    read_runs,
+)
 from energynn.measure.sensors import Sensor
 from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
 KINDS = {"J": "energy", "W": "power"}
 METHOD = (
-    "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept one; else the "
-    "trapezoidal integral of power. Zero, negative and missing readings are gaps, bridged by their neighbours."
+    "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept "
+    "one; else the trapezoidal integral of power. Zero, negative and missing readings are gaps."
 )
 
 
@@ -43,7 +50,9 @@ def import_file(path: Path, runs_dir: Path) -> list[Path]:
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
     """Write the folder of one run, unless it is there already; return it."""
     suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
-    folder = runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
+    folder = (
+        runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
+    )
     if folder.exists():
         return folder
     # A folder that bears its name is whole: an import that is cut off leaves only a hidden one.
@@ -51,11 +60,16 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
         unfinished = parent / folder.name
         (unfinished / "perun").mkdir(parents=True)
         shutil.copyfile(path, unfinished / "perun" / f"{path.stem}.hdf5")
-        write_json(unfinished / "run.json", {"run_id": folder.name, **_intent(path, digest, run)})
+        write_json(
+            unfinished / "run.json",
+            {"run_id": folder.name, **_intent(path, digest, run)},
+        )
         with one_fault(path):
             for name, lines in _raw_files(run):
                 (unfinished / name).parent.mkdir(exist_ok=True)
-                (unfinished / name).write_bytes(b"".join(encode(line) + b"\n" for line in lines))
+                (unfinished / name).write_bytes(
+                    b"".join(encode(line) + b"\n" for line in lines)
+                )
             records.build(unfinished, "finished", "")
         unfinished.rename(folder)
     return folder
@@ -131,7 +145,11 @@ def _raw_files(run: PerunRun):
         # One rank for each host, whose window is all that perun sampled there.
         who = {"rank": hosts.index(host), "host": host}
         begin_ns, end_ns = times_ns[0], times_ns[-1]
-        ends = {"rank_start": begin_ns, "training_start": begin_ns, "training_end": end_ns}
+        ends = {
+            "rank_start": begin_ns,
+            "training_start": begin_ns,
+            "training_end": end_ns,
+        }
         events = [
             who | {"event": event, "t_mono_ns": t, "t_wall_ns": start_ns + t}
             for event, t in ends.items()
@@ -142,7 +160,9 @@ def _raw_files(run: PerunRun):
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
     source = {"source": path.name, "source_sha256": digest}
     # Every round of a run has the same sensors.
-    sensors = {(sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)}
+    sensors = {
+        (sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)
+    }
     hosts, components = {host for host, _ in sensors}, list(sensors.values())
     return {
         "workload": "perun import",
@@ -167,4 +187,5 @@ def _start_ns(run: PerunRun) -> int:
 
 def _file_name(text: str) -> str:
     """Replace what not every file system takes in a name, as the colons of a time."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")  # hidden folders are no runs
+    # hidden folders are no runs
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip(".")

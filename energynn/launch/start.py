@@ -66,7 +66,8 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     for warning in warnings_of(intent):
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
-    held = lock(run_dir / START_LOCK)  # before anything is moved: it may be started twice at once
+    # before anything is moved: it may be started twice at once
+    held = lock(run_dir / START_LOCK)
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
     with held:
@@ -86,13 +87,20 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
 
 def _let_supervise(run_dir: Path, held: TextIO) -> None:
     """Start a supervisor and print its lines; it holds the lock, too, and may outlive us."""
-    words = [sys.executable, "-m", "energynn.launch.start", str(run_dir), str(os.getpid())]
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.launch.start",
+        str(run_dir),
+        str(os.getpid()),
+    ]
     supervisor = subprocess.Popen(words, pass_fds=[held.fileno()], **APART)
     view_ended = watch.in_notebook(run_dir)
     try:
         for line in supervisor.stdout:
             tell(line.removesuffix("\n"))
-    except BaseException:  # the cell was interrupted: let the supervisor write the record
+    except BaseException:
+        # the cell was interrupted: let the supervisor write the record
         supervisor.terminate()
         tell(supervisor.stdout.read())
         raise
@@ -113,7 +121,9 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     manifests.verify(config.dataset)  # before anything is written
     supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
-    on_gpu = config.device == "gpu" or (config.device == "auto" and bool(described["gpus"]))
+    on_gpu = config.device == "gpu" or (
+        config.device == "auto" and bool(described["gpus"])
+    )
     if on_gpu:
         _require_gpus(config.devices, described["gpus"])
     data_root = manifests.root(config.dataset).absolute()
@@ -159,7 +169,9 @@ def _require_gpus(devices: int, gpus: list[dict]) -> None:
     known = _nodes() * len(gpus)
     if devices > known:
         less = "ask for fewer, or device cpu"
-        raise ValueError(f"devices: {devices} GPUs, this machine or job has {known}; {less}")
+        raise ValueError(
+            f"devices: {devices} GPUs, this machine or job has {known}; {less}"
+        )
     for gpu in gpus[:devices]:
         if fault := machine.fault_of_split(gpu):
             raise ValueError(f"device: {fault}")
@@ -229,7 +241,9 @@ def _asked_to_stop(stopped: list[int], parent: int) -> str:
     return supervise.stop_reason(stopped) or ended
 
 
-def _wait_for_ranks(ranks, folder: Path, devices: int, stopped: list[int], parent: int) -> str:
+def _wait_for_ranks(
+    ranks, folder: Path, devices: int, stopped: list[int], parent: int
+) -> str:
     """Wait until all ranks have ended, and end those that have to; returns why they had to."""
     looked_s, reason = time.monotonic(), ""
     while ranks.poll() is None and not reason:
@@ -271,13 +285,23 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, f"--nproc-per-node={devices}", *train]
     on_gpu = intent["device_kind"] == "gpu"
-    gpus = [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
+    gpus = (
+        [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
+    )
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(ini, period_s, gpus)
-    ranks = perun_adapter.command(launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini)
+    ranks = perun_adapter.command(
+        launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini
+    )
     if SRUN_VARIABLE in os.environ:
-        fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
+        fixed = [
+            "srun",
+            "--export=ALL",
+            "--kill-on-bad-exit=1",
+            "--label",
+            f"--ntasks={devices}",
+        ]
         return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]
     return [*launchers.mpi_start(*launchers.find_mpi(), devices), *ranks]
 

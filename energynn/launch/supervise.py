@@ -37,11 +37,15 @@ def take_host() -> socket.socket:
             if time.monotonic() > until_s:
                 held.close()
                 remedy = "one at a time; in a batch job give sbatch --exclusive"
-                raise ValueError(f"another measured run goes on on this machine; {remedy}") from error
+                raise ValueError(
+                    f"another measured run goes on on this machine; {remedy}"
+                ) from error
         time.sleep(1)
 
 
-def facts(run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool) -> dict:
+def facts(
+    run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool
+) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
     return {
         "run_id": run_dir.name,
@@ -66,7 +70,10 @@ def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[st
     if not bad and not silent:
         if not heard:
             return "finished", ""
-        return "interrupted", f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on"
+        return (
+            "interrupted",
+            f"{stop_reason or 'asked to stop'}; {heard[0]}; it can go on",
+        )
     if stop_reason:
         return "interrupted", f"{stop_reason}; {records.how_far(events)}"
     if bad:

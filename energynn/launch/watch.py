@@ -32,8 +32,12 @@ def look(run_dir: Path) -> dict:
     """
     folder = segments(run_dir)[-1]
     events = read_events(folder)
-    starts, ends = (times_of_hosts(events, f"training_{mark}") for mark in ("start", "end"))
-    devices = [one for host in read_hosts(folder) for one in _devices(host, starts, ends)]
+    starts, ends = (
+        times_of_hosts(events, f"training_{mark}") for mark in ("start", "end")
+    )
+    devices = [
+        one for host in read_hosts(folder) for one in _devices(host, starts, ends)
+    ]
     state = {
         "run_id": run_dir.name,
         "devices": devices,
@@ -58,8 +62,13 @@ def _devices(host: Samples, starts: dict[str, int], ends: dict[str, int]) -> lis
         if not one.sensor["primary"] or not recent_s:
             continue
         # Beyond the last reading the energy stays the same.
-        first_J, used_J, recent_J, last_J = one.at([begin_s, end_s, last_s - recent_s, last_s])
-        device = {"name": f"{host.host}:{one.sensor['id']}", "energy_J": float(used_J - first_J)}
+        first_J, used_J, recent_J, last_J = one.at(
+            [begin_s, end_s, last_s - recent_s, last_s]
+        )
+        device = {
+            "name": f"{host.host}:{one.sensor['id']}",
+            "energy_J": float(used_J - first_J),
+        }
         device["power_W"] = float(last_J - recent_J) / recent_s
         devices.append(device | {"provenance": one.sensor["provenance"]})
     return devices
@@ -68,7 +77,9 @@ def _devices(host: Samples, starts: dict[str, int], ends: dict[str, int]) -> lis
 def _progress(events: list[dict], energy_J: float) -> dict:
     """Return what was trained, how fast, and what is left; empty before rank 0's first word."""
     told = [event for event in events if "samples_to_train" in event]
-    starts = [each for each in events_of_kind(events, "training_start") if each["rank"] == 0]
+    starts = [
+        each for each in events_of_kind(events, "training_start") if each["rank"] == 0
+    ]
     if not told or not starts:
         return {}
     done, aim = told[-1]["samples_trained"], told[-1]["samples_to_train"]
@@ -94,7 +105,9 @@ def text(state: dict) -> str:
     if "samples_trained" in state:
         samples = f"{state['samples_trained']} of {state['samples_to_train']} samples"
         lines.append(f"  {samples}, {state['energy_per_sample_J']:.4g} J per sample,")
-        lines.append(f"  {state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left")
+        lines.append(
+            f"  {state['time_left_s']:.0f} s and {state['energy_left_J']:.4g} J left"
+        )
     return "\n".join(lines)
 
 
@@ -123,7 +136,8 @@ def in_notebook(run_dir: Path) -> threading.Event:
                 state = look(run_dir)
                 write_json(run_dir / STATE, state)
                 words = text(state)
-            except Exception as error:  # a view that fails must not stop the run that it shows
+            except Exception as error:
+                # a view that fails must not stop the run that it shows
                 words = f"(no view: {error})"
             handle.update({"text/plain": words}, raw=True)
 

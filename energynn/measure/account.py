@@ -77,7 +77,9 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    result["doubts"] += _absences(list(chain.from_iterable(trained))) + _overlaps(segments)
+    result["doubts"] += _absences(list(chain.from_iterable(trained))) + _overlaps(
+        segments
+    )
     time_s = sum(segment["training_time_s"] for segment in segments)
     result["training_time_s"] = time_s
     result["samples_in_training"] = sum(segment["samples"] for segment in segments)
@@ -111,7 +113,9 @@ def _absences(hosts: list[Host]) -> list[str]:
     for host in hosts:
         own = {sensor["component"] for sensor in host.primary}
         where = f"{host.name} in segment {host.segment}"
-        reasons += [f"D: {where} has no sensor of {each}" for each in sorted(everywhere - own)]
+        reasons += [
+            f"D: {where} has no sensor of {each}" for each in sorted(everywhere - own)
+        ]
     return reasons
 
 
@@ -125,7 +129,9 @@ def _overlaps(segments: list[dict]) -> list[str]:
 # ----------------------------------------------------------------------------------- one segment
 
 
-def _read_segment(folder: Path, events: list[dict], number: int, limits: dict) -> list[Host]:
+def _read_segment(
+    folder: Path, events: list[dict], number: int, limits: dict
+) -> list[Host]:
     """Read the samples and phases of one start of a run, host by host."""
     phases = read_phases(folder)
     hosts = []
@@ -134,14 +140,20 @@ def _read_segment(folder: Path, events: list[dict], number: int, limits: dict) -
         hosts.append(_read_host(samples, own, number, phases, limits))
     names = {event["host"] for event in events} - {None}
     for name in sorted(names - {host.name for host in hosts}):
-        hosts.append(Host(name, number, [f"D: no samples of {name}: its energy is missing"]))
+        hosts.append(
+            Host(name, number, [f"D: no samples of {name}: its energy is missing"])
+        )
     return hosts
 
 
-def _read_host(samples: Samples, events, number: int, phases: dict, limits: dict) -> Host:
+def _read_host(
+    samples: Samples, events, number: int, phases: dict, limits: dict
+) -> Host:
     """Account for one host; events: of its own ranks."""
     header = samples.header
-    host = Host(samples.host, number, problems=samples.problems, period_s=samples.period_s)
+    host = Host(
+        samples.host, number, problems=samples.problems, period_s=samples.period_s
+    )
     header["sensors"], unread = in_use(header["sensors"], events)
     curves = energy.curves(samples)
     primary = [one for one in curves if one.sensor["primary"]]
@@ -216,7 +228,9 @@ def _idle_W(primary: list[Curve], events: list[dict], when: str) -> dict[str, fl
         fewest = min((one.readings_in(begin_s, end_s) for one in own), default=0)
         if fewest >= FEWEST_IDLE_SAMPLES:
             joules = sum(one.at(end_s) - one.at(begin_s) for one in own)
-            watts[f"idle_power_{component}_{when}_W"] = float(joules) / (end_s - begin_s)
+            watts[f"idle_power_{component}_{when}_W"] = float(joules) / (
+                end_s - begin_s
+            )
     return watts
 
 
@@ -238,7 +252,10 @@ def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> 
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
     than a sampling period get the mean power around them.
     """
-    starts_ns, ends_ns = _times_ns(events, "training_start"), _times_ns(events, "training_end")
+    starts_ns, ends_ns = (
+        _times_ns(events, "training_start"),
+        _times_ns(events, "training_end"),
+    )
     gpus = _gpus_of_ranks(events)
     sums: dict[tuple, Counter] = defaultdict(Counter)
     for rank in gpus.keys() & phases.keys() & starts_ns.keys():
@@ -268,7 +285,9 @@ def _phases(hosts: list[Host], totals: dict) -> list[dict]:
     sums: dict[tuple, Counter] = defaultdict(Counter)
     for place, amounts in chain.from_iterable(host.phases.items() for host in hosts):
         sums[place].update(amounts)
-    entries = [dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)]
+    entries = [
+        dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)
+    ]
     rest = dict.fromkeys(PLACE) | {"phase": "unattributed"}
     for name in [f"energy_{component}_J" for component in COMPONENTS]:
         if name in totals:
@@ -280,7 +299,9 @@ def _phases(hosts: list[Host], totals: dict) -> list[dict]:
 # ---------------------------------------------------------------------------------------- traces
 
 
-def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def power_trace(
+    run_dir: Path, period_s: float = 0.5
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Give the mean power in W of every sensor in steps of ``period_s``; the training starts at 0.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts
@@ -294,7 +315,11 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
         for curve in energy.curves(samples):
             first, last = (curve.t_s[[0, -1]] - begin_s) / period_s
             edges_s = np.arange(np.ceil(first), np.floor(last) + 1) * period_s
-            name = curve.sensor["id"] if len(hosts) == 1 else f"{samples.host}:{curve.sensor['id']}"
+            name = (
+                curve.sensor["id"]
+                if len(hosts) == 1
+                else f"{samples.host}:{curve.sensor['id']}"
+            )
             watts = np.diff(curve.at(begin_s + edges_s)) / period_s
             traces[name] = ((edges_s[1:] + edges_s[:-1]) / 2, watts)
     return traces

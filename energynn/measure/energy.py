@@ -47,10 +47,13 @@ THRESHOLDS = {
     "gap_share": 0.01,
     "disagreement": 0.05,
 }
-LEAST_RANGE = 0.25  # of a power, in its mean: a constant one, too, is read at odd instants
+# of a power, in its mean: a constant one, too, is read at odd instants
+LEAST_RANGE = 0.25
 AVERAGED_S = 1.0  # NVML's mean power
-LONGEST_UPDATE_S = 1.5  # a power that shows the same for longer is not slow but constant
-SLOW_S = 0.4  # a power that is this late may miss half of a changing load: it checks no counter
+# a power that shows the same for longer is not slow but constant
+LONGEST_UPDATE_S = 1.5
+# a power that is this late may miss half of a changing load: it checks no counter
+SLOW_S = 0.4
 TICK_S = 0.02  # resolution of the busy time in /proc/stat
 
 
@@ -112,10 +115,14 @@ class Curve:
         bound_J = range_W * (1.5 * self.late_s + lost_s) + 2 * np.sqrt(missed_J2)
         if self.sensor["kind"] == "power" and not (self.values % 1).any():
             bound_J += 0.5 * (end_s - begin_s)  # it is told in whole watts
-        return Window(float(energy_J), float(bound_J), float(1 - lost_s / (end_s - begin_s)))
+        return Window(
+            float(energy_J), float(bound_J), float(1 - lost_s / (end_s - begin_s))
+        )
 
 
-def curve(sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float) -> Curve:
+def curve(
+    sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float
+) -> Curve:
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
     if len(good) < 2:
@@ -164,7 +171,9 @@ def _integrate(sensor, t_s, watts, period_s):
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
     renewed_s = sensor.get("update_s") or update_s(t_s, watts) or 0.0
     late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
-    missed_J2 = np.append(0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2))
+    missed_J2 = np.append(
+        0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2)
+    )
     if "average over 1 s" in sensor["notes"].get("power", ""):
         middle_s = t_s - AVERAGED_S / 2
         before_J = np.interp(middle_s, t_s, energy_J)
@@ -214,7 +223,9 @@ def doubts(
     return reasons
 
 
-def impossible(one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOLDS) -> list[str]:
+def impossible(
+    one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOLDS
+) -> list[str]:
     """Test whether the readings can be those of the device: S, M and P. Else it has no energy."""
     name, component = one.sensor["id"], one.sensor["component"]
     first, after = np.searchsorted(one.t_s, [begin_s - 1.0, end_s + 1.0])
@@ -235,20 +246,28 @@ def impossible(one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOL
         )
     limit_W = one.sensor["notes"].get("limit_W", 0.0)
     least_W = max(limits[f"least_{component}_W"], limits["least_share"] * limit_W)
-    most_W = limits[f"over_limit_{component}"] * limit_W or limits[f"most_{component}_W"]
+    most_W = (
+        limits[f"over_limit_{component}"] * limit_W or limits[f"most_{component}_W"]
+    )
     if is_power:
         lowest_W, highest_W = values.min(), _means(t_s, values).max()
     else:
         new = np.append(0, np.flatnonzero(steps) + 1)
         added_W = steps[new[1:] - 1] / (np.diff(t_s[new]) + one.late_s)
-        lowest_W = one.powers_W(t_s[0], t_s[-1], max(0.5, 3 * one.late_s)).min(initial=np.inf)
+        lowest_W = one.powers_W(t_s[0], t_s[-1], max(0.5, 3 * one.late_s)).min(
+            initial=np.inf
+        )
         seconds_W = one.powers_W(t_s[0], t_s[-1], max(1.0, 10 * one.late_s))
         highest_W = max(added_W.max(initial=0.0), seconds_W.max(initial=0.0))
     if lowest_W < least_W:
-        reasons.append(f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn")
+        reasons.append(
+            f"S: {name} showed {lowest_W:.2g} W, at least {least_W:.2g} W are drawn"
+        )
     # P: its mean over a second, and a step of a counter, is what the device can draw.
     if highest_W > most_W:
-        reasons.append(f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn")
+        reasons.append(
+            f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn"
+        )
     return reasons
 
 
@@ -258,7 +277,9 @@ def _means(t_s: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.bincount(which, values) / np.bincount(which)
 
 
-def _still(one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict) -> tuple[float, float]:
+def _still(
+    one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict
+) -> tuple[float, float]:
     """How long a sensor showed the same at most, in s, and how long it may.
 
     A power counts where its device is under load, if it is read more finely than in whole watts.
@@ -270,23 +291,31 @@ def _still(one: Curve, t_s: np.ndarray, values: np.ndarray, limits: dict) -> tup
         return still_s.max(), max(limits["counter_still_s"], 3 * one.late_s)
     middle_W = (values.min() + values.max()) / 2
     is_counted = (values[begins] >= middle_W) & (values[begins] % 1 != 0)
-    return still_s[is_counted].max(initial=0.0), max(limits["power_still_s"], 3 * one.period_s)
+    return still_s[is_counted].max(initial=0.0), max(
+        limits["power_still_s"], 3 * one.period_s
+    )
 
 
 def _gaps(one: Curve, begin_s: float, end_s: float, limits: dict) -> list[str]:
     """G: hardly any time is without readings."""
     lost_s = one.lost_s(begin_s, end_s)
     share, longest_s = lost_s.sum() / (end_s - begin_s), lost_s.max()
-    if share > limits["gap_share"] or longest_s > max(limits["gap_s"], 2 * one.period_s):
+    if share > limits["gap_share"] or longest_s > max(
+        limits["gap_s"], 2 * one.period_s
+    ):
         what = f"no readings for {share:.1%} of the time, for {longest_s:.2g} s at most"
         return [f"G: {one.sensor['id']} has {what}"]
     return []
 
 
-def _disagreement(counter: Curve, power: Curve, begin_s, end_s, limits: dict) -> list[str]:
+def _disagreement(
+    counter: Curve, power: Curve, begin_s, end_s, limits: dict
+) -> list[str]:
     """C: counter and power of a device agree within 5 % or their bounds."""
     counted, drawn = counter.window(begin_s, end_s), power.window(begin_s, end_s)
-    open_J = max(limits["disagreement"] * counted.energy_J, counted.bound_J + drawn.bound_J)
+    open_J = max(
+        limits["disagreement"] * counted.energy_J, counted.bound_J + drawn.bound_J
+    )
     can_tell = drawn.coverage > 1 - limits["gap_share"] and power.late_s < SLOW_S
     if can_tell and abs(drawn.energy_J - counted.energy_J) > open_J:
         says = f"{drawn.energy_J:.0f} J, not {counted.energy_J:.0f} J"
@@ -316,7 +345,9 @@ def entries_of(
         window = one.window(begin_s, end_s)._asdict()
         if impossible(one, begin_s, end_s, limits) or np.isnan(window["energy_J"]):
             window = {"coverage": window["coverage"]}
-        entries.append(one.sensor | {"samples": one.readings_in(begin_s, end_s)} | window)
+        entries.append(
+            one.sensor | {"samples": one.readings_in(begin_s, end_s)} | window
+        )
     return entries
 
 

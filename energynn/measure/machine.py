@@ -1,4 +1,6 @@
-"""The machine that runs are measured on, and the file runs/<system>/system.toml that describes it."""
+"""The machine that runs are measured on, and the file runs/<system>/system.toml that describes
+it.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,18 @@ from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
 from energynn.reading import toml_table
 
-# Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any machine: 280 W is the
-# vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of the paper's H100 nodes; about a third
-# of full power at idle is what servers of this kind usually draw. Change them in system.toml for your own machine.
+# Used only where a host has no CPU sensor. The watts are an assumption, not a reading of any
+# machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of
+# the paper's H100 nodes; about a third of full power at idle is what servers of this kind usually
+# draw. Change them in system.toml for your own machine.
 CPU_MODEL = {
     "name": "idle-to-full-per-core",
     "idle_W_per_core": 3.0,
     "full_W_per_core": 8.75,
-    "source": "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a third at idle",
+    "source": "assumption: 280 W / 32 cores at full load (thermal design power, "
+    "AMD EPYC 9354), about a third at idle",
 }
-TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit what you know better.
+TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
 [cpu_model]
 """
 CPU_INFO = Path("/proc/cpuinfo")
@@ -39,7 +43,9 @@ SPLIT = (
     "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
 )
 COMMIT = REPOSITORY / "build" / "commit"
-PACKAGES = "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
+PACKAGES = (
+    "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
+)
 JOB_FACTS = (
     "SLURM_JOB_ID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_JOB_NODELIST SLURM_JOB_PARTITION"
 ).split()
@@ -54,7 +60,10 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))) or 1,
+        "sockets": len(
+            set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))
+        )
+        or 1,
         "gpus": gpus(),
     }
 
@@ -87,7 +96,9 @@ def batch_job() -> dict:
     facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=True
+        )
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
     return facts
@@ -143,7 +154,9 @@ def git(*words: str) -> str:
         return ""
     command = ["git", "-C", str(REPOSITORY), *words]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -154,12 +167,16 @@ def git_state() -> tuple[str, bool]:
     Where git does not say it, the file of ``write_commit`` does; ("", False) without that, too.
     """
     if commit := git("rev-parse", "HEAD"):
-        return commit, bool(git("status", "--porcelain", "--", ".", ":!runs", ":!build"))
+        return commit, bool(
+            git("status", "--porcelain", "--", ".", ":!runs", ":!build")
+        )
     return tuple(json.loads(COMMIT.read_text())) if COMMIT.is_file() else ("", False)
 
 
 def write_commit() -> None:
-    """Write down commit and state of this checkout for a machine that gets its files without git."""
+    """Write down commit and state of this checkout for a machine that gets its files without
+    git.
+    """
     write_json(COMMIT, git_state())
 
 
@@ -179,7 +196,9 @@ class System(msgspec.Struct):
     """Hold what is read of a system.toml."""
 
     cpu_model: CpuModel
-    thresholds: dict[Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]] = {}
+    thresholds: dict[
+        Literal[tuple(THRESHOLDS)], Annotated[float, Meta(ge=0, le=10_000)]
+    ] = {}
 
 
 def load(runs_dir: Path, system: str) -> dict:
@@ -195,4 +214,6 @@ def load(runs_dir: Path, system: str) -> dict:
     try:
         return msgspec.to_builtins(msgspec.convert(toml_table(path), System))
     except ValueError as error:
-        raise ValueError(f"{path}: cannot be read ({error}); mend or delete it") from error
+        raise ValueError(
+            f"{path}: cannot be read ({error}); mend or delete it"
+        ) from error

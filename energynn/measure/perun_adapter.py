@@ -31,7 +31,7 @@ PERUN = (
     "runpy.run_module('perun', run_name='__main__', alter_sys=True)"
 )
 
-# ------------------------------------------------------------------------------------------ before the run
+# ------------------------------------------------------------------------------- before the run
 
 
 # Every factor is pinned: perun's defaults differ between versions.
@@ -77,7 +77,8 @@ def command(
     relative to the working directory.
     """
     hook = Path(__file__).with_name("perun_hook.py")
-    out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
+    # perun's parser interpolates
+    out = os.path.relpath(run_dir / "perun").replace("%", "%%")
     perun = [*python, "-c", PERUN, "-c", str(configuration), "monitor"]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
     return [*perun, *options, "--", str(script), str(run_dir)]
@@ -85,11 +86,13 @@ def command(
 
 def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
     """Return the ranks' environment: PERUN_* variables would overrule our configuration file."""
-    clean = {name: value for name, value in given.items() if not name.startswith("PERUN_")}
+    clean = {
+        name: value for name, value in given.items() if not name.startswith("PERUN_")
+    }
     return clean | {RUN_DIR_VARIABLE: str(run_dir)}
 
 
-# ------------------------------------------------------------------------------------------ during the run
+# ------------------------------------------------------------------------------- during the run
 
 
 def attach() -> None:
@@ -122,7 +125,8 @@ def processor() -> dict[str, str]:
 
 def _start_sampler():
     """Start sampling in perun's sampler process before that reports ready, and so before a rank."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it must not end before its rank
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # it must not end before its rank
         signal.signal(number, signal.SIG_IGN)
     folder = Path(os.environ[RUN_DIR_VARIABLE])
     sampler = begin(folder, ranks_of_this_host())
@@ -142,10 +146,11 @@ def _end_all_ranks(kind, error, trace) -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
-# ------------------------------------------------------------------------------------------ after the run
+# -------------------------------------------------------------------------------- after the run
 
 READ_WITHIN_S = 120  # the largest file that is accepted takes seconds
-MOST_VALUES = 50_000_000  # of one file: about a week of twelve sensors on six hosts at perun's 1 s
+# of one file: about a week of twelve sensors on six hosts at perun's 1 s
+MOST_VALUES = 50_000_000
 RESULTS = {
     "RUNTIME": "perun_time_s",
     "ENERGY": "energy_perun_total_J",
@@ -202,7 +207,9 @@ def read_runs(path: Path) -> list[PerunRun]:
         with h5py.File(path) as file:
             require_plain_hdf5(file, MOST_VALUES)
             ((application, root),) = file.items()
-            runs = [_read_run(application, name, run) for name, run in root["nodes"].items()]
+            runs = [
+                _read_run(application, name, run) for name, run in root["nodes"].items()
+            ]
         if not runs:
             raise ValueError("it holds no run")
     return sorted(runs, key=lambda run: run.started or run.name)
@@ -233,7 +240,9 @@ def _read_sensor(raw, *place: str) -> PerunSensor:
     return PerunSensor(*place, seconds, series[:], facts["unit"], to_SI, valid_max)
 
 
-def read_results(path: Path, run: str | None = None, is_trusted: bool = False) -> dict[str, float]:
+def read_results(
+    path: Path, run: str | None = None, is_trusted: bool = False
+) -> dict[str, float]:
     """Read what perun made of a run, the newest by default; see ``PerunRun.results``.
 
     HDF5 may crash on a damaged file, or never end: one that is not trusted is read by another

@@ -49,7 +49,9 @@ def _add_amd(inventory: Inventory) -> None:
     for number, (uuid, handle) in enumerate(backend._uuid_map.items()):
         name = backend.amdsmi.amdsmi_get_gpu_board_info(handle)["product_name"]
         read = partial(_amd_power_W, backend.amdsmi, handle)
-        sensor = Sensor(f"ROCM:{uuid}_POWER", "gpu", str(number), "power", "measured", read)
+        sensor = Sensor(
+            f"ROCM:{uuid}_POWER", "gpu", str(number), "power", "measured", read
+        )
         sensor.notes = {"uuid": uuid, "name": name, "power": "of the socket"}
         inventory.sensors.append(sensor)
 

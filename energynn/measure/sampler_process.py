@@ -24,7 +24,9 @@ STOPPING_S = 30.0
 READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
 
-def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
+def start_sampler(
+    folder: Path, size: int, stopped: list[int], take_host: Callable | None = None
+):
     """Start this host's sampler, or wait for the one that another rank of this host has started.
 
     ``size`` ranks take part on all hosts. Returns a function that a rank calls at its end; the
@@ -36,7 +38,9 @@ def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callab
     ours = lock(ranks, shared=True, wait=True)
     owner = lock(folder / f".sampler-{host}")
     if owner is None:
-        until(lambda: has_begun(folder, host), f"the first sample of {host} in {folder}")
+        until(
+            lambda: has_begun(folder, host), f"the first sample of {host} in {folder}"
+        )
         return ours.close
     held = [owner, take_host and take_host()]
     here = min(size, ranks_of_this_host())
@@ -47,9 +51,14 @@ def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callab
         stdout=2,
         start_new_session=True,  # a terminal's Ctrl-C is for the ranks
     )
-    until(lambda: sampler.poll() is not None or has_begun(folder, host), "the sampler's start")
+    until(
+        lambda: sampler.poll() is not None or has_begun(folder, host),
+        "the sampler's start",
+    )
     if sampler.poll() is not None:
-        raise ValueError("the sampler does not start; see its lines above, and `energynn doctor`")
+        raise ValueError(
+            "the sampler does not start; see its lines above, and `energynn doctor`"
+        )
 
     def stop() -> None:
         ours.close()

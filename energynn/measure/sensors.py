@@ -105,13 +105,16 @@ def rapl_sensors() -> list[Sensor]:
     tree = Path(os.environ.get(POWERCAP_VARIABLE) or POWERCAP)
     provenance = "measured" if tree.resolve().is_relative_to("/sys") else "simulated"
     sensors = []
-    for zone in sorted(tree.glob("intel-rapl:*")):  # intel-rapl-mmio shows the same counters again
+    for zone in sorted(tree.glob("intel-rapl:*")):
+        # intel-rapl-mmio shows the same counters again
         package = zone.name.split(":")[1]
         name = (zone / "name").read_text().strip()
         component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
         if component is None:
             continue
-        limits_W = [int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")]
+        limits_W = [
+            int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")
+        ]
         sensor = Sensor(
             f"{component}_{package}_{name}",
             component,
@@ -137,12 +140,21 @@ def _read_counter(path: Path) -> int:
 def cpu_estimate(model: dict) -> Sensor:
     """Estimate all CPU cores of this host by a linear model of busy time: never a measurement."""
     model = {**model, "cores": os.cpu_count()}
-    return Sensor("cpu_estimate", "cpu", "all", "busy", "estimated", busy_core_seconds, model=model)
+    return Sensor(
+        "cpu_estimate",
+        "cpu",
+        "all",
+        "busy",
+        "estimated",
+        busy_core_seconds,
+        model=model,
+    )
 
 
 def busy_core_seconds() -> float:
     """Return the time that all cores have been busy since boot, in core-seconds."""
-    times = psutil.cpu_times()  # guest time is part of user; stolen time is somebody else's
+    # guest time is part of user; stolen time is somebody else's
+    times = psutil.cpu_times()
     return round(times.user + times.nice + times.system + times.irq + times.softirq, 2)
 
 
@@ -222,7 +234,9 @@ def list_gpus():
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
         with suppress(Exception):  # a GPU without such a mode raises
-            notes["is_split"] = bool(_read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0])
+            notes["is_split"] = bool(
+                _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]
+            )
         gpus.append(notes)
     return pynvml, gpus
 
@@ -325,7 +339,9 @@ class Sampler:
             self._loop()
         except OSError as error:
             fault = f"no more samples of this host ({error.strerror})"
-            print(f"energynn: {fault}; free some space and measure again", file=sys.stderr)
+            print(
+                f"energynn: {fault}; free some space and measure again", file=sys.stderr
+            )
 
     def _loop(self) -> None:
         self._watch()
@@ -358,14 +374,18 @@ class Sampler:
             rows.append(self._read_all())
             times_s.append(time.monotonic())
             time.sleep(0.001)
-        for sensor, column in zip(self.inventory.sensors, np.array(rows, float).T, strict=True):
+        for sensor, column in zip(
+            self.inventory.sensors, np.array(rows, float).T, strict=True
+        ):
             good = np.isfinite(column)
             if not good.any():
                 continue
             self.faults.pop(sensor.id, None)
             sensor.update_s = energy.update_s(np.array(times_s)[good], column[good])
             if sensor.kind == "energy" and not np.ptp(column[good]):
-                self.faults[sensor.id] = f"does not move: it shows {column[good][0]:.0f}"
+                self.faults[sensor.id] = (
+                    f"does not move: it shows {column[good][0]:.0f}"
+                )
 
     def _sample(self) -> None:
         """Read every sensor once; the time is the middle of the readings."""
@@ -391,6 +411,7 @@ class Sampler:
             if math.isfinite(value) and value >= 0:
                 return value
             raise ValueError(f"it says {value}")
-        except Exception as error:  # whatever a driver throws: a gap, and the run continues
+        except Exception as error:
+            # whatever a driver throws: a gap, and the run continues
             self.faults.setdefault(sensor.id, f"cannot be read: {error}")
         return None

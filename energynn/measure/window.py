@@ -18,7 +18,8 @@ from energynn.measure.sampler_process import start_sampler, until
 from energynn.measure.samples import read_samples
 
 PERIOD_S = 0.04
-MARGIN_B = 2**18  # of the samples file before a window: some seconds, with dozens of sensors
+# of the samples file before a window: some seconds, with dozens of sensors
+MARGIN_B = 2**18
 _files: dict[int, Path] = {}  # of samples, by process: a fork begins its own
 _starting = threading.Lock()
 
@@ -57,13 +58,19 @@ class Window:
         ValueError while the block goes on, and if the sampler has died.
         """
         if not self.end_ns:
-            raise ValueError(f"window {self.name}: its energy is known when it has ended")
-        until(self._is_sampled, f"samples in {self._file}; the sampler is dead", PERIOD_S)
+            raise ValueError(
+                f"window {self.name}: its energy is known when it has ended"
+            )
+        until(
+            self._is_sampled, f"samples in {self._file}; the sampler is dead", PERIOD_S
+        )
         samples = read_samples(self._file, self._begin_B)
         curves = energy.curves(samples)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
         doubts = energy.doubts(curves, *window_s, samples.header["unaccounted"])
-        return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {"doubts": doubts}
+        return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {
+            "doubts": doubts
+        }
 
     def _is_sampled(self) -> bool:
         """Tell whether each sensor has had time to show the end of the block."""
@@ -102,7 +109,10 @@ def _samples_file() -> Path:
     with _starting:
         if process not in _files:
             folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-            intent = {"cpu_model": machine.CPU_MODEL, "config": {"sampling_period_s": PERIOD_S}}
+            intent = {
+                "cpu_model": machine.CPU_MODEL,
+                "config": {"sampling_period_s": PERIOD_S},
+            }
             write_json(folder / "run.json", intent)
             stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
             atexit.register(_end, process, folder, stop_sampler)

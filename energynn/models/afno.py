@@ -1,8 +1,10 @@
-"""AFNO, the network of FourCastNet: patches are mixed in Fourier space, channels by a small network per patch.
+"""AFNO, the network of FourCastNet: patches are mixed in Fourier space, channels by a small
+network per patch.
 
-Shapes: N batch, C channels, H W grid, h w patches, E embedding, B blocks, S = E / B channels of a block, m modes.
-Names of parameters and numerics are those of the published FourCastNet (Pathak et al. 2022, github.com/NVlabs/
-FourCastNet, networks/afnonet.py), so that its weights load; the code is our own.
+Shapes: N batch, C channels, H W grid, h w patches, E embedding, B blocks, S = E / B channels of a
+block, m modes. Names of parameters and numerics are those of the published FourCastNet (Pathak et
+al. 2022, github.com/NVlabs/ FourCastNet, networks/afnonet.py), so that its weights load; the code
+is our own.
 """
 
 from __future__ import annotations
@@ -17,15 +19,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-HIDDEN_COLUMNS = 768  # of one part of the two layers on a CPU: of 968 rows 3 MB, which stay in its cache
+# of one part of the two layers on a CPU: of 968 rows 3 MB, which stay in its cache
+HIDDEN_COLUMNS = 768
 
 
 class AFNO(nn.Module):
     """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
 
-    A difference to the published network: it has a final LayerNorm that it never uses; ours has not, so that
-    DistributedDataParallel finds every parameter used. Raises ValueError if patches do not fit the grid or blocks
-    do not fit the embedding.
+    A difference to the published network: it has a final LayerNorm that it never uses; ours has
+    not, so that DistributedDataParallel finds every parameter used. Raises ValueError if patches
+    do not fit the grid or blocks do not fit the embedding.
     """
 
     def __init__(
@@ -47,20 +50,28 @@ class AFNO(nn.Module):
         self.activation_checkpointing = activation_checkpointing
         height, width = img_size
         if height % patch_size or width % patch_size:
-            raise ValueError(f"patch_size: {patch_size} does not divide the grid of {height} x {width}")
+            raise ValueError(
+                f"patch_size: {patch_size} does not divide the grid of {height} x {width}"
+            )
         if embed_dim % num_blocks:
-            raise ValueError(f"num_blocks: {num_blocks} blocks do not divide embed_dim {embed_dim}; choose a divisor")
+            raise ValueError(
+                f"num_blocks: {num_blocks} does not divide embed_dim {embed_dim}; choose a divisor"
+            )
         self.img_size, self.patch_size = img_size, patch_size
         self.patches = (height // patch_size, width // patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.patches[0] * self.patches[1], embed_dim))
+        self.pos_embed = nn.Parameter(
+            torch.zeros(1, self.patches[0] * self.patches[1], embed_dim)
+        )
         filter_options = {
             "num_blocks": num_blocks,
             "sparsity_threshold": sparsity_threshold,
             "hard_thresholding_fraction": hard_thresholding_fraction,
             "filter_modes": filter_modes,
         }
-        self.blocks = nn.ModuleList(Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
+        )
         self.head = nn.Linear(embed_dim, out_chans * patch_size**2, bias=False)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         for module in self.modules():
@@ -71,39 +82,63 @@ class AFNO(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-2:] != self.img_size:
-            raise ValueError(f"state has a grid of {tuple(x.shape[-2:])}, the network was made for {self.img_size}")
+            raise ValueError(
+                f"state has a grid of {tuple(x.shape[-2:])}, the network has one of {self.img_size}"
+            )
         (h, w), p = self.patches, self.patch_size
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
         for block in self.blocks:
-            # Keeping only the blocks' inputs and computing the rest again costs a forward pass, and saves memory.
+            # Keeping only the blocks' inputs and computing the rest again costs a forward pass,
+            # and saves memory.
             again = self.activation_checkpointing and torch.is_grad_enabled()
             x = checkpoint(block, x, use_reentrant=False) if again else block(x)
         x = self.head(x)  # N, h, w, p p C
-        x = x.reshape(len(x), h, w, p, p, -1).permute(0, 5, 1, 3, 2, 4)  # N, C, h, p, w, p
+        # N, C, h, p, w, p
+        x = x.reshape(len(x), h, w, p, p, -1).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), -1, *self.img_size)
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False):
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Tensor],
+        strict: bool = True,
+        assign: bool = False,
+    ):
         """Load weights without a published checkpoint's final LayerNorm, which is unused."""
-        used = {name: value for name, value in state_dict.items() if name not in ("norm.weight", "norm.bias")}
+        used = {
+            name: value
+            for name, value in state_dict.items()
+            if name not in ("norm.weight", "norm.bias")
+        }
         return super().load_state_dict(used, strict, assign)
 
 
 class PatchEmbedding(nn.Module):
     def __init__(self, in_chans: int, embed_dim: int, patch_size: int):
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch_size, stride=patch_size)
+        self.proj = nn.Conv2d(
+            in_chans, embed_dim, kernel_size=patch_size, stride=patch_size
+        )
 
     def forward(self, x: Tensor) -> Tensor:  # N, C, H, W -> N, h w, E
-        # The convolution as a matrix product: its patches do not overlap, and on a CPU this takes half the time.
+        # The convolution as a matrix product: its patches do not overlap, and on a CPU this takes
+        # half the time.
         n, c, height, width = x.shape
         p1, p2 = self.proj.kernel_size
-        patches = x.reshape(n, c, height // p1, p1, width // p2, p2).permute(0, 2, 4, 1, 3, 5)
-        return F.linear(patches.reshape(n, -1, c * p1 * p2), self.proj.weight.flatten(1), self.proj.bias)
+        patches = x.reshape(n, c, height // p1, p1, width // p2, p2).permute(
+            0, 2, 4, 1, 3, 5
+        )
+        return F.linear(
+            patches.reshape(n, -1, c * p1 * p2),
+            self.proj.weight.flatten(1),
+            self.proj.bias,
+        )
 
 
 class Block(nn.Module):
-    """Filter between patches, then a two-layer network within each, both with a skip connection ("double skip")."""
+    """Filter between patches, then a two-layer network within each, both with a skip connection
+    ("double skip").
+    """
 
     def __init__(self, embed_dim: int, mlp_ratio: float, **filter_options):
         super().__init__()
@@ -125,25 +160,40 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tensors = (x, self.fc1.weight, self.fc1.bias, self.fc2.weight, self.fc2.bias)
-        if torch.is_autocast_enabled(x.device.type):  # it would cast for the products, but not for their gradients
-            tensors = (tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in tensors)
+        if torch.is_autocast_enabled(x.device.type):
+            # it would cast for the products, but not for their gradients
+            tensors = (
+                tensor.to(torch.get_autocast_dtype(x.device.type)) for tensor in tensors
+            )
         return TwoLayers.apply(*tensors)
 
 
 class TwoLayers(torch.autograd.Function):
-    """Apply two linear layers with GELU between them, whose output is computed again in the backward pass.
+    """Apply two linear layers with GELU between them, whose output is computed again in the
+    backward pass.
 
-    It is the largest tensor of a block and the output of its cheapest function. ``torch.utils.checkpoint`` would do
-    the same at more cost: here GELU's gradient takes the place of its output's, too. A CPU has the hidden columns
-    in parts of ``HIDDEN_COLUMNS``: what one product writes is still in the cache when GELU reads it (docs/gpu.md).
+    It is the largest tensor of a block and the output of its cheapest function.
+    ``torch.utils.checkpoint`` would do the same at more cost: here GELU's gradient takes the
+    place of its output's, too. A CPU has the hidden columns in parts of ``HIDDEN_COLUMNS``: what
+    one product writes is still in the cache when GELU reads it (docs/gpu.md).
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor) -> Tensor:
+    def forward(
+        ctx, x: Tensor, weight1: Tensor, bias1: Tensor, weight2: Tensor, bias2: Tensor
+    ) -> Tensor:
         rows = x.flatten(0, -2)
-        in_parts = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+        in_parts = (
+            x.device.type == "cpu"
+            and x.dtype == torch.float32
+            and not torch.compiler.is_compiling()
+        )
         columns = HIDDEN_COLUMNS if in_parts else len(weight1)
-        parts = weight1.split(columns), bias1.split(columns), weight2.split(columns, dim=1)
+        parts = (
+            weight1.split(columns),
+            bias1.split(columns),
+            weight2.split(columns, dim=1),
+        )
         output, all_hidden = bias2.expand(len(rows), -1).contiguous(), []
         for w1, b1, w2 in zip(*parts, strict=True):
             hidden = F.linear(rows, w1, b1)
@@ -164,23 +214,34 @@ class TwoLayers(torch.autograd.Function):
         parts += [weight.split(columns, dim=1) for weight in (weight2, of_weight2)]
         for hidden, w1, of_w1, w2, of_w2 in zip(all_hidden, *parts, strict=True):
             of_hidden = gradient @ w2
-            output = F.gelu(hidden)  # before the gradient, so that what both read is in the cache once
-            torch.ops.aten.gelu_backward.grad_input(of_hidden, hidden, grad_input=of_hidden)
+            # before the gradient, so that what both read is in the cache once
+            output = F.gelu(hidden)
+            torch.ops.aten.gelu_backward.grad_input(
+                of_hidden, hidden, grad_input=of_hidden
+            )
             of_bias1.append(of_hidden.sum(0))
             torch.mm(of_hidden.t(), rows, out=of_w1)
             torch.mm(gradient.t(), output, out=of_w2)
             torch.addmm(of_rows, of_hidden, w1, out=of_rows)
-        return of_rows.reshape(x.shape), of_weight1, torch.cat(of_bias1), of_weight2, gradient.sum(0)
+        return (
+            of_rows.reshape(x.shape),
+            of_weight1,
+            torch.cat(of_bias1),
+            of_weight2,
+            gradient.sum(0),
+        )
 
 
 class FourierFilter(nn.Module):
-    """Apply two complex layers, block-diagonal over channels, to each Fourier mode of the patch grid.
+    """Apply two complex layers, block-diagonal over channels, to each Fourier mode of the patch
+    grid.
 
-    Quirks of the published filter, kept because its weights were trained with them: the number of modes kept is
-    computed from the h rows and applied to the columns, too (on 90 x 180 patches only 46 of 91 zonal modes pass);
-    with a fraction below 1 the rows kept surround row h // 2, the highest frequency, not the lowest;
-    and the filter's input is added to its output. ``filter_modes="zonal"`` corrects the first two: every column up to
-    the fraction of its own number passes, and the rows of the lowest frequencies, of both signs.
+    Quirks of the published filter, kept because its weights were trained with them: the number of
+    modes kept is computed from the h rows and applied to the columns, too (on 90 x 180 patches
+    only 46 of 91 zonal modes pass); with a fraction below 1 the rows kept surround row h // 2,
+    the highest frequency, not the lowest; and the filter's input is added to its output.
+    ``filter_modes="zonal"`` corrects the first two: every column up to the fraction of its own
+    number passes, and the rows of the lowest frequencies, of both signs.
     """
 
     def __init__(
@@ -205,25 +266,46 @@ class FourierFilter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # N, h, w, E
         n, h, w, channels = x.shape
         blocks = self.w1.shape[1]
-        # The transforms are ones of float32, whatever surrounds them; the two layers are in the precision that does.
+        # The transforms are ones of float32, whatever surrounds them; the two layers are in the
+        # precision that does.
         first, rows, columns = self.modes(h, w)
-        zonal, inverse_zonal, meridional = _transforms(h, w, first, rows, columns, x.device)
+        zonal, inverse_zonal, meridional = _transforms(
+            h, w, first, rows, columns, x.device
+        )
         with torch.autocast(x.device.type, enabled=False):
-            z = torch.bmm(zonal.expand(n * h, -1, -1), x.float().reshape(n * h, w, channels))
-            z = torch.bmm(meridional.expand(n, -1, -1), z.reshape(n, 2 * h, columns * channels))
+            z = torch.bmm(
+                zonal.expand(n * h, -1, -1), x.float().reshape(n * h, w, channels)
+            )
+            z = torch.bmm(
+                meridional.expand(n, -1, -1), z.reshape(n, 2 * h, columns * channels)
+            )
         # For each block and mode the real parts, then the imaginary ones: (B, m, 2 S).
         z = z.reshape(n, rows, 2, columns, blocks, channels // blocks)
-        z = z.permute(4, 0, 1, 3, 2, 5).reshape(blocks, n * rows * columns, 2 * channels // blocks)
+        z = z.permute(4, 0, 1, 3, 2, 5).reshape(
+            blocks, n * rows * columns, 2 * channels // blocks
+        )
         z = F.relu(_complex_layer(z, self.w1, self.b1))
-        z = F.softshrink(_complex_layer(z, self.w2, self.b2).float(), self.sparsity_threshold)
-        z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(1, 2, 4, 3, 0, 5)
+        z = F.softshrink(
+            _complex_layer(z, self.w2, self.b2).float(), self.sparsity_threshold
+        )
+        z = z.reshape(blocks, n, rows, columns, 2, channels // blocks).permute(
+            1, 2, 4, 3, 0, 5
+        )
         with torch.autocast(x.device.type, enabled=False):
-            z = torch.bmm(meridional.t().expand(n, -1, -1), z.reshape(n, 2 * rows, columns * channels))
-            z = torch.bmm(inverse_zonal.expand(n * h, -1, -1), z.reshape(n * h, 2 * columns, channels))
+            z = torch.bmm(
+                meridional.t().expand(n, -1, -1),
+                z.reshape(n, 2 * rows, columns * channels),
+            )
+            z = torch.bmm(
+                inverse_zonal.expand(n * h, -1, -1),
+                z.reshape(n * h, 2 * columns, channels),
+            )
         return z.reshape(x.shape).to(x.dtype) + x
 
     def modes(self, h: int, w: int) -> tuple[int, int, int]:
-        """Return the first meridional frequency that passes, how many do, and how many zonal ones."""
+        """Return the first meridional frequency that passes, how many do, and how many zonal
+        ones.
+        """
         share = self.hard_thresholding_fraction
         if self.filter_modes == "zonal":
             half = math.ceil(h / 2 * share)
@@ -235,9 +317,12 @@ class FourierFilter(nn.Module):
         return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 
-@torch.compiler.assume_constant_result  # a compiled network holds them; else it would make them in each step
+# a compiled network holds them; else it would make them in each step
+@torch.compiler.assume_constant_result
 def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the matrices of ``_make_transforms``, made once; without gradients they may be needed with them later."""
+    """Return the matrices of ``_make_transforms``, made once; without gradients they may be
+    needed with them later.
+    """
     with torch.inference_mode(False):
         return _make_transforms(*of)
 
@@ -246,29 +331,48 @@ def _transforms(*of: int | torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def _make_transforms(
     h: int, w: int, first: int, rows: int, columns: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Make matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the meridional one.
+    """Make matrices of the zonal transform (2 columns, w), its inverse (w, 2 columns), and the
+    meridional one.
 
-    ``torch.fft`` with norm="ortho" gives the same, but for rounding; channels lie innermost, where products are faster,
-    and only the modes that pass are computed. Complex numbers are pairs: of the zonal modes all real parts come first,
-    of a row and a frequency the real part. The meridional inverse is the transpose. The zonal one counts each mode for
-    its conjugate, too, but the mean and the shortest wave. The meridional one is (2 rows, 2 h).
+    ``torch.fft`` with norm="ortho" gives the same, but for rounding; channels lie innermost,
+    where products are faster, and only the modes that pass are computed. Complex numbers are
+    pairs: of the zonal modes all real parts come first, of a row and a frequency the real part.
+    The meridional inverse is the transpose. The zonal one counts each mode for its conjugate,
+    too, but the mean and the shortest wave. The meridional one is (2 rows, 2 h).
     """
-    angle = 2 * math.pi / w * torch.outer(torch.arange(columns), torch.arange(w)).double()
+    angle = (
+        2 * math.pi / w * torch.outer(torch.arange(columns), torch.arange(w)).double()
+    )
     zonal = torch.cat((angle.cos(), -angle.sin())) / math.sqrt(w)
     column = torch.arange(columns)
     twice = 2 - ((column == 0) | (2 * column == w)).double()
     inverse_zonal = (zonal * twice.repeat(2)[:, None]).t()
-    angle = 2 * math.pi / h * torch.outer(torch.arange(first, first + rows), torch.arange(h)).double()
-    pairs = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), dim=-1) / math.sqrt(h)
+    angle = (
+        2
+        * math.pi
+        / h
+        * torch.outer(torch.arange(first, first + rows), torch.arange(h)).double()
+    )
+    pairs = torch.stack(
+        (angle.cos(), angle.sin(), -angle.sin(), angle.cos()), dim=-1
+    ) / math.sqrt(h)
     meridional = pairs.reshape(rows, h, 2, 2).transpose(1, 2).reshape(2 * rows, 2 * h)
-    return zonal.float().to(device), inverse_zonal.float().to(device), meridional.float().to(device)
+    return (
+        zonal.float().to(device),
+        inverse_zonal.float().to(device),
+        meridional.float().to(device),
+    )
 
 
 def _complex_layer(z: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Compute weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary parts.
+    """Compute weight times z plus bias, all complex: z (B, m, 2 S) has real before imaginary
+    parts.
 
-    weight (2, B, S, S), bias (2, B, S). A real matrix of twice the size instead of a complex one: one product.
+    weight (2, B, S, S), bias (2, B, S). A real matrix of twice the size instead of a complex one:
+    one product.
     """
     real, imaginary = weight
     rows = torch.cat((real, imaginary), dim=-1), torch.cat((-imaginary, real), dim=-1)
-    return torch.baddbmm(bias.movedim(0, 1).reshape(len(real), 1, -1), z, torch.cat(rows, dim=1))
+    return torch.baddbmm(
+        bias.movedim(0, 1).reshape(len(real), 1, -1), z, torch.cat(rows, dim=1)
+    )

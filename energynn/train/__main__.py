@@ -1,4 +1,5 @@
-# The script that perun runs in each rank. perun executes it with exec, so it defines nothing and only calls.
+# The script that perun runs in each rank. perun executes it with exec, so it defines nothing and
+# only calls.
 import sys
 
 from energynn import processes

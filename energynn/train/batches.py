@@ -1,4 +1,6 @@
-"""Local batches of a rank: its share of a data set, how it is loaded, or one batch that stays on the device."""
+"""Local batches of a rank: its share of a data set, how it is loaded, or one batch that stays on
+the device.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,30 @@ from energynn.train.distributed import World
 class Shard(DistributedSampler):
     """List this rank's part of a data set, from a given place within the epoch on.
 
-    With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random crop can then depend
-    on both and on nothing else, whichever process loads it and wherever the training was interrupted.
+    With ``numbered`` an index also tells the epoch, as epoch x samples + index: a sample's random
+    crop can then depend on both and on nothing else, whichever process loads it and wherever the
+    training was interrupted.
     """
 
     first, numbered = 0, False
 
     def __iter__(self):
         offset = self.epoch * len(self.dataset) if self.numbered else 0
-        return (offset + index for index in itertools.islice(super().__iter__(), self.first, None))
+        return (
+            offset + index
+            for index in itertools.islice(super().__iter__(), self.first, None)
+        )
 
 
-def make_loader(dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options) -> DataLoader:
+def make_loader(
+    dataset: Dataset, sampler: Iterable[int], config: RunConfig, world: World, **options
+) -> DataLoader:
     """Load local batches of the samples that the sampler names; ``options`` are DataLoader's."""
     has_workers = config.data_staging and not config.stays_on_device
     options["num_workers"] = config.loader_workers if has_workers else 0
-    options["persistent_workers"] = config.persistent_workers and options["num_workers"] > 0
+    options["persistent_workers"] = (
+        config.persistent_workers and options["num_workers"] > 0
+    )
     options["pin_memory"] = config.pinned_memory and world.device.type == "cuda"
     return DataLoader(dataset, config.local_batch_size, sampler=sampler, **options)
 
@@ -39,7 +49,9 @@ def require_batches(loader, count: int) -> None:
     """Raise ValueError if this rank has fewer batches than ``count``."""
     if len(loader) < count:
         samples = f"{len(loader.sampler)} samples on each device"
-        raise ValueError(f"local_batch_size: {samples} are too few for a step; lower it or take more samples")
+        raise ValueError(
+            f"local_batch_size: {samples} are too few for a step; lower it or take more samples"
+        )
 
 
 class OneBatch:
@@ -48,20 +60,31 @@ class OneBatch:
     batch: a tensor, or a tuple of tensors, whose first dimension are the samples.
     """
 
-    def __init__(self, loader: DataLoader, batch: torch.Tensor | tuple[torch.Tensor, ...]):
+    def __init__(
+        self, loader: DataLoader, batch: torch.Tensor | tuple[torch.Tensor, ...]
+    ):
         self.loader, self.sampler, self.batch = loader, loader.sampler, batch
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self):
-        for done in range(0, len(self.sampler), self.loader.batch_size):  # the last batch of an evaluation is smaller
+        for done in range(0, len(self.sampler), self.loader.batch_size):
+            # the last batch of an evaluation is smaller
             rest = len(self.sampler) - done
             whole = isinstance(self.batch, torch.Tensor)
-            yield self.batch[:rest] if whole else tuple(part[:rest] for part in self.batch)
+            yield (
+                self.batch[:rest]
+                if whole
+                else tuple(part[:rest] for part in self.batch)
+            )
 
 
-def outputs(model: torch.nn.Module, inputs: torch.Tensor, precision: str) -> torch.Tensor:
+def outputs(
+    model: torch.nn.Module, inputs: torch.Tensor, precision: str
+) -> torch.Tensor:
     """Apply the network in ``precision``; the outputs have the type of the inputs."""
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+    with torch.autocast(
+        inputs.device.type, torch.bfloat16, enabled=precision == "bfloat16"
+    ):
         return model(inputs).to(inputs.dtype)

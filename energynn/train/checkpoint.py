@@ -1,4 +1,6 @@
-"""Weights and checkpoints on disk: written whole or not at all, and loaded only into the same architecture."""
+"""Weights and checkpoints on disk: written whole or not at all, and loaded only into the same
+architecture.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ GENERATIONS = 2  # a damaged checkpoint costs the time since the one before, not
 
 def save_weights(path: Path, model: torch.nn.Module, architecture: dict) -> str:
     """Write the weights with the sizes of their network; return the file's SHA-256."""
-    return _write(path, {"architecture": architecture, "state_dict": model.state_dict()})
+    return _write(
+        path, {"architecture": architecture, "state_dict": model.state_dict()}
+    )
 
 
 def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None:
@@ -27,15 +31,21 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        if "model_state" in saved:  # published: names of DistributedDataParallel, and no sizes
+        if "model_state" in saved:
+            # published: names of DistributedDataParallel, and no sizes
             parameters = saved["model_state"].items()
-            state_dict = {name.removeprefix("module."): values for name, values in parameters}
+            state_dict = {
+                name.removeprefix("module."): values for name, values in parameters
+            }
             there = architecture
         else:
             there, state_dict = saved["architecture"], saved["state_dict"]
-    except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+    except Exception as error:
+        # torch.load raises whatever the damaged bytes lead it to
         reason = f"{path} is missing or damaged ({type(error).__name__})"
-        raise ValueError(f"initial_run: {reason}; make that run with save_weights=True") from error
+        raise ValueError(
+            f"initial_run: {reason}; make that run with save_weights=True"
+        ) from error
     if there != architecture:
         raise ValueError(
             f"initial_run: {path} is of {there}, here is {architecture}; choose the same sizes"
@@ -43,16 +53,18 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     model.load_state_dict(state_dict)
 
 
-# --------------------------------------------------------------------------------------------------------- checkpoints
+# ---------------------------------------------------------------------------------- checkpoints
 
 
 class Checkpoints:
-    """Keep the checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks between two steps.
+    """Keep the checkpoints of one run, in ``<run_dir>/checkpoint/``: the state of all ranks
+    between two steps.
 
-    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``. First the file of a
-    checkpoint is written, then that of its SHA-256: without the second the first is unfinished. Rank 0 writes for all
-    ranks. The parts are the same on all; DistributedDataParallel, too, takes batch norm's statistics from rank 0. What
-    each rank has of its own, as its random generators, rank 0 gathers.
+    ``parts``, as model, optimizer and schedule, have ``state_dict`` and ``load_state_dict``.
+    First the file of a checkpoint is written, then that of its SHA-256: without the second the
+    first is unfinished. Rank 0 writes for all ranks. The parts are the same on all;
+    DistributedDataParallel, too, takes batch norm's statistics from rank 0. What each rank has of
+    its own, as its random generators, rank 0 gathers.
     """
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
@@ -66,7 +78,9 @@ class Checkpoints:
 
     def save(self, optimizer_steps: int, **own) -> None:
         """Write the parts, and what each rank has of its own; return once it is on disk."""
-        everyone = distributed.of_all(own | {"random": distributed.random_state()}, self.world)
+        everyone = distributed.of_all(
+            own | {"random": distributed.random_state()}, self.world
+        )
         if self.world.rank == 0:
             self._write_newest(optimizer_steps, everyone)
         self.last_s = time.monotonic()
@@ -77,10 +91,13 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         path = self.folder / f"{optimizer_steps:012d}.pt"
         parts = {name: part.state_dict() for name, part in self.parts.items()}
-        digest = _write(path, {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks})
+        digest = _write(
+            path, {"optimizer_steps": optimizer_steps, "parts": parts, "ranks": ranks}
+        )
         with whole(path.with_suffix(".sha256")) as file:
             file.write(digest.encode() + b"\n")
-        # The run went on from an earlier checkpoint if there is a later one, so the later one is damaged.
+        # The run went on from an earlier checkpoint if there is a later one, so the later one is
+        # damaged.
         usable = sorted(
             mark.stem for mark in self.folder.glob("*.sha256") if mark.stem <= path.stem
         )
@@ -89,10 +106,11 @@ class Checkpoints:
                 old.unlink()
 
     def load(self) -> tuple[int, dict] | None:
-        """Put parts and random generators back as in the newest whole checkpoint; a warning tells of a damaged one.
+        """Put parts and random generators back as in the newest whole checkpoint; a warning
+        tells of a damaged one.
 
-        Returns the optimizer's steps and what this rank saved of its own, or None if there is no checkpoint. Raises
-        ValueError on every rank if they do not all see the same one.
+        Returns the optimizer's steps and what this rank saved of its own, or None if there is no
+        checkpoint. Raises ValueError on every rank if they do not all see the same one.
         """
         name, saved = self._newest()
         everyone = distributed.of_all(name, self.world)
@@ -106,7 +124,9 @@ class Checkpoints:
             part.load_state_dict(saved["parts"][name])
         own = saved["ranks"][self.world.rank]
         distributed.restore_random_state(own.pop("random"))
-        self.world.tell(f"energynn: goes on after {saved['optimizer_steps']} optimizer steps")
+        self.world.tell(
+            f"energynn: goes on after {saved['optimizer_steps']} optimizer steps"
+        )
         return saved["optimizer_steps"], own
 
     def _newest(self) -> tuple[str, dict | None]:
@@ -116,8 +136,11 @@ class Checkpoints:
             try:
                 if sha256(path) != mark.read_text().strip():
                     raise ValueError("its SHA-256 differs")
-                return path.name, torch.load(path, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch.load raises whatever the damaged bytes lead it to
+                return path.name, torch.load(
+                    path, map_location="cpu", weights_only=True
+                )
+            except Exception as error:
+                # torch.load raises whatever the damaged bytes lead it to
                 warning = f"checkpoint {path.name} is damaged ({error}); taking the one before"
                 self.world.tell(f"energynn: warning: {warning}")
         return "", None

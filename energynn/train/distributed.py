@@ -1,4 +1,6 @@
-"""Who this process is among the ranks of a run, and how they find each other: mpirun, torchrun, srun, or alone."""
+"""Who this process is among the ranks of a run, and how they find each other: mpirun, torchrun,
+srun, or alone.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from energynn.launchers import AFTER_A_LOSS, started_by_mpi
 from energynn.measure import machine
 
 # Words of gloo's errors.
-OF_CONNECTIONS = ("gloo", "pair closure", "closed by peer", "reset by peer", "Broken pipe")
+OF_CONNECTIONS = (
+    "gloo",
+    "pair closure",
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +48,22 @@ class World:
 
     def describe(self) -> dict:
         """Return the fields of the event ``rank_start``."""
-        facts = {"rank": self.rank, "world_size": self.size, "host": self.host, "pid": os.getpid()}
+        facts = {
+            "rank": self.rank,
+            "world_size": self.size,
+            "host": self.host,
+            "pid": os.getpid(),
+        }
         if self.device.type == "cpu":
             return facts | {"device": "cpu"}
-        gpu = torch.cuda.get_device_properties(self.device)  # its sensors are known by its UUID
+        # its sensors are known by its UUID
+        gpu = torch.cuda.get_device_properties(self.device)
         return facts | {"device": gpu.name, "gpu_uuid": str(gpu.uuid)}
 
     def memory(self) -> dict[str, int]:
-        """Return the most memory that tensors have taken on this process's GPU; nothing without one."""
+        """Return the most memory that tensors have taken on this process's GPU; nothing without
+        one.
+        """
         if self.device.type == "cpu":
             return {}
         return {"memory_gpu_peak_B": torch.cuda.max_memory_allocated(self.device)}
@@ -59,17 +75,21 @@ class World:
 
 
 def join(config: RunConfig) -> World:
-    """Find the other ranks, connect to them, and set device, threads and seeds as the configuration says.
+    """Find the other ranks, connect to them, and set device, threads and seeds as the
+    configuration says.
 
-    Connects also if this process is the only one, so that one rank and many take the same path. Raises ValueError
-    if the number of ranks is not ``config.devices``, or if there is no GPU where one is asked for.
+    Connects also if this process is the only one, so that one rank and many take the same path.
+    Raises ValueError if the number of ranks is not ``config.devices``, or if there is no GPU
+    where one is asked for.
     """
-    timeout = datetime.timedelta(seconds=config.setup_timeout_s)  # `limit_waiting` shortens it
+    # `limit_waiting` shortens it
+    timeout = datetime.timedelta(seconds=config.setup_timeout_s)
     rank, size, local_rank, store = _find(timeout)
     if size != config.devices:
         raise ValueError(
-            f"devices: {config.devices} asked for, but the launcher made a world of {size}; start {config.devices} "
-            "ranks (mpirun -n, torchrun --nproc-per-node), and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
+            f"devices: {config.devices} asked for, but the launcher made a world of {size}; "
+            f"start {config.devices} ranks (mpirun -n, torchrun --nproc-per-node), "
+            "and give srun --mpi=pmi2, or --mpi=pmix for Open MPI"
         )
     device = _device(config, local_rank)
     torch.set_num_threads(config.threads_per_device)
@@ -79,7 +99,9 @@ def join(config: RunConfig) -> World:
     if device.type == "cuda":
         machine.pin_to_gpu(world.describe()["gpu_uuid"])  # before any worker is forked
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timeout
+    )
     if device.type == "cpu":
         _pin(world, config)
     return world
@@ -101,9 +123,13 @@ def _device(config: RunConfig, local_rank: int) -> torch.device:
 
 
 def limit_waiting(seconds: float) -> None:
-    """Let a rank fail from now on if it waits for the others for longer; setting up may take its time."""
+    """Let a rank fail from now on if it waits for the others for longer; setting up may take its
+    time.
+    """
     # The latter is its name until torch 2.11.
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout = (
+        getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    )
     set_timeout(datetime.timedelta(seconds=seconds), dist.group.WORLD)
 
 
@@ -113,7 +139,9 @@ def leave() -> None:
 
 
 def be_deterministic(seed: int, algorithms: bool = True) -> None:
-    """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the study did for cuDNN."""
+    """Seed torch's generators; choose deterministic ``algorithms`` where there are any, as the
+    study did for cuDNN.
+    """
     # cuBLAS is deterministic with it only.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.manual_seed(seed)
@@ -156,16 +184,21 @@ def lost_ranks_named() -> Iterator[None]:
         yield
     except RuntimeError as error:
         words = str(error)
-        is_of_network = isinstance(error, dist.DistError) or any(map(words.count, OF_CONNECTIONS))
+        is_of_network = isinstance(error, dist.DistError) or any(
+            map(words.count, OF_CONNECTIONS)
+        )
         is_alone = dist.is_initialized() and dist.get_world_size() == 1
         if is_alone or not is_of_network:
             raise
         first_line = words.splitlines()[0]
-        raise LostRank(f"another rank is lost ({first_line}); {AFTER_A_LOSS}") from error
+        raise LostRank(
+            f"another rank is lost ({first_line}); {AFTER_A_LOSS}"
+        ) from error
 
 
 def end_the_world() -> None:
-    """End all ranks, where MPI started them; it would wait for a lost one. Elsewhere this one: launchers end the rest.
+    """End all ranks, where MPI started them; it would wait for a lost one. Elsewhere this one:
+    launchers end the rest.
 
     perun's own data are lost by this, the samples on disk are not.
     """
@@ -193,10 +226,11 @@ class Request(enum.IntEnum):
 
 
 class Agreement:
-    """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that all share by count.
+    """Agree whether all ranks write a checkpoint, or stop: about once a second, at steps that
+    all share by count.
 
-    A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of steps to the next
-    question.
+    A rank is asked by SIGTERM, SIGUSR1 or a file ``stop``. With the answer comes the number of
+    steps to the next question.
     """
 
     PERIOD_S = 1.0
@@ -231,7 +265,9 @@ class Agreement:
         return Request(request)
 
     def during(self, batches: Iterable, common: int) -> Iterator:
-        """Give the batches of an evaluation; every rank has the first ``common``. Raises Interrupted at a stop."""
+        """Give the batches of an evaluation; every rank has the first ``common``. Raises
+        Interrupted at a stop.
+        """
         for number, batch in enumerate(batches):
             yield batch
             if number < common and self.is_due() and self() == Request.STOP:
@@ -241,7 +277,9 @@ class Agreement:
 def data_parallel(
     model: torch.nn.Module, config: RunConfig, world: World
 ) -> DistributedDataParallel:
-    """Wrap the model on its device, with gradients averaged over all ranks; compiled if the configuration says so."""
+    """Wrap the model on its device, with gradients averaged over all ranks; compiled if the
+    configuration says so.
+    """
     device_ids = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(
         model, device_ids, gradient_as_bucket_view=config.gradient_buckets
@@ -254,7 +292,8 @@ def data_parallel(
 
 
 def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) -> None:
-    """Run forward and backward once so that nothing is set up inside of the measured region, and leave no trace.
+    """Run forward and backward once so that nothing is set up inside of the measured region, and
+    leave no trace.
 
     Parameters are not changed (no optimizer step), buffers and random generators are put back.
     """
@@ -269,7 +308,9 @@ def warm_up(model: torch.nn.Module, compute_loss: Callable[[], torch.Tensor]) ->
 
 
 def random_state() -> list:
-    """Return the states of torch's generators, from which alone trainers draw: the CPU's, and the GPU's."""
+    """Return the states of torch's generators, from which alone trainers draw: the CPU's, and
+    the GPU's.
+    """
     states = [torch.get_rng_state()]
     if torch.cuda.is_available():
         states.append(torch.cuda.get_rng_state())
@@ -283,13 +324,14 @@ def restore_random_state(states: list) -> None:
         torch.cuda.set_rng_state(states[1])
 
 
-# ------------------------------------------------------------------------------------------------- finding the others
+# --------------------------------------------------------------------------- finding the others
 
 
 def _find(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Store]:
     """Find rank, size, local rank, and the store through which the ranks meet."""
     if os.environ.keys() >= {"LOCAL_RANK", "MASTER_ADDR"}:
-        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))  # of torchrun
+        # of torchrun
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
         return rank, size, int(os.environ["LOCAL_RANK"]), store
     if _is_under_mpi():
         return _found_by_mpi(timeout)
@@ -306,8 +348,12 @@ def _found_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Stor
     store = None
     if world.rank == 0:
         # The server listens on every interface; the address is only how rank 0 reaches itself.
-        store = dist.TCPStore("127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False)
-    address = os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
+        store = dist.TCPStore(
+            "127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False
+        )
+    address = (
+        os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
+    )
     address, port = world.bcast((address, store.port) if store else None)
     store = store or dist.TCPStore(address, port, world.size, False, timeout)
     return world.rank, world.size, local_rank, store
@@ -321,7 +367,9 @@ def _is_under_mpi() -> bool:
 
 
 def _pin(world: World, config: RunConfig) -> None:
-    """Give each rank cores of its own, if this process may use enough of them; loader workers stay with their rank."""
+    """Give each rank cores of its own, if this process may use enough of them; loader workers
+    stay with their rank.
+    """
     hosts = of_all(world.host, world)
     cores_per_rank = config.threads_per_device + config.loader_workers
     cores = sorted(os.sched_getaffinity(0))

@@ -1,7 +1,9 @@
-"""FourCastNet on ERA5 states, data-parallel: pre-training on one step, fine-tuning on two autoregressive steps.
+"""FourCastNet on ERA5 states, data-parallel: pre-training on one step, fine-tuning on two
+autoregressive steps.
 
-The recipe is that of the paper, section 3.3.1; where it is silent, that of the published code (Pathak et al. 2022,
-github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and data come from the configuration.
+The recipe is that of the paper, section 3.3.1; where it is silent, that of the published code
+(Pathak et al. 2022, github.com/NVlabs/FourCastNet), marked "published code". Sizes, epochs and
+data come from the configuration.
 """
 
 from __future__ import annotations
@@ -19,45 +21,57 @@ from energynn.config import FourCastNetConfig
 from energynn.data import era5, era5_store, manifests
 from energynn.models.afno import AFNO
 from energynn.train import checkpoint, distributed
-from energynn.train.batches import OneBatch, Shard, make_loader, outputs, require_batches
+from energynn.train.batches import (
+    OneBatch,
+    Shard,
+    make_loader,
+    outputs,
+    require_batches,
+)
 from energynn.train.distributed import World
 from energynn.train.session import Session
 
-STEPS = {"pretrain": 1, "finetune": 2}  # autoregressive steps of a sample (section 3.3.1)
+# autoregressive steps of a sample (section 3.3.1)
+STEPS = {"pretrain": 1, "finetune": 2}
 
 
 @distributed.lost_ranks_named()
-def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -> list[float]:
-    """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
+def main(
+    config: FourCastNetConfig, run_dir: Path, folder: Path | None = None
+) -> list[float]:
+    """Train in this process as one rank of ``config.devices``; return its training losses.
 
-    Fine-tuning starts from the weights of ``config.initial_run`` in the folder beside ``run_dir``. Goes on from the
-    newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a segment of the
-    run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged data,
-    missing or other weights, a data set smaller than one global batch, and a loss that is not
-    finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
+    Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes this rank's events to
+    ``folder``, a segment of the run, by default the whole; and the weights if asked to. Raises
+    ValueError for damaged data or weights, a data set smaller than one global batch, and a loss
+    that is not finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
     world = session.world
     training, validation, test = load_splits(config)
     # What does not fill a batch on every rank is left out, as in the published code.
     sampler = Shard(training.sequences, shuffle=True, seed=config.seed, drop_last=True)
-    loader = make_loader(training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch)
-    validation_loader = None
-    if validation:  # each sample on one rank; the last ranks may have one less
-        own_part = range(world.rank, len(validation.sequences), world.size)
-        validation_loader = make_loader(validation.sequences, own_part, config, world, collate_fn=as_batch)
+    loader = make_loader(
+        training.sequences, sampler, config, world, drop_last=True, collate_fn=as_batch
+    )
+    validation_loader = load_own_part(validation, config, world)
     require_batches(loader, config.accumulation_steps)
     if config.stays_on_device:
         loader = OneBatch(loader, next(iter(loader)).to(world.device))
-    initial_weights = None
-    if config.stage == "finetune":
-        initial_weights = session.run_dir.parent / config.initial_run / "weights.pt"
-    model = make_model(config, training.sequences.shape[2:], world, initial_weights)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate, fused=config.fused_optimizer or None)
+    model = make_model(config, training.sequences.shape[2:], world, session.run_dir)
+    optimizer = torch.optim.Adam(
+        model.parameters(),
+        lr=config.learning_rate,
+        fused=config.fused_optimizer or None,
+    )
     scheduler = CosineAnnealingLR(optimizer, T_max=config.epochs)
-    example = torch.from_numpy(training.sequences[0]).expand(config.local_batch_size, -1, -1, -1, -1)
+    example = torch.from_numpy(training.sequences[0]).expand(
+        config.local_batch_size, -1, -1, -1, -1
+    )
     # It is brought to the device in place, so that its memory is the training's afterwards.
-    distributed.warm_up(model, lambda: rollout_loss(model, example.to(world.device), config.precision))
+    distributed.warm_up(
+        model, lambda: rollout_loss(model, example.to(world.device), config.precision)
+    )
 
     session.resume(loader, model=model.module, optimizer=optimizer, scheduler=scheduler)
     phase = session.phase
@@ -70,7 +84,9 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 step_loss = 0.0
                 for batch, is_last in local_batches:
                     with phase("host_to_device"):
-                        batch = batch.to(world.device, non_blocking=config.pinned_memory)
+                        batch = batch.to(
+                            world.device, non_blocking=config.pinned_memory
+                        )
                     model.require_backward_grad_sync = is_last
                     with phase("forward"):
                         loss = rollout_loss(model, batch, config.precision)
@@ -83,14 +99,18 @@ def main(config: FourCastNetConfig, run_dir: Path, folder: Path | None = None) -
                 session.step_done(step_loss)
 
             with session.evaluation():
-                metrics, samples = evaluate_all(model.module, test, validation_loader, session)
+                metrics, samples = evaluate_all(
+                    model.module, test, validation_loader, session
+                )
             scheduler.step()
             session.epoch_done(metrics, samples, learning_rate)
     return session.finish(architecture(config))
 
 
 def load_splits(config: FourCastNetConfig) -> list[era5.Split | None]:
-    """Load training, validation and test set; embedded and synthetic data have no validation set."""
+    """Load training, validation and test set; embedded and synthetic data have no validation
+    set.
+    """
     data = manifests.verify(config.dataset)
     steps = STEPS[config.stage]
     if config.dataset == "era5":
@@ -110,28 +130,59 @@ def architecture(config: FourCastNetConfig) -> dict:
     return {name: getattr(config, name) for name in names}
 
 
+def load_own_part(
+    validation: era5.Split | None, config: FourCastNetConfig, world: World
+) -> DataLoader | None:
+    """Load a rank's part of the validation set; the last ranks may have one sample less."""
+    if validation is None:
+        return None
+    own_part = range(world.rank, len(validation.sequences), world.size)
+    return make_loader(
+        validation.sequences, own_part, config, world, collate_fn=as_batch
+    )
+
+
 def make_model(
-    config: FourCastNetConfig, state_shape: tuple[int, int, int], world: World, initial_weights: Path | None = None
+    config: FourCastNetConfig,
+    state_shape: tuple[int, int, int],
+    world: World,
+    run_dir: Path | None = None,
 ) -> DistributedDataParallel:
-    """Make the AFNO for states (channels, latitude, longitude), with new weights or those of an earlier run."""
+    """Make the AFNO for states (channels, latitude, longitude).
+
+    Fine-tuning begins with the weights of ``config.initial_run``, in the folder beside ``run_dir``.
+    """
     sizes = architecture(config)
     channels, *grid = state_shape
     again = config.activation_checkpointing
-    model = AFNO(tuple(grid), in_chans=channels, out_chans=channels, activation_checkpointing=again, **sizes)
-    if initial_weights:
-        checkpoint.load_weights(initial_weights, model, sizes)
+    model = AFNO(
+        tuple(grid),
+        in_chans=channels,
+        out_chans=channels,
+        activation_checkpointing=again,
+        **sizes,
+    )
+    if config.stage == "finetune" and run_dir:
+        weights = run_dir.parent / config.initial_run / "weights.pt"
+        checkpoint.load_weights(weights, model, sizes)
     return distributed.data_parallel(model.to(world.device), config, world)
 
 
 def as_batch(sequences: list[np.ndarray] | np.ndarray) -> Tensor:
-    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it is."""
+    """Join sequences to (samples, steps + 1, channels, latitude, longitude); a batch stays as it
+    is.
+    """
     return torch.from_numpy(np.asarray(sequences))
 
 
-def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float32") -> Tensor:
-    """Add up the relative L2 losses of all steps; each step starts from the forecast of the one before.
+def rollout_loss(
+    model: torch.nn.Module, batch: Tensor, precision: str = "float32"
+) -> Tensor:
+    """Add up the relative L2 losses of all steps; each step starts from the forecast of the one
+    before.
 
-    batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps' losses (published code).
+    batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps'
+    losses (published code).
     """
     state, loss = batch[:, 0], torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
@@ -141,24 +192,35 @@ def rollout_loss(model: torch.nn.Module, batch: Tensor, precision: str = "float3
 
 
 def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
-    """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples (published code)."""
-    return ((forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)).mean()
+    """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples
+    (published code).
+    """
+    return (
+        (forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)
+    ).mean()
 
 
 @torch.no_grad()
 def evaluate_all(
-    model: torch.nn.Module, test: era5.Split, validation_loader: DataLoader | None, session: Session
+    model: torch.nn.Module,
+    test: era5.Split,
+    validation_loader: DataLoader | None,
+    session: Session,
 ) -> tuple[dict[str, float], int]:
-    """Compute metrics of the test set and, if there is a validation set, its loss; return the number of samples, too.
+    """Compute metrics of the test set and, if there is a validation set, its loss; return the
+    number of samples, too.
 
-    ``model`` is not the DistributedDataParallel around it, because ranks may have different numbers of samples.
+    ``model`` is not the DistributedDataParallel around it, because ranks may have different
+    numbers of samples.
     """
     config, world = session.config, session.world
     metrics = evaluate(model, test, world, config.precision)
     samples = len(test.sequences)
     if validation_loader:
         validation_samples = len(validation_loader.dataset)
-        batches_of_every_rank = validation_samples // world.size // config.local_batch_size
+        batches_of_every_rank = (
+            validation_samples // world.size // config.local_batch_size
+        )
         loss_sum = torch.zeros((), dtype=torch.float64, device=world.device)
         for batch in session.stop.during(validation_loader, batches_of_every_rank):
             loss = rollout_loss(model, batch.to(world.device), config.precision)
@@ -170,18 +232,30 @@ def evaluate_all(
 
 
 @torch.no_grad()
-def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32") -> dict[str, float]:
-    """Compute RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test sample once over all ranks.
+def evaluate(
+    model: torch.nn.Module, test: era5.Split, world: World, precision: str = "float32"
+) -> dict[str, float]:
+    """Compute RMSE and ACC of the forecasts after each of ``test.scored_steps``, each test
+    sample once over all ranks.
 
-    Means over samples of each sample's score, beside those of persistence (no change): of Z500, its RMSE as
-    geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE, in standard deviations,
-    and of their ACC.
+    Means over samples of each sample's score, beside those of persistence (no change): of Z500,
+    its RMSE as geopotential (m2/s2) and as height (m); of all channels, the mean of their RMSE,
+    in standard deviations, and of their ACC.
     """
     model.eval()
-    weights = torch.from_numpy(test.latitude_weights[:, None]).to(world.device, torch.float64)
+    weights = torch.from_numpy(test.latitude_weights[:, None]).to(
+        world.device, torch.float64
+    )
     climatology = torch.from_numpy(test.climatology).to(world.device, torch.float64)
     # For each scored step, of forecast and persistence, the sums of both scores for each channel.
-    sums = torch.zeros(len(test.scored_steps), 2, 2, len(test.std), dtype=torch.float64, device=world.device)
+    sums = torch.zeros(
+        len(test.scored_steps),
+        2,
+        2,
+        len(test.std),
+        dtype=torch.float64,
+        device=world.device,
+    )
     for index in range(world.rank, len(test.sequences), world.size):
         sequence = torch.from_numpy(test.sequences[index]).to(world.device)
         state = first = sequence[:1]
@@ -191,13 +265,22 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: 
                 place = test.scored_steps.index(step)
                 sums[place, 0] += scores(state[0], truth, climatology, weights)
                 sums[place, 1] += scores(first[0], truth, climatology, weights)
-    means = np.reshape(distributed.total(sums.flatten().tolist(), world), sums.shape) / len(test.sequences)
+    means = np.reshape(
+        distributed.total(sums.flatten().tolist(), world), sums.shape
+    ) / len(test.sequences)
     metrics: dict[str, float] = {}
     z500_std = float(test.std[test.z500])
-    for step, (of_forecast, of_persistence) in zip(test.scored_steps, means, strict=True):
+    for step, (of_forecast, of_persistence) in zip(
+        test.scored_steps, means, strict=True
+    ):
         lead = f"{test.lead_h * step}h"
-        for (rmse, acc), kind in ((of_forecast, lead), (of_persistence, f"{lead}_persistence")):
-            metrics[f"z500_rmse_{kind}_m"] = rmse[test.z500] * z500_std / era5.GRAVITY_M_S2
+        for (rmse, acc), kind in (
+            (of_forecast, lead),
+            (of_persistence, f"{lead}_persistence"),
+        ):
+            metrics[f"z500_rmse_{kind}_m"] = (
+                rmse[test.z500] * z500_std / era5.GRAVITY_M_S2
+            )
             metrics[f"z500_acc_{kind}"] = acc[test.z500]
         rmse, acc = of_forecast
         metrics[f"z500_rmse_{lead}_m2_s2"] = rmse[test.z500] * z500_std
@@ -206,11 +289,15 @@ def evaluate(model: torch.nn.Module, test: era5.Split, world: World, precision: 
     return {name: float(value) for name, value in metrics.items()}
 
 
-def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor) -> Tensor:
-    """Compute latitude-weighted root mean square error and anomaly correlation coefficient, (2, channels) float64.
+def scores(
+    forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor
+) -> Tensor:
+    """Compute latitude-weighted root mean square error and anomaly correlation coefficient, (2,
+    channels) float64.
 
-    States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC correlates what the
-    forecast and what the truth differ from the climatology, about zero, not about their means (published code).
+    States are (channels, latitude, longitude), normalized; weights (latitude, 1), mean 1. The ACC
+    correlates what the forecast and what the truth differ from the climatology, about zero, not
+    about their means (published code).
     """
 
     def mean(product: Tensor) -> Tensor:
@@ -218,5 +305,8 @@ def scores(forecast: Tensor, truth: Tensor, climatology: Tensor, weights: Tensor
 
     forecast_anomaly, true_anomaly = forecast - climatology, truth - climatology
     rmse = mean((forecast_anomaly - true_anomaly) ** 2).sqrt()
-    acc = mean(forecast_anomaly * true_anomaly) / (mean(forecast_anomaly**2) * mean(true_anomaly**2)).sqrt()
+    acc = (
+        mean(forecast_anomaly * true_anomaly)
+        / (mean(forecast_anomaly**2) * mean(true_anomaly**2)).sqrt()
+    )
     return torch.stack([rmse, acc])

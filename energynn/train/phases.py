@@ -1,4 +1,6 @@
-"""What a trainer tells while it runs: the time of each phase, and lines for the person who waits."""
+"""What a trainer tells while it runs: the time of each phase, and lines for the person who
+waits.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,29 @@ PERIOD_S = 2.0  # between two lines for the person who waits
 class PhaseTimer:
     """Write when each phase began and ended, for the energy of each; phases do not nest.
 
-    Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in microseconds, some steps a line.
+    Every phase of every step is appended to phases-rank<r>.jsonl, gaps and lengths in
+    microseconds, some steps a line.
 
-    On a GPU all phases but data loading are timed by events in its queue, which cost no waiting. ``write`` reads them
-    and puts them on the clock of the samples. Data loading is the CPU's time until a batch is in its memory. The GPU
-    may still work on the batch before. That time belongs to the batch before: phases keep the order of the program, and
-    each begins only when the one before it has ended.
+    On a GPU all phases but data loading are timed by events in its queue, which cost no waiting.
+    ``write`` reads them and puts them on the clock of the samples. Data loading is the CPU's time
+    until a batch is in its memory. The GPU may still work on the batch before. That time belongs
+    to the batch before: phases keep the order of the program, and each begins only when the one
+    before it has ended.
 
-    With ``synchronous`` the CPU waits for the GPU before and after each phase. Then data loading and host_to_device
-    together are the study's "data loading with data staging": from the start of the iteration until its data are on
-    the GPU.
+    With ``synchronous`` the CPU waits for the GPU before and after each phase. Then data loading
+    and host_to_device together are the study's "data loading with data staging": from the start
+    of the iteration until its data are on the GPU.
     """
 
-    def __init__(self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False):
-        self.on_gpu, self.synchronous = device.type == "cuda", synchronous and device.type == "cuda"
-        self.pending: list[tuple] = []  # (phase, begin, end): ns, or events of the GPU's queue
+    def __init__(
+        self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False
+    ):
+        self.on_gpu, self.synchronous = (
+            device.type == "cuda",
+            synchronous and device.type == "cuda",
+        )
+        # (phase, begin, end): ns, or events of the GPU's queue
+        self.pending: list[tuple] = []
         self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
         self._write_line({"names": PHASES})
 
@@ -99,10 +109,14 @@ class PhaseTimer:
 
         def instant(moment) -> int:
             return (
-                moment if isinstance(moment, int) else now_ns - int(moment.elapsed_time(now) * 1e6)
+                moment
+                if isinstance(moment, int)
+                else now_ns - int(moment.elapsed_time(now) * 1e6)
             )
 
-        return [(phase, instant(begin), instant(end)) for phase, begin, end in self.pending]
+        return [
+            (phase, instant(begin), instant(end)) for phase, begin, end in self.pending
+        ]
 
     def _write_line(self, line: dict) -> None:
         self.file.write(json.dumps(line, separators=(",", ":")) + "\n")
@@ -116,17 +130,27 @@ def _mark_in_queue() -> torch.cuda.Event:
 
 
 class Progress:
-    """Tell the person who waits, and who watches, how far the training is: rank 0 every two seconds.
+    """Tell the person who waits, and who watches, how far the training is: rank 0 every two
+    seconds.
 
     ``steps`` are those of an epoch; ``first_step`` is the first of this segment of the run.
     """
 
-    def __init__(self, config: RunConfig, steps: int, first_step: int, events: Events | None):
-        self.config, self.steps, self.first, self.events = config, steps, first_step, events
+    def __init__(
+        self, config: RunConfig, steps: int, first_step: int, events: Events | None
+    ):
+        self.config, self.steps, self.first, self.events = (
+            config,
+            steps,
+            first_step,
+            events,
+        )
         self.begun = self.last = time.monotonic()
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
-        """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only if a line is due."""
+        """Tell of a step, both counted from 0; the loss is read, which waits for the GPU, only
+        if a line is due.
+        """
         now = time.monotonic()
         # Later lines are rarer, so that a run of weeks has a few thousand of them.
         pause_s = max(PERIOD_S, 0.005 * (now - self.begun))
@@ -138,18 +162,30 @@ class Progress:
         rate = (done - self.first) / (now - self.begun)
         place = f"epoch {epoch + 1}/{self.config.epochs}, step {step + 1}/{self.steps}"
         speed = f"{rate * batch:.1f} samples/s, {(total - done) / rate:.0f} s left"
-        print(f"{self.config.workload}: {place}, loss {loss.item():.4g}, {speed}", flush=True)
-        self.events.mark("progress", samples_trained=done * batch, samples_to_train=total * batch)
+        print(
+            f"{self.config.workload}: {place}, loss {loss.item():.4g}, {speed}",
+            flush=True,
+        )
+        self.events.mark(
+            "progress", samples_trained=done * batch, samples_to_train=total * batch
+        )
 
     def end(self, metrics: dict[str, float]) -> None:
         """Print the metrics after the last epoch."""
         if self.events:
-            values = "".join(f"\n  {name}={value:.4g}" for name, value in metrics.items())
-            print(f"{self.config.workload}: {self.config.epochs} epochs{values}", flush=True)
+            values = "".join(
+                f"\n  {name}={value:.4g}" for name, value in metrics.items()
+            )
+            print(
+                f"{self.config.workload}: {self.config.epochs} epochs{values}",
+                flush=True,
+            )
 
 
 def require_finite(losses: list[float], epoch: int, first_step: int = 0) -> None:
-    """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a finite number."""
+    """Raise ValueError naming epoch and step, both from 1, if a loss of this epoch is not a
+    finite number.
+    """
     for step, loss in enumerate(losses, start=first_step):
         if not math.isfinite(loss):
             where = f"epoch {epoch + 1}, step {step + 1}"

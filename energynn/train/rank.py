@@ -1,4 +1,6 @@
-"""One rank's life: find the trainer of the workload, run it, and say how it ended, whatever happens."""
+"""One rank's life: find the trainer of the workload, run it, and say how it ended, whatever
+happens.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,16 @@ def run(folder: str | Path) -> None:
     status, reason = "finished", ""
     rank = launchers.rank()
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked until now, see perun_adapter.PERUN
+        # blocked until now, see perun_adapter.PERUN
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         intent = json.loads((run_dir / "run.json").read_text())
         config = configuration.from_dict(intent["config"])
         _train(config, folder, run_dir, intent.get("launcher"), rank)
-    except Interrupted as stop:  # all ranks stop at the same step, so none waits for this one
+    except Interrupted as stop:
+        # all ranks stop at the same step, so none waits for this one
         status, reason = "interrupted", str(stop)
-    except BaseException as error:  # SystemExit, too: perun would wait a minute and lose its data
+    except BaseException as error:
+        # SystemExit, too: perun would wait a minute and lose its data
         status = "failed"
         reason = " ".join(str(error).split()) or type(error).__name__
         if "out of memory" in reason:
@@ -51,20 +56,26 @@ def run(folder: str | Path) -> None:
 
 
 def _train(
-    config: configuration.RunConfig, folder: Path, run_dir: Path, launcher: str, rank: int
+    config: configuration.RunConfig,
+    folder: Path,
+    run_dir: Path,
+    launcher: str,
+    rank: int,
 ) -> None:
     """Train between two idle times; without perun the sampler is started here."""
     without_perun = launcher in launchers.WITHOUT_PERUN
     stop_sampler = start_sampler(folder, config.devices, []) if without_perun else None
-    if not has_begun(folder, os.uname().nodename):  # perun goes on without its sampler; we do not
+    if not has_begun(folder, os.uname().nodename):
+        # perun goes on without its sampler; we do not
         raise ValueError(
-            "perun's sampler did not start, so nothing would be measured; `energynn doctor` says more"
+            "perun's sampler did not start: nothing would be measured; see `energynn doctor`"
         )
     events = Events(folder, rank)
     events.be_idle("before", config.idle_baseline_s)
     trainer = importlib.import_module(configuration.trainer(config.workload))
     trainer.main(config, run_dir, folder)
-    events.be_idle("after", config.idle_baseline_s)  # so that there are samples beyond the end
+    # so that there are samples beyond the end
+    events.be_idle("after", config.idle_baseline_s)
     if stop_sampler:
         stop_sampler()
 

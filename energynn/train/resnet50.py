@@ -1,7 +1,8 @@
-"""ResNet50 on images, data-parallel: the recipe of the study, with sizes and epochs from the configuration.
+"""ResNet50 on images, data-parallel: the recipe of the study, with sizes and epochs from the
+configuration.
 
-What is said about the recipe comes from the paper, section 3.2.1, and where it is silent from the study's own code
-(github.com/RAI-SCC/ResNet), marked "study's code".
+What is said about the recipe comes from the paper, section 3.2.1, and where it is silent from the
+study's own code (github.com/RAI-SCC/ResNet), marked "study's code".
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from torchvision import models, transforms
 from energynn.config import ResNet50Config
 from energynn.data import manifests
 from energynn.data.imagenet import images_read, is_store, list_images
-from energynn.data.images import CENTRE_SHARE, Images, centre_crop, load_pillow, normalized, random_crop
+from energynn.data.images import (
+    CENTRE_SHARE,
+    Images,
+    centre_crop,
+    load_pillow,
+    normalized,
+    random_crop,
+)
 from energynn.train import batches, distributed
 from energynn.train.batches import OneBatch, Shard, outputs, require_batches
 from energynn.train.distributed import World
@@ -31,17 +39,20 @@ from energynn.train.session import Session
 # Of ImageNet's training images; the usual constants of torchvision's reference training.
 CHANNEL_MEAN = (0.485, 0.456, 0.406)
 CHANNEL_STD = (0.229, 0.224, 0.225)
-REFERENCE_BATCH_SIZE = 256  # config.learning_rate is for this global batch size (Goyal et al. 2017)
+# config.learning_rate is for this global batch size (Goyal et al. 2017)
+REFERENCE_BATCH_SIZE = 256
 
 
 @distributed.lost_ranks_named()
-def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> list[float]:
-    """Train in this process as one rank of ``config.devices``; return this rank's training loss of every step.
+def main(
+    config: ResNet50Config, run_dir: Path, folder: Path | None = None
+) -> list[float]:
+    """Train in this process as one rank of ``config.devices``; return its training losses.
 
-    Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes the events of this rank to ``folder``, a
-    segment of the run, by default the whole; and the weights if ``config.save_weights``. Raises ValueError for damaged
-    data, a data set smaller than one global batch, and a loss that is not finite;
-    Interrupted after the checkpoint when it was asked to stop; LostRank.
+    Goes on from the newest checkpoint in ``run_dir``, if there is one. Writes this rank's events to
+    ``folder``, a segment of the run, by default the whole; and the weights if asked to. Raises
+    ValueError for damaged data, a data set smaller than one global batch, and a loss that is not
+    finite; Interrupted after the checkpoint when it was asked to stop; LostRank.
     """
     session = Session(config, run_dir, folder)
     world = session.world
@@ -54,12 +65,17 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
     classes = len(training.listing.classes)
     model = make_model(classes, config, world)
     optimizer = make_optimizer(model, config)
-    plateau = ReduceLROnPlateau(optimizer, factor=config.plateau_factor, patience=config.plateau_patience)
+    plateau = ReduceLROnPlateau(
+        optimizer, factor=config.plateau_factor, patience=config.plateau_patience
+    )
     warm_up(model, config, world)
 
     session.resume(loader, model=model.module, optimizer=optimizer, plateau=plateau)
     phase = session.phase
-    with bad_images_told(session, training, validation), session.measured(dataset_samples=len(training)):
+    with (
+        bad_images_told(session, training, validation),
+        session.measured(dataset_samples=len(training)),
+    ):
         for epoch in session.epochs():
             if epoch <= config.warmup_epochs:
                 set_learning_rate(optimizer, warmup_learning_rate(epoch, config))
@@ -68,7 +84,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
             for step, local_batches in session.steps(epoch):
                 if epoch < config.warmup_epochs and not config.warmup_per_epoch:
                     epochs_done = epoch + step / session.steps_per_epoch
-                    set_learning_rate(optimizer, warmup_learning_rate(epochs_done, config))
+                    set_learning_rate(
+                        optimizer, warmup_learning_rate(epochs_done, config)
+                    )
                 optimizer.zero_grad()
                 step_loss = 0.0
                 for batch, is_last in local_batches:
@@ -76,7 +94,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                         images, labels = to_device(batch, config, world)
                     model.require_backward_grad_sync = is_last
                     with phase("forward"):
-                        loss = F.cross_entropy(outputs(model, images, config.precision), labels)
+                        loss = F.cross_entropy(
+                            outputs(model, images, config.precision), labels
+                        )
                         loss = loss / config.accumulation_steps
                     with phase("backward"):
                         loss.backward()
@@ -86,11 +106,9 @@ def main(config: ResNet50Config, run_dir: Path, folder: Path | None = None) -> l
                 session.step_done(step_loss)
 
             with session.evaluation():
-                metrics, samples = evaluate_on(model, validation_loader, epoch, session)
-                if config.evaluate_training_set:  # with random crops as in training (study's code), but other ones
-                    again, more = evaluate_on(model, training_evaluation_loader, config.epochs + epoch, session)
-                    metrics["top1_error_training"] = again["top1_error"]
-                    samples += more
+                metrics, samples = evaluate_all(
+                    model, validation_loader, training_evaluation_loader, epoch, session
+                )
             if epoch >= config.warmup_epochs:
                 plateau.step(metrics["validation_loss"])
             session.epoch_done(metrics, samples, learning_rate)
@@ -101,7 +119,9 @@ def load_images(config: ResNet50Config) -> list[Images]:
     """List training and validation images as the configuration selects and transforms them."""
     root = manifests.verify(config.dataset)
     if config.image_loading == "store" and not is_store(root):
-        raise ValueError(f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one")
+        raise ValueError(
+            f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
+        )
     listings = list_images(root)
     indices = images_read(listings, config)
     crops = ("random", config.validation_crop)
@@ -119,14 +139,19 @@ def bad_images_told(session: Session, *selected: Images) -> Iterator[None]:
     finally:
         if session.config.on_bad_image == "skip":
             skipped = [place for images in selected for place in images.skipped()]
-            session.events.mark("bad_images", images_skipped=len(skipped), first=skipped[:10])
+            session.events.mark(
+                "bad_images", images_skipped=len(skipped), first=skipped[:10]
+            )
 
 
-def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch.Tensor]:
+def make_transform(
+    config: ResNet50Config, crop: str
+) -> Callable[[bytes], torch.Tensor]:
     """Make the function from a file's bytes to a crop: "random" as in training, or "center".
 
-    Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size, 3). Images of
-    validation are cropped and flipped at random in the study's code, so its error is not that of a centre crop.
+    Normalized float (3, size, size), or with ``uint8_to_device`` the pixels, uint8 (size, size,
+    3). Images of validation are cropped and flipped at random in the study's code, so its error
+    is not that of a centre crop.
     """
     size, scale_min = config.image_size, config.crop_scale_min
     if config.image_loading in ("fast", "store"):
@@ -138,18 +163,28 @@ def make_transform(config: ResNet50Config, crop: str) -> Callable[[bytes], torch
             steps.append(partial(normalized, mean=CHANNEL_MEAN, std=CHANNEL_STD))
         return transforms.Compose(steps)
     if crop == "random":
-        crops = [transforms.RandomResizedCrop(size, scale=(scale_min, 1.0)), transforms.RandomHorizontalFlip()]
+        crops = [
+            transforms.RandomResizedCrop(size, scale=(scale_min, 1.0)),
+            transforms.RandomHorizontalFlip(),
+        ]
     else:
-        crops = [transforms.Resize(round(size / CENTRE_SHARE)), transforms.CenterCrop(size)]
+        crops = [
+            transforms.Resize(round(size / CENTRE_SHARE)),
+            transforms.CenterCrop(size),
+        ]
     if config.uint8_to_device:
         values = [np.array, torch.from_numpy]
     else:
-        values = [transforms.ToTensor(), transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD)]
+        values = [
+            transforms.ToTensor(),
+            transforms.Normalize(CHANNEL_MEAN, CHANNEL_STD),
+        ]
     return transforms.Compose([load_pillow, *crops, *values])
 
 
 class SeededCrops(Dataset):
-    """Draw crops and flips of images that follow from seed, epoch and index alone, whoever loads them and when.
+    """Draw crops and flips of images that follow from seed, epoch and index alone, whoever loads
+    them and when.
 
     So a training goes on from a checkpoint with the very images that it would have seen.
     """
@@ -162,13 +197,20 @@ class SeededCrops(Dataset):
 
     def __getitem__(self, number: int):
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(self.seed * 2**40 + number)  # number is epoch x samples + index
+            # number is epoch x samples + index
+            torch.default_generator.manual_seed(self.seed * 2**40 + number)
             return self.images[number % len(self.images)]
 
 
-def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: bool = False) -> DataLoader | OneBatch:
-    """Load this rank's share in batches; what fills no batch on every rank is left out (study's code: drop_last)."""
-    sampler = Shard(images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last)
+def make_loader(
+    images: Images, config: ResNet50Config, world: World, shuffle: bool = False
+) -> DataLoader | OneBatch:
+    """Load this rank's share in batches; what fills no batch on every rank is left out (study's
+    code: drop_last).
+    """
+    sampler = Shard(
+        images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last
+    )
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
     loader = batches.make_loader(crops, sampler, config, world, drop_last=shuffle)
@@ -177,38 +219,70 @@ def make_loader(images: Images, config: ResNet50Config, world: World, shuffle: b
     return loader
 
 
-def to_device(batch, config: ResNet50Config, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bring images and labels of a batch to the device, images normalized and in their memory format."""
-    images, labels = (part.to(world.device, non_blocking=config.pinned_memory) for part in batch)
+def to_device(
+    batch, config: ResNet50Config, world: World
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Bring images and labels of a batch to the device, images normalized and in their memory
+    format.
+    """
+    images, labels = (
+        part.to(world.device, non_blocking=config.pinned_memory) for part in batch
+    )
     if images.dtype == torch.uint8:
         images = normalized(images, CHANNEL_MEAN, CHANNEL_STD)
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
+    memory_format = (
+        torch.channels_last if config.channels_last else torch.contiguous_format
+    )
     return images.contiguous(memory_format=memory_format), labels
 
 
-def make_model(classes: int, config: ResNet50Config, world: World) -> DistributedDataParallel:
+def make_model(
+    classes: int, config: ResNet50Config, world: World
+) -> DistributedDataParallel:
     """Make torchvision's ResNet50, untrained, with batch norm over the local batch of each rank."""
-    memory_format = torch.channels_last if config.channels_last else torch.contiguous_format
-    model = models.resnet50(num_classes=classes).to(world.device, memory_format=memory_format)
+    memory_format = (
+        torch.channels_last if config.channels_last else torch.contiguous_format
+    )
+    model = models.resnet50(num_classes=classes).to(
+        world.device, memory_format=memory_format
+    )
     return distributed.data_parallel(model, config, world)
 
 
 def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.optim.SGD:
-    """Make SGD with weight decay on all parameters, or only on those of two dimensions or more: no biases, no norms."""
+    """Make SGD with weight decay on all parameters, or only on those of two dimensions or more:
+    no biases, no norms.
+    """
     groups = [{"params": list(model.parameters())}]
     if not config.weight_decay_on_all:
         matrices = [values for values in model.parameters() if values.ndim >= 2]
         vectors = [values for values in model.parameters() if values.ndim < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     decay, fused = config.weight_decay, config.fused_optimizer or None
-    return torch.optim.SGD(groups, lr=config.warmup_start, momentum=config.momentum, weight_decay=decay, fused=fused)
+    return torch.optim.SGD(
+        groups,
+        lr=config.warmup_start,
+        momentum=config.momentum,
+        weight_decay=decay,
+        fused=fused,
+    )
 
 
-def warm_up(model: DistributedDataParallel, config: ResNet50Config, world: World) -> None:
-    """Let everything be set up before the measured region: forward, backward, and compiled code for evaluation."""
-    pixels = torch.zeros(config.local_batch_size, 3, config.image_size, config.image_size)
-    images, labels = to_device((pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world)
-    distributed.warm_up(model, lambda: F.cross_entropy(outputs(model, images, config.precision), labels))
+def warm_up(
+    model: DistributedDataParallel, config: ResNet50Config, world: World
+) -> None:
+    """Let everything be set up before the measured region: forward, backward, and compiled code
+    for evaluation.
+    """
+    pixels = torch.zeros(
+        config.local_batch_size, 3, config.image_size, config.image_size
+    )
+    images, labels = to_device(
+        (pixels, torch.zeros(config.local_batch_size, dtype=torch.int64)), config, world
+    )
+    distributed.warm_up(
+        model, lambda: F.cross_entropy(outputs(model, images, config.precision), labels)
+    )
     if config.compile:
         evaluate(model, [(images, labels)], config, world)
 
@@ -219,7 +293,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
 
 
 def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
-    """Compute the learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the scaled one.
+    """Compute the learning rate up to ``warmup_epochs``: linear from ``warmup_start`` to the
+    scaled one.
 
     The scaling with GBS / 256 is that of Goyal et al. 2017.
     """
@@ -228,19 +303,49 @@ def warmup_learning_rate(epoch: float, config: ResNet50Config) -> float:
     return config.warmup_start + share * (target - config.warmup_start)
 
 
-def evaluate_on(model: torch.nn.Module, loader, crops: int, session: Session) -> tuple[dict[str, float], int]:
-    """Evaluate with random crops of their own for each number ``crops``; a stop is heard meanwhile."""
+def evaluate_all(
+    model: torch.nn.Module,
+    validation: DataLoader,
+    training: DataLoader,
+    epoch: int,
+    session: Session,
+) -> tuple[dict[str, float], int]:
+    """Evaluate the validation set and, if configured, the training set after it.
+
+    Both have random crops as in training (study's code), but other ones.
+    """
+    metrics, samples = evaluate_on(model, validation, epoch, session)
+    if session.config.evaluate_training_set:
+        crops = session.config.epochs + epoch
+        again, more = evaluate_on(model, training, crops, session)
+        metrics["top1_error_training"] = again["top1_error"]
+        samples += more
+    return metrics, samples
+
+
+def evaluate_on(
+    model: torch.nn.Module, loader, crops: int, session: Session
+) -> tuple[dict[str, float], int]:
+    """Evaluate with random crops of their own for each number ``crops``; a stop is heard
+    meanwhile.
+    """
     loader.sampler.set_epoch(crops)
-    return evaluate(model, session.stop.during(loader, len(loader)), session.config, session.world)
+    return evaluate(
+        model, session.stop.during(loader, len(loader)), session.config, session.world
+    )
 
 
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module, loader: Iterable, config: ResNet50Config, world: World
 ) -> tuple[dict[str, float], int]:
-    """Compute mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their number."""
+    """Compute mean loss, top-1 and top-5 error (0..1) over the samples of all ranks, and their
+    number.
+    """
     model.eval()
-    loss_sum, wrong, wrong5 = torch.zeros(3, dtype=torch.float64, device=world.device).unbind()
+    loss_sum, wrong, wrong5 = torch.zeros(
+        3, dtype=torch.float64, device=world.device
+    ).unbind()
     count = 0
     for batch in loader:
         images, labels = to_device(batch, config, world)
@@ -249,11 +354,20 @@ def evaluate(
         wrong += (logits.argmax(dim=1) != labels).sum()
         best = min(5, logits.shape[1])
         if config.top5_per_sample:
-            missed = [label not in row.topk(best).indices for row, label in zip(logits, labels, strict=True)]
+            missed = [
+                label not in row.topk(best).indices
+                for row, label in zip(logits, labels, strict=True)
+            ]
             wrong5 += sum(missed)
         else:
             wrong5 += (logits.topk(best).indices != labels[:, None]).all(dim=1).sum()
         count += len(labels)
-    *sums, samples = distributed.total([wrong.item(), wrong5.item(), loss_sum.item(), count], world)
+    *sums, samples = distributed.total(
+        [wrong.item(), wrong5.item(), loss_sum.item(), count], world
+    )
     top1_error, top5_error, loss = (value / samples for value in sums)
-    return {"top1_error": top1_error, "top5_error": top5_error, "validation_loss": loss}, int(samples)
+    return {
+        "top1_error": top1_error,
+        "top5_error": top5_error,
+        "validation_loss": loss,
+    }, int(samples)

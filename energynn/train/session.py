@@ -1,4 +1,5 @@
-"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the agreement to stop.
+"""All that surrounds a recipe: the other ranks, events, phases, checkpoints, and the agreement
+to stop.
 
 The trainer calls the session; the session never calls the trainer.
 """
@@ -27,13 +28,15 @@ class Session:
     """Surround the training of one rank, from joining the other ranks to leaving them.
 
     A trainer makes a session, loads its data, makes its parts, and calls ``resume``. Within
-    ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each, then ``evaluation`` and
-    ``epoch_done``. At the end comes ``finish``. ``world`` tells of the ranks, ``phase(name)`` times what is done
-    within it.
+    ``measured`` come the ``epochs``; in each of them ``steps``, with ``step_done`` after each,
+    then ``evaluation`` and ``epoch_done``. At the end comes ``finish``. ``world`` tells of the
+    ranks, ``phase(name)`` times what is done within it.
     """
 
     def __init__(self, config: RunConfig, run_dir: Path, folder: Path | None = None):
-        """Join the other ranks; ``folder`` is a segment of the run in ``run_dir``, by default the whole."""
+        """Join the other ranks; ``folder`` is a segment of the run in ``run_dir``, by default
+        the whole.
+        """
         self.config, self.run_dir = config, Path(run_dir)
         self.folder = Path(folder or run_dir)
         self.world = distributed.join(config)
@@ -43,50 +46,70 @@ class Session:
     def resume(self, loader: DataLoader, **parts) -> None:
         """Go back to the newest checkpoint of the run, if there is one.
 
-        ``loader`` gives the local batches of an epoch, and its sampler is a ``Shard``. ``parts`` are what a checkpoint
-        holds, as ``model`` (without the DistributedDataParallel around it), optimizer and schedule.
+        ``loader`` gives the local batches of an epoch, and its sampler is a ``Shard``. ``parts``
+        are what a checkpoint holds, as ``model`` (without the DistributedDataParallel around it),
+        optimizer and schedule.
         """
         config, world = self.config, self.world
         self.loader, self.parts = loader, parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
-        self.phase = PhaseTimer(world.device, self.folder, world.rank, config.synchronous_phases)
-        self.checkpoints = Checkpoints(self.run_dir, world, config.checkpoint_period_s, parts)
-        self.optimizer_steps, own = self.checkpoints.load() or (0, {"losses": [], "samples_evaluated": 0})
+        self.phase = PhaseTimer(
+            world.device, self.folder, world.rank, config.synchronous_phases
+        )
+        self.checkpoints = Checkpoints(
+            self.run_dir, world, config.checkpoint_period_s, parts
+        )
+        self.optimizer_steps, own = self.checkpoints.load() or (
+            0,
+            {"losses": [], "samples_evaluated": 0},
+        )
         self.losses: list[float] = own["losses"]  # of this rank, one for each step
         self.samples_evaluated: int = own["samples_evaluated"]
         self.stop = Agreement(world, self.folder)
         teller = self.events if world.rank == 0 else None
-        self.progress = Progress(config, self.steps_per_epoch, self.optimizer_steps, teller)
-        self._unread: list[torch.Tensor] = []  # losses on their way from the GPU, since the last agreement
+        self.progress = Progress(
+            config, self.steps_per_epoch, self.optimizer_steps, teller
+        )
+        # losses on their way from the GPU, since the last agreement
+        self._unread: list[torch.Tensor] = []
         self.next_step = 0.0  # before which none begins
 
     @contextlib.contextmanager
     def measured(self, dataset_samples: int) -> Iterator[None]:
-        """Mark the part whose time and energy the record tells: all ranks begin and end it together."""
+        """Mark the part whose time and energy the record tells: all ranks begin and end it
+        together.
+        """
         distributed.barrier(self.world)  # a GPU has nothing left to do
         self.events.be_idle("ready", self.config.idle_ready_s)
         distributed.barrier(self.world)
         distributed.limit_waiting(self.config.collective_timeout_s)
         samples_done = self.optimizer_steps * self.config.global_batch_size
-        self.events.mark("training_start", dataset_samples=dataset_samples, samples_done=samples_done)
+        self.events.mark(
+            "training_start", dataset_samples=dataset_samples, samples_done=samples_done
+        )
         yield
         distributed.barrier(self.world)
         passes = self.optimizer_steps * self.config.accumulation_steps
-        counts = self._counts() | {"forward_backward_passes": passes} | self.world.memory()
+        counts = (
+            self._counts() | {"forward_backward_passes": passes} | self.world.memory()
+        )
         self.events.mark("training_end", **counts, metrics=self.metrics)
         self.phase.write()
         self.progress.end(self.metrics)
 
     def epochs(self) -> range:
-        """List the epochs that are not complete, from 0; an epoch's evaluation comes after its last step."""
+        """List the epochs that are not complete, from 0; an epoch's evaluation comes after its
+        last step.
+        """
         first = max(self.optimizer_steps - 1, 0) // self.steps_per_epoch
         return range(first, self.config.epochs)
 
     def steps(self, epoch: int) -> Iterator[tuple[int, Iterator[tuple]]]:
-        """Give each step still to be done in the epoch, from 0, and its local batches, whose gradients add up.
+        """Give each step still to be done in the epoch, from 0, and its local batches, whose
+        gradients add up.
 
-        A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What does not fill a global
-        batch at the end of the epoch is left out.
+        A local batch comes as (batch, is_last). The wait for it is the phase data_loading. What
+        does not fill a global batch at the end of the epoch is left out.
         """
         local_batches = self.config.accumulation_steps
         is_last = [False] * (local_batches - 1) + [True]
@@ -97,14 +120,18 @@ class Session:
         for step in range(done, self.steps_per_epoch):
             time.sleep(max(0.0, self.next_step - time.monotonic()))
             self.next_step = time.monotonic() + self.config.step_period_s
-            yield step, zip(itertools.islice(batches, local_batches), is_last, strict=True)
+            yield (
+                step,
+                zip(itertools.islice(batches, local_batches), is_last, strict=True),
+            )
         next(batches, None)  # the loader comes to its end, too
 
     def step_done(self, loss: torch.Tensor) -> None:
-        """Count a step of the optimizer; write a checkpoint if one is due, stop if the ranks shall.
+        """Count a step of the optimizer; write a checkpoint if one is due, stop if the ranks
+        shall.
 
-        loss: that of this rank, on its device. Raises ValueError for one that is not finite, some steps later, and
-        Interrupted after the checkpoint of a stop.
+        loss: that of this rank, on its device. Raises ValueError for one that is not finite, some
+        steps later, and Interrupted after the checkpoint of a stop.
         """
         epoch, step = divmod(self.optimizer_steps, self.steps_per_epoch)
         self.optimizer_steps += 1
@@ -121,14 +148,18 @@ class Session:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Time the evaluation after an epoch; a stop that is heard in it saves a checkpoint before it."""
+        """Time the evaluation after an epoch; a stop that is heard in it saves a checkpoint
+        before it.
+        """
         try:
             with self.phase("evaluation"):
                 yield
         except Interrupted:
             self._save(Request.STOP)
 
-    def epoch_done(self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float) -> None:
+    def epoch_done(
+        self, metrics: dict[str, float], samples_evaluated: int, learning_rate: float
+    ) -> None:
         """Tell of the epoch; ``samples_evaluated`` are those of this epoch, on all ranks."""
         self.metrics = metrics
         self.samples_evaluated += samples_evaluated
@@ -136,15 +167,23 @@ class Session:
         local_loss = sum(self.losses[-steps:]) / steps
         (training_loss,) = distributed.total([local_loss / self.world.size], self.world)
         if self.world.rank == 0:
-            epoch = {"epoch": self.optimizer_steps // steps, "epochs": self.config.epochs}
+            epoch = {
+                "epoch": self.optimizer_steps // steps,
+                "epochs": self.config.epochs,
+            }
             means = {"training_loss": training_loss, "learning_rate": learning_rate}
             self.events.mark("epoch", **epoch, **means, **self._counts(), **metrics)
-        self.phase.write()  # reads the GPU's events of this epoch, so that they do not pile up
+        # reads the GPU's events of this epoch, so that they do not pile up
+        self.phase.write()
 
     def finish(self, architecture: dict) -> list[float]:
-        """Save the weights with their ``architecture`` if asked for, leave the other ranks, return all losses."""
+        """Save the weights with their ``architecture`` if asked for, leave the other ranks,
+        return all losses.
+        """
         if self.config.save_weights and self.world.rank == 0:
-            digest = save_weights(self.run_dir / "weights.pt", self.parts["model"], architecture)
+            digest = save_weights(
+                self.run_dir / "weights.pt", self.parts["model"], architecture
+            )
             self.events.mark("weights_saved", file="weights.pt", sha256=digest)
         self.checkpoints.remove()
         distributed.leave()
@@ -159,11 +198,19 @@ class Session:
 
     def _save(self, request: Request) -> None:
         with self.phase("checkpoint"):
-            for file in (self.events.file, self.phase.file):  # must not be lost where the checkpoint is not
+            for file in (self.events.file, self.phase.file):
+                # must not be lost where the checkpoint is not
                 os.fsync(file.fileno())
-            self.checkpoints.save(self.optimizer_steps, losses=self.losses, samples_evaluated=self.samples_evaluated)
+            self.checkpoints.save(
+                self.optimizer_steps,
+                losses=self.losses,
+                samples_evaluated=self.samples_evaluated,
+            )
         self.phase.write()
         if request == Request.STOP:
-            distributed.leave()  # a thread of gloo that still has work aborts a process that is ending
+            # a thread of gloo that still has work aborts a process that is ending
+            distributed.leave()
             all_steps = self.config.epochs * self.steps_per_epoch
-            raise Interrupted(f"checkpoint after {self.optimizer_steps} of {all_steps} steps")
+            raise Interrupted(
+                f"checkpoint after {self.optimizer_steps} of {all_steps} steps"
+            )

@@ -1,4 +1,6 @@
-"""Execute a notebook in the test's own process: no kernel has to start, and what is imported is shared."""
+"""Execute a notebook in the test's own process: no kernel has to start, and what is imported is
+shared.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,15 @@ from energynn.files import REPOSITORY
 
 
 def execute(name: str, **parameters) -> dict:
-    """Execute the code cells of a notebook with its parameters replaced as papermill does; returns its globals.
+    """Execute the code cells of a notebook with its parameters replaced as papermill does;
+    returns its globals.
 
-    What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that: ``theme.save`` draws them.
-    Raises ValueError for a parameter that the notebook does not have.
+    What a cell shows at its end is asked for its ``repr``. Charts are not drawn for that:
+    ``theme.save`` draws them. Raises ValueError for a parameter that the notebook does not have.
     """
-    cells = json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text())["cells"]
+    cells = json.loads((REPOSITORY / "notebooks" / f"{name}.ipynb").read_text())[
+        "cells"
+    ]
     namespace = {"__name__": "__main__", "display": _display}
     where = os.getcwd()
     theme = alt.theme.active
@@ -26,11 +31,17 @@ def execute(name: str, **parameters) -> dict:
     try:
         for cell in cells:
             if cell["cell_type"] == "code":
-                _execute_cell("".join(cell["source"]), f"{name}.ipynb, cell {cell['id']}", namespace)
+                _execute_cell(
+                    "".join(cell["source"]),
+                    f"{name}.ipynb, cell {cell['id']}",
+                    namespace,
+                )
             if "parameters" in cell["metadata"].get("tags", []):
                 unknown = parameters.keys() - namespace.keys()
                 if unknown:
-                    raise ValueError(f"{name}: has no parameter {', '.join(sorted(unknown))}")
+                    raise ValueError(
+                        f"{name}: has no parameter {', '.join(sorted(unknown))}"
+                    )
                 namespace |= parameters
     finally:
         os.chdir(where)

@@ -1,4 +1,6 @@
-"""Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands here."""
+"""Records of the study gpu-grid by an imagined GPU: every value follows a formula that stands
+here.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +11,17 @@ from energynn import studies
 from energynn.config import SYNTHETIC_STATES, RunConfig
 from tests.analysis.conftest import write_run
 
-PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}  # shares of the time
-SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}  # of a pass, where a choice is not paper's
+# shares of the time
+PHASES = {"data_loading": 0.05, "forward": 0.35, "backward": 0.5, "optimizer": 0.1}
+# of a pass, where a choice is not paper's
+SPEEDS = {"channels_last": 1.3, "precision": 1.6, "fused_optimizer": 1.05}
 LOADED_PER_S = {"pil-4": 480.0, "pil-12": 1250.0, "fast-12": 2800.0}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 + t1 LBS.
+    """Power is idle + sample_J samples/s + update_J passes/s + drift + noise; a pass takes t0 +
+    t1 LBS.
     """
 
     idle_W: float = 120.0
@@ -28,8 +33,20 @@ class Gpu:
 
 
 def speed(run: RunConfig) -> float:
-    changed = [run.precision == "bfloat16", getattr(run, "channels_last", False), run.fused_optimizer]
-    return float(np.prod([times for times, is_there in zip(_in_order(), changed, strict=True) if is_there]))
+    changed = [
+        run.precision == "bfloat16",
+        getattr(run, "channels_last", False),
+        run.fused_optimizer,
+    ]
+    return float(
+        np.prod(
+            [
+                times
+                for times, is_there in zip(_in_order(), changed, strict=True)
+                if is_there
+            ]
+        )
+    )
 
 
 def _in_order() -> list[float]:
@@ -37,39 +54,76 @@ def _in_order() -> list[float]:
 
 
 def loader(run: RunConfig) -> str:
-    return "device" if run.stays_on_device else f"{run.image_loading}-{run.loader_workers}"
+    return (
+        "device" if run.stays_on_device else f"{run.image_loading}-{run.loader_workers}"
+    )
 
 
 def step_s(run: RunConfig) -> float:
     """Seconds of a step: its passes, or as long as its pace or its loader says."""
     t0_s, t1_s = (0.008, 0.0007) if run.workload == "resnet50" else (0.02, 0.15)
-    passes_s = run.accumulation_steps * (t0_s + t1_s * run.local_batch_size) / speed(run)
-    loading_s = run.global_batch_size / LOADED_PER_S[loader(run)] if loader(run) != "device" else 0.0
+    passes_s = (
+        run.accumulation_steps * (t0_s + t1_s * run.local_batch_size) / speed(run)
+    )
+    loading_s = (
+        run.global_batch_size / LOADED_PER_S[loader(run)]
+        if loader(run) != "device"
+        else 0.0
+    )
     return max(passes_s, loading_s, run.step_period_s)
 
 
 def power_W(run: RunConfig, gpu: Gpu, place: float) -> float:
     """Without noise; a state of FourCastNet costs 200 times as much as an image."""
     sample_J = gpu.sample_J * (1 if run.workload == "resnet50" else 200)
-    samples, passes = run.global_batch_size / step_s(run), run.accumulation_steps / step_s(run)
-    return gpu.idle_W + sample_J * samples / speed(run) + gpu.update_J * passes + gpu.drift_W * place
+    samples, passes = (
+        run.global_batch_size / step_s(run),
+        run.accumulation_steps / step_s(run),
+    )
+    return (
+        gpu.idle_W
+        + sample_J * samples / speed(run)
+        + gpu.update_J * passes
+        + gpu.drift_W * place
+    )
 
 
-def write_grid(runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None):
-    """Records of the runs as that GPU would make them, its energy measured and the CPU's estimated."""
-    runs, random = studies.gpu_grid() if runs is None else runs, np.random.default_rng(seed)
+def write_grid(
+    runs_dir: Path, gpu: Gpu = Gpu(), seed: int = 0, runs: list | None = None
+):
+    """Records of the runs as that GPU would make them, its energy measured and the CPU's
+    estimated.
+    """
+    runs, random = (
+        studies.gpu_grid() if runs is None else runs,
+        np.random.default_rng(seed),
+    )
     for number, run in enumerate(runs):
         place = number / len(runs)
         watts = power_W(run, gpu, place) * (1 + random.normal(0, gpu.noise))
-        per_epoch = (getattr(run, "training_samples", 0) or SYNTHETIC_STATES) // run.global_batch_size
+        per_epoch = (
+            getattr(run, "training_samples", 0) or SYNTHETIC_STATES
+        ) // run.global_batch_size
         steps = max(1, run.epochs * per_epoch)
         time_s = steps * step_s(run)
         phases = []
         for phase, share in PHASES.items():
             part = {"time_s": share * time_s, "energy_gpu_J": share * watts * time_s}
             phases.append({"rank": 0, "device": "gpu:0", "phase": phase, **part})
-        sensor = {"id": "gpu_0_power", "component": "gpu", "device": "0", "kind": "power", "provenance": "measured"}
-        sensor |= {"to_SI": 1.0, "wraps_at": None, "primary": True, "model": None, "notes": {}}
+        sensor = {
+            "id": "gpu_0_power",
+            "component": "gpu",
+            "device": "0",
+            "kind": "power",
+            "provenance": "measured",
+        }
+        sensor |= {
+            "to_SI": 1.0,
+            "wraps_at": None,
+            "primary": True,
+            "model": None,
+            "notes": {},
+        }
         write_run(
             runs_dir,
             run,

@@ -1,4 +1,6 @@
-"""The ledger: plain entries, verdicts that follow the data, and no evidence from what was assumed."""
+"""The ledger: plain entries, verdicts that follow the data, and no evidence from what was
+assumed.
+"""
 
 import json
 
@@ -10,7 +12,19 @@ from energynn import cli
 from energynn.analysis import claims, observations, published
 
 ENTRIES = claims.read()
-FIELDS = {"quantity", "series", "per", "from", "to", "a", "b", "match", "where", "range", "every"}
+FIELDS = {
+    "quantity",
+    "series",
+    "per",
+    "from",
+    "to",
+    "a",
+    "b",
+    "match",
+    "where",
+    "range",
+    "every",
+}
 ABOUT = {"id", "group", "place", "says", "base"}
 A95 = 4.303  # Student's t at 95 % with two degrees of freedom
 
@@ -34,7 +48,9 @@ def judged(found):
 def test_entries_are_plain():
     ids = [one["id"] for one in ENTRIES]
     assert len(ids) == len(set(ids)) >= 140
-    named = [name for erratum in published.errata() for name in erratum.get("claims", [])]
+    named = [
+        name for erratum in published.errata() for name in erratum.get("claims", [])
+    ]
     assert set(named) <= set(ids)
     for one in ENTRIES:
         ways = [name for name in ("restated", "reason", "quantity") if name in one]
@@ -59,16 +75,23 @@ def test_entries_are_plain():
         ("conclusion-a100-low-power", "inconclusive", -0.039, -0.133, 0.065),
     ],
 )
-def test_published_values_give_the_numbers_of_a_recomputation(judged, claim, verdict, value, low, high):
+def test_published_values_give_the_numbers_of_a_recomputation(
+    judged, claim, verdict, value, low, high
+):
     one = judged[claim]
     assert one["verdict"] == verdict
-    assert [one["value"], one["low"], one["high"]] == pytest.approx([value, low, high], abs=0.002)
+    assert [one["value"], one["low"], one["high"]] == pytest.approx(
+        [value, low, high], abs=0.002
+    )
 
 
-def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(judged, found):
+def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(
+    judged, found
+):
     few = judged["fixed-gbs-passes-increase"]
     assert few["verdict"] == "inconclusive" and few["coverage"]["with"] == ["F3", "F4"]
-    assert judged["lbs-energy-minimum"]["verdict"] == "no data"  # its neighbours are unknown
+    # its neighbours are unknown
+    assert judged["lbs-energy-minimum"]["verdict"] == "no data"
     assert judged["lbs-cpu-energy-falls"]["verdict"] == "restated"
     assert sum(found["counts"]["published"].values()) == len(ENTRIES)
     groups = {one.get("group", one["id"]) for one in ENTRIES}
@@ -77,17 +100,26 @@ def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(judged
 
 def test_own_runs_are_judged_in_a_column_of_their_own(found):
     verdict = verdicts(found)
-    # Of the replica's formulas: rates fall as n^-0.04, power follows the rate, errors rise beyond 8192.
-    assert verdict["lbs-error-rises-rapidly"] == verdict["lbs-speed-up-below-optimal"] == "supported"
+    # Of the replica's formulas: rates fall as n^-0.04, power follows the rate, errors rise beyond
+    # 8192.
+    assert (
+        verdict["lbs-error-rises-rapidly"]
+        == verdict["lbs-speed-up-below-optimal"]
+        == "supported"
+    )
     assert verdict["lbs-speed-up-near-optimal"] == "contradicted"  # 32^0.04 is 1.149
     assert verdict["gbs-energy-minimum"] == "no data"
     (pairs,) = next(one["own"] for one in found["claims"] if one["id"] == "h100-time")
-    assert pairs["on"] == "all" and pairs["value"] == pytest.approx(1 / 1.35 - 1, abs=0.01)
+    assert pairs["on"] == "all" and pairs["value"] == pytest.approx(
+        1 / 1.35 - 1, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
 def test_what_is_not_measured_never_supports(synthetic, tmp_path, provenance):
-    verdict = verdicts(claims.evaluate(synthetic.write_replica(tmp_path, provenance, series="R1 R4")))
+    verdict = verdicts(
+        claims.evaluate(synthetic.write_replica(tmp_path, provenance, series="R1 R4"))
+    )
     of_energy = [one["id"] for one in ENTRIES if "energy" in one.get("quantity", "")]
     assert {verdict[name] for name in of_energy} == {"no data"}
     # Estimated energies leave times and errors alone; of a simulated run nothing is evidence.
@@ -120,16 +152,25 @@ def table_of(units, freedom):
 
 def test_an_interval_is_from_units_or_from_repeats():
     own = claims.intervals(table_of(([0.1, 0.2, 0.3], 9.0), 2), every=False)
-    assert (own["high"] - own["low"])[0] == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
+    assert (own["high"] - own["low"])[0] == pytest.approx(
+        2 * A95 * 0.1 / 3**0.5, rel=1e-3
+    )
     repeats = claims.intervals(table_of(([0.1, 0.2], 0.05), 2), every=False)
-    assert (repeats["high"] - repeats["low"]).to_list() == pytest.approx([2 * A95 * 0.05] * 2, rel=1e-3)
+    assert (repeats["high"] - repeats["low"]).to_list() == pytest.approx(
+        [2 * A95 * 0.05] * 2, rel=1e-3
+    )
 
 
-WORLDS = [pytest.param(400, id="400"), pytest.param(4000, id="4000", marks=pytest.mark.nightly)]
+WORLDS = [
+    pytest.param(400, id="400"),
+    pytest.param(4000, id="4000", marks=pytest.mark.nightly),
+]
 
 
 @pytest.mark.parametrize("worlds", WORLDS)
-@pytest.mark.parametrize(("units", "freedom"), [(1, 2), (2, 2), (1, 68), (3, 2), (5, 2)])
+@pytest.mark.parametrize(
+    ("units", "freedom"), [(1, 2), (2, 2), (1, 68), (3, 2), (5, 2)]
+)
 def test_intervals_hold_95_percent_in_worlds_with_known_truth(worlds, units, freedom):
     """Scatter of 3.6 % is estimated with ``freedom``; of three and more units it is their own."""
     random = np.random.default_rng(units * 100 + freedom)
@@ -145,7 +186,9 @@ def test_intervals_hold_95_percent_in_worlds_with_known_truth(worlds, units, fre
 @pytest.mark.parametrize("worlds", WORLDS)
 @pytest.mark.parametrize("expect", ["up", "same"])
 @pytest.mark.parametrize("units", [1, 3])
-def test_at_the_edge_of_the_range_verdicts_are_rarely_wrong(monkeypatch, worlds, expect, units):
+def test_at_the_edge_of_the_range_verdicts_are_rarely_wrong(
+    monkeypatch, worlds, expect, units
+):
     edge = 0.0 if expect == "up" else claims.THRESHOLD
     random = np.random.default_rng(7)
     verdict = []
@@ -153,6 +196,8 @@ def test_at_the_edge_of_the_range_verdicts_are_rarely_wrong(monkeypatch, worlds,
         error = 0.036 * np.sqrt(random.chisquare(2) / 2)
         table = table_of((edge + random.normal(0, 0.036, units), error), 2)
         monkeypatch.setattr(claims, "units", lambda claim, rows, table=table: table)
-        verdict.append(claims.judge({"quantity": "gpu_hours", "expect": expect}, None)["verdict"])
+        verdict.append(
+            claims.judge({"quantity": "gpu_hours", "expect": expect}, None)["verdict"]
+        )
     for wrong in ("supported", "contradicted"):
         assert verdict.count(wrong) / worlds < (0.05 if worlds == 4000 else 0.07)

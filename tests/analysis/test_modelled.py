@@ -12,15 +12,26 @@ def test_curves_are_forecasts():
     fit = fits.published("resnet50", "horeka-a100")
     told = predict.rows(fit, studies.PAPER["R1"]("horeka-a100"))
     r1 = modelled.load("resnet50").query("series == 'R1'").set_index("quantity")
-    for name, quantity in (("gpu_hours", "gpu_hours"), ("energy_kWh", "energy_total_kWh")):
-        expected = [[row[name][end] for end in ("value", "low", "high")] for row in told]
+    for name, quantity in (
+        ("gpu_hours", "gpu_hours"),
+        ("energy_kWh", "energy_total_kWh"),
+    ):
+        expected = [
+            [row[name][end] for end in ("value", "low", "high")] for row in told
+        ]
         np.testing.assert_allclose(r1.loc[quantity, ["value", "low", "high"]], expected)
     assert r1.loc["speed_up", "value"].iloc[0] == 1
 
 
 def test_the_model_is_silent_where_no_published_run_tells():
     rows = modelled.load("fourcastnet")
-    assert set(rows["series"]) == {"F1", "F3", "F4", "F5"}  # fine-tuning has another stage
-    assert rows.groupby("series")["devices"].max().to_dict() == {"F1": 64, "F3": 64, "F4": 16, "F5": 32}
+    # fine-tuning has another stage
+    assert set(rows["series"]) == {"F1", "F3", "F4", "F5"}
+    assert rows.groupby("series")["devices"].max().to_dict() == {
+        "F1": 64,
+        "F3": 64,
+        "F4": 16,
+        "F5": 32,
+    }
     powers = rows[rows["quantity"] == "mean_power_gpu_W"]
     assert set(powers["series"]) == {"F1", "F3"}  # nobody knows the CPUs of the others

@@ -1,4 +1,6 @@
-"""Notebooks are well-formed; the analysis ones run without and with own runs, and the paper compiles from either."""
+"""Notebooks are well-formed; the analysis ones run without and with own runs, and the paper
+compiles from either.
+"""
 
 import csv
 import json
@@ -13,7 +15,8 @@ from energynn.analysis import paper
 from energynn.files import REPOSITORY
 from tests.analysis.notebook import execute
 
-pytestmark = pytest.mark.timeout(900)  # a first test waits until all notebooks are executed
+# a first test waits until all notebooks are executed
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +27,21 @@ def built(synthetic, executed):
 
 
 def test_papermill_executes_a_notebook(tmp_path):
-    """As `make paper` does, with a kernel of its own; tests/test_launch.py executes run_training so."""
+    """As `make paper` does, with a kernel of its own; tests/test_launch.py executes run_training
+    so.
+    """
     name = "10_scaling_schemes"
-    command = [sys.executable, "-m", "papermill", f"notebooks/{name}.ipynb", str(tmp_path / f"{name}.ipynb")]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        f"notebooks/{name}.ipynb",
+        str(tmp_path / f"{name}.ipynb"),
+    ]
     command += ["-p", "build_dir", str(tmp_path), "--no-progress-bar"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "here").mkdir()
     execute(name, build_dir=str(tmp_path / "here"))
@@ -46,16 +59,28 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert pdf.read_bytes().startswith(b"%PDF")
     # The slope of all published ResNet50 rows, computed here once more by its closed form.
     with open(REPOSITORY / "runs/published/values.csv") as file:
-        rows = [row for row in csv.DictReader(file) if row["workload"] == "resnet50" and row["kind"] == "measurement"]
-    energies = [float(row["value"]) for row in rows if row["quantity"] == "energy_total"]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if row["workload"] == "resnet50" and row["kind"] == "measurement"
+        ]
+    energies = [
+        float(row["value"]) for row in rows if row["quantity"] == "energy_total"
+    ]
     hours = [float(row["value"]) for row in rows if row["quantity"] == "gpu_hours"]
     assert len(hours) == len(energies) == 17  # in the same order, each run once
-    slope = sum(h * e for h, e in zip(hours, energies, strict=True)) / sum(h * h for h in hours)
+    slope = sum(h * e for h, e in zip(hours, energies, strict=True)) / sum(
+        h * h for h in hours
+    )
     assert merged["slope_ResNet50"]["value"] == pytest.approx(slope, rel=1e-9)
     assert merged["slope_ResNet50"]["provenance"] == "published"
-    assert merged["own_runs"]["value"] == 9 and merged["own_runs_measured"]["value"] == 0
+    assert (
+        merged["own_runs"]["value"] == 9 and merged["own_runs_measured"]["value"] == 0
+    )
     assert merged["own_energy"]["provenance"] == "simulated"
-    assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(60.6 / 45.0, rel=1e-6)
+    assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(
+        60.6 / 45.0, rel=1e-6
+    )
     assert "fall-backs/h" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
@@ -66,10 +91,19 @@ def test_numbers_name_the_rows_they_rest_on(built):
     assert all(entry["source"] for entry in merged.values())
     derived = r"(slope|affine|intercept|exponent|deviation|joint|partial|published_(rows|known)|one_gpu|four_gpus)_"
     derived += "|socket_"
-    names = [name for name in merged if re.match(derived, name) and merged[name]["value"] is not None]
-    names = [name for name in names if merged[name]["notebook"] != "45_one_gpu"]  # which is about own runs
+    names = [
+        name
+        for name in merged
+        if re.match(derived, name) and merged[name]["value"] is not None
+    ]
+    # which is about own runs
+    names = [name for name in names if merged[name]["notebook"] != "45_one_gpu"]
     assert len(names) > 100
-    unnamed = [name for name in names if not re.search(r"\b[RFT]\d n=\d", merged[name]["source"])]
+    unnamed = [
+        name
+        for name in names
+        if not re.search(r"\b[RFT]\d n=\d", merged[name]["source"])
+    ]
     assert not unnamed
 
 
@@ -79,6 +113,10 @@ def test_first_cells_give_the_answers(built):
     marked = {name: f"{entry['text']}<!--{name}-->" for name, entry in merged.items()}
     answers = tomllib.loads((paper.PAPER / "results.toml").read_text())
     for one in answers["result"] + answers["answer"]:
-        first = json.loads((REPOSITORY / f"notebooks/{one['notebook']}.ipynb").read_text())["cells"][0]
+        first = json.loads(
+            (REPOSITORY / f"notebooks/{one['notebook']}.ipynb").read_text()
+        )["cells"][0]
         answer = f"**{one['question']}** {one['answer'].format_map(marked)}"
-        assert answer in "".join(first["source"]), f"the first cell of {one['notebook']} should say: {answer}"
+        assert answer in "".join(first["source"]), (
+            f"the first cell of {one['notebook']} should say: {answer}"
+        )

@@ -17,8 +17,17 @@ def test_numbers_are_merged_in_order(tmp_path):
     numbers.merge(tmp_path)
     merged = json.loads((tmp_path / "numbers.json").read_text())
     assert list(merged) == ["slope", "width"]
-    expected = {"value": 0.26583, "unit": "kW", "digits": 3, "text": "0.266", "provenance": "published"}
-    assert merged["slope"] == expected | {"source": "runs/published", "notebook": "20_b"}
+    expected = {
+        "value": 0.26583,
+        "unit": "kW",
+        "digits": 3,
+        "text": "0.266",
+        "provenance": "published",
+    }
+    assert merged["slope"] == expected | {
+        "source": "runs/published",
+        "notebook": "20_b",
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,7 +55,11 @@ def test_nan_is_not_available_with_a_reason(tmp_path):
     book.add("error", float("nan"), "m", reason="there are no own runs")
     book.add("other", None)
     entry = json.loads(book.save().read_text())["error"]
-    assert (entry["value"], entry["text"], entry["reason"]) == (None, "not available", "there are no own runs")
+    assert (entry["value"], entry["text"], entry["reason"]) == (
+        None,
+        "not available",
+        "there are no own runs",
+    )
     assert book.entries["other"]["reason"]
 
 
@@ -90,11 +103,40 @@ def test_colophon_names_commit_and_versions(tmp_path):
 
 def test_a_table_gives_a_number_for_each_cell(tmp_path):
     book = numbers.Numbers("n", tmp_path)
-    table = pd.DataFrame({"value": [1.0, 2.0], "low": [0.5, np.nan], "n": [3, 4], "source": ["R4", "R5"]}, ["a", "b"])
-    book.add_table(table, {"value": "kW", "low": "kW"}, "published", "slope_{row}_{column}", digits=2, reason="none")
+    table = pd.DataFrame(
+        {
+            "value": [1.0, 2.0],
+            "low": [0.5, np.nan],
+            "n": [3, 4],
+            "source": ["R4", "R5"],
+        },
+        ["a", "b"],
+    )
+    book.add_table(
+        table,
+        {"value": "kW", "low": "kW"},
+        "published",
+        "slope_{row}_{column}",
+        digits=2,
+        reason="none",
+    )
     book.add_table(table, {"n": ""}, names="rows_{row}")
-    assert list(book.entries) == ["slope_a", "slope_b", "slope_a_low", "slope_b_low", "rows_a", "rows_b"]
-    expected = {"value": 2.0, "unit": "kW", "digits": 2, "text": "2.0", "source": "R5", "provenance": "published"}
+    assert list(book.entries) == [
+        "slope_a",
+        "slope_b",
+        "slope_a_low",
+        "slope_b_low",
+        "rows_a",
+        "rows_b",
+    ]
+    expected = {
+        "value": 2.0,
+        "unit": "kW",
+        "digits": 2,
+        "text": "2.0",
+        "source": "R5",
+        "provenance": "published",
+    }
     assert book.entries["slope_b"] == expected | {"notebook": "n"}
     assert book.entries["slope_b_low"]["reason"] == "none"
     assert book.entries["rows_b"]["text"] == "4"
@@ -102,17 +144,45 @@ def test_a_table_gives_a_number_for_each_cell(tmp_path):
 
 def test_a_fit_gives_its_slope_interval_and_quality(tmp_path):
     x = np.arange(1.0, 6.0)
-    runs = pd.DataFrame({"x": x, "y": 2 * x + [0.1, -0.1, 0.05, 0, -0.05], "origin": "own", "run": list("abcde")})
+    runs = pd.DataFrame(
+        {
+            "x": x,
+            "y": 2 * x + [0.1, -0.1, 0.05, 0, -0.05],
+            "origin": "own",
+            "run": list("abcde"),
+        }
+    )
     fit = regression.fit("y ~ x", runs)
     book = numbers.Numbers("n", tmp_path)
     book.add_fit("line", fit, "kW", "measured", decimals=3)
     book.add_fit("start", fit, "kWh", "measured", term="Intercept")
-    book.add_fit("none", None, "kW", "measured", source="no fit, of a", reason="a spread is missing")
+    book.add_fit(
+        "none",
+        None,
+        "kW",
+        "measured",
+        source="no fit, of a",
+        reason="a spread is missing",
+    )
     values = {name: entry["value"] for name, entry in book.entries.items()}
     slope = fit.parameters.loc["x"]
-    assert [values[name] for name in ("line", "line_low", "line_high")] == list(slope[["value", "low", "high"]])
-    assert values["line_r_squared"] == fit.r_squared and values["line_covariance"] == "classical"
-    assert values["start"] == fit.parameters.loc["Intercept", "value"] and "start_r_squared" not in values
-    assert book.entries["line"]["source"] == "least squares y ~ x, classical errors, on a, b, c, d, e"
+    assert [values[name] for name in ("line", "line_low", "line_high")] == list(
+        slope[["value", "low", "high"]]
+    )
+    assert (
+        values["line_r_squared"] == fit.r_squared
+        and values["line_covariance"] == "classical"
+    )
+    assert (
+        values["start"] == fit.parameters.loc["Intercept", "value"]
+        and "start_r_squared" not in values
+    )
+    assert (
+        book.entries["line"]["source"]
+        == "least squares y ~ x, classical errors, on a, b, c, d, e"
+    )
     assert values["none"] is None and values["none_leverage"] is None
-    assert book.entries["none"]["reason"] == "a spread is missing" and book.entries["none"]["source"] == "no fit, of a"
+    assert (
+        book.entries["none"]["reason"] == "a spread is missing"
+        and book.entries["none"]["source"] == "no fit, of a"
+    )

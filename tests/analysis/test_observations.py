@@ -9,7 +9,11 @@ from energynn.analysis import observations
 
 @pytest.fixture(scope="module")
 def replica(synthetic, tmp_path_factory):
-    return observations.load(synthetic.write_replica(tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1"))
+    return observations.load(
+        synthetic.write_replica(
+            tmp_path_factory.mktemp("replica"), series="R1 R4 R5 R6 F1"
+        )
+    )
 
 
 def own_runs(runs_dir):
@@ -27,43 +31,64 @@ def test_times_of_a_run_with_estimated_energy_are_measured(synthetic, tmp_path):
 
 def test_published_runs_are_there_without_any_record(tmp_path):
     table = observations.load(tmp_path)
-    assert set(table["origin"]) == {"published"} and set(table["provenance"]) == {"published"}
+    assert set(table["origin"]) == {"published"} and set(table["provenance"]) == {
+        "published"
+    }
     counts = table.groupby("series").size()
     assert counts[["R4", "R5", "R6", "T1", "F1", "F3"]].to_list() == [9, 5, 4, 6, 3, 2]
     assert len(observations.distinct(table)) == 28
     one = table[(table["series"] == "R4") & (table["devices"] == 256)].iloc[0]
     assert one["training_time_h"] == pytest.approx(113.48748437500001 / 256)
-    assert one["energy_per_dataset_sample_Wh"] == pytest.approx(30207.4785 / 1281167, rel=1e-6)
+    assert one["energy_per_dataset_sample_Wh"] == pytest.approx(
+        30207.4785 / 1281167, rel=1e-6
+    )
     assert one["mean_power_gpu_W"] == pytest.approx(1000 * 20.3 / 113.487484, rel=1e-6)
     # Five runs, population's standard deviation: the sample's is larger by sqrt(5 / 4).
-    assert one["energy_total_kWh_std"] == pytest.approx(0.09984616597351016 * np.sqrt(1.25))
-    low, high = table[(table["series"] == "R4") & (table["devices"] <= 4)]["sockets_per_gpu"].agg(["min", "max"])
+    assert one["energy_total_kWh_std"] == pytest.approx(
+        0.09984616597351016 * np.sqrt(1.25)
+    )
+    low, high = table[(table["series"] == "R4") & (table["devices"] <= 4)][
+        "sockets_per_gpu"
+    ].agg(["min", "max"])
     assert (low, high) == (0.5, 2.0)
 
 
 def test_own_runs_belong_to_the_studys_series(replica):
     own = replica.query("origin == 'own'")
-    devices = {name: sorted(set(rows["devices"])) for name, rows in own.groupby("series")}
+    devices = {
+        name: sorted(set(rows["devices"])) for name, rows in own.groupby("series")
+    }
     assert devices["R1"] == devices["R4"] == [2**k for k in range(9)]
     assert devices["R5"] == [1, 2, 4, 8, 16] and devices["R6"] == [32, 64, 128, 256]
     assert devices["F1"] == [4, 8, 16, 32, 64, 128, 256]
     assert set(own["hardware"]) == {"A100"}
-    base = own[(own["series"] == "R1") & (own["devices"] == 1)]["training_time_h"].mean()
+    base = own[(own["series"] == "R1") & (own["devices"] == 1)][
+        "training_time_h"
+    ].mean()
     largest = own[(own["series"] == "R1") & (own["devices"] == 256)]
-    assert largest["speed_up"].to_list() == pytest.approx(base / largest["training_time_h"])
-    assert (largest["passes_per_gpu_hour"] * 256).to_list() == pytest.approx(largest["samples_per_gpu_hour"], rel=1e-3)
+    assert largest["speed_up"].to_list() == pytest.approx(
+        base / largest["training_time_h"]
+    )
+    assert (largest["passes_per_gpu_hour"] * 256).to_list() == pytest.approx(
+        largest["samples_per_gpu_hour"], rel=1e-3
+    )
 
 
 def test_means_over_repeats_and_their_spread(replica):
     means = observations.means(replica)
     runs = replica.query("origin == 'own' and series == 'R1' and devices == 8")
-    (one,) = means[(means["origin"] == "own") & (means["series"] == "R1") & (means["devices"] == 8)].to_dict("records")
+    (one,) = means[
+        (means["origin"] == "own") & (means["series"] == "R1") & (means["devices"] == 8)
+    ].to_dict("records")
     assert one["repeats"] == len(runs) == 2
     assert one["training_time_h"] == pytest.approx(runs["training_time_h"].mean())
-    assert one["training_time_h_std"] == pytest.approx(runs["training_time_h"].std(ddof=1))
+    assert one["training_time_h_std"] == pytest.approx(
+        runs["training_time_h"].std(ddof=1)
+    )
     bars = observations.bounds(means, "training_time_h")
     single = bars[bars["series"] == "F1"]
-    assert (single["low"] == single["high"]).all()  # no error bar, which is not an error of zero
+    # no error bar, which is not an error of zero
+    assert (single["low"] == single["high"]).all()
 
 
 CHANGES = {
@@ -76,9 +101,15 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_runs_unlike_the_studys_are_a_series_of_their_own(synthetic, tmp_path, what):
-    settings = {"dataset": "imagenet", "local_batch_size": 256, "epochs": 100} | CHANGES[what].get("settings", {})
+    settings = {
+        "dataset": "imagenet",
+        "local_batch_size": 256,
+        "epochs": 100,
+    } | CHANGES[what].get("settings", {})
     for n in (1, 2):
-        more = {"dataset_samples": 1281167, "device_name": "NVIDIA A100"} | CHANGES[what]
+        more = {"dataset_samples": 1281167, "device_name": "NVIDIA A100"} | CHANGES[
+            what
+        ]
         more["settings"] = settings | {"devices": n, "global_batch_size": 256 * n}
         synthetic.write_run(
             tmp_path,
@@ -92,12 +123,24 @@ def test_runs_unlike_the_studys_are_a_series_of_their_own(synthetic, tmp_path, w
             **more,
         )
     own = own_runs(tmp_path)
-    assert own["series"].to_list() == 2 * ["R1" if what == "as the study" else "constant LBS = 256"]
+    assert own["series"].to_list() == 2 * [
+        "R1" if what == "as the study" else "constant LBS = 256"
+    ]
 
 
 def test_energies_by_perun_go_with_perun_s_hours(synthetic, tmp_path):
-    """Where all is measured, own energies are taken as the study took its own: over perun's longer window."""
-    perun = {"energy_perun_total_J": 4000.0, "energy_perun_cpu_J": 4000.0, "device_hours_perun": 0.05}
-    synthetic.write_run(tmp_path, config.make("resnet50"), provenance="measured", **perun)
+    """Where all is measured, own energies are taken as the study took its own: over perun's
+    longer window.
+    """
+    perun = {
+        "energy_perun_total_J": 4000.0,
+        "energy_perun_cpu_J": 4000.0,
+        "device_hours_perun": 0.05,
+    }
+    synthetic.write_run(
+        tmp_path, config.make("resnet50"), provenance="measured", **perun
+    )
     (row,) = own_runs(tmp_path).to_dict("records")
-    assert row["gpu_hours"] == 0.05 and row["energy_total_kWh"] == pytest.approx(4000 / 3.6e6)
+    assert row["gpu_hours"] == 0.05 and row["energy_total_kWh"] == pytest.approx(
+        4000 / 3.6e6
+    )

@@ -1,4 +1,6 @@
-"""What one GPU can tell, before there is one: on simulated records with known truth the notebook and ledger find it."""
+"""What one GPU can tell, before there is one: on simulated records with known truth the notebook
+and ledger find it.
+"""
 
 import json
 
@@ -15,10 +17,14 @@ PAPER, FAST = "ResNet50, paper, gpu-study", "ResNet50, fast, gpu-study"
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The records of the grid by an imagined GPU, notebook 45 executed on them, and its figures and numbers."""
+    """The records of the grid by an imagined GPU, notebook 45 executed on them, and its figures
+    and numbers.
+    """
     folder = tmp_path_factory.mktemp("grid")
     one_gpu.write_grid(folder / "runs")
-    return folder, execute("45_one_gpu", runs_dir=str(folder / "runs"), build_dir=str(folder))
+    return folder, execute(
+        "45_one_gpu", runs_dir=str(folder / "runs"), build_dir=str(folder)
+    )
 
 
 def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
@@ -33,7 +39,9 @@ def test_the_notebook_finds_what_a_sample_and_an_update_cost(study):
     numbers = json.loads((folder / "numbers/45_one_gpu.json").read_text())
     assert numbers["one_gpu_sample"]["provenance"] == "measured"
     assert shown["found"].startswith(f"{PAPER} (measured): A sample costs")
-    assert numbers["one_gpu_sample"]["value"] == pytest.approx(of_paper.loc["samples", "value"])
+    assert numbers["one_gpu_sample"]["value"] == pytest.approx(
+        of_paper.loc["samples", "value"]
+    )
     assert numbers["one_gpu_runs"]["value"] == len(studies.gpu_grid())
 
 
@@ -41,28 +49,55 @@ def test_the_notebook_finds_what_each_choice_saves(study):
     _, shown = study
     savings = shown["savings"].set_index("choice")
     by_itself = {"precision", "channels_last", "fused_optimizer"}
-    assert set(savings.index) == by_itself | {"all of fast", "all of fast, compiled", "sampled every 0.2 s"}
+    assert set(savings.index) == by_itself | {
+        "all of fast",
+        "all of fast, compiled",
+        "sampled every 0.2 s",
+    }
     anchor = studies.gpu_grid()[0]
 
     def joules(run):
-        return one_gpu.power_W(run, Gpu(), 0.5) * one_gpu.step_s(run) / run.global_batch_size
+        return (
+            one_gpu.power_W(run, Gpu(), 0.5)
+            * one_gpu.step_s(run)
+            / run.global_batch_size
+        )
 
-    truths = {"precision": replace(anchor, precision="bfloat16"), "channels_last": replace(anchor, channels_last=True)}
+    truths = {
+        "precision": replace(anchor, precision="bfloat16"),
+        "channels_last": replace(anchor, channels_last=True),
+    }
     truths |= {"sampled every 0.2 s": anchor}
     for choice, run in truths.items():
         truth = 100 * (1 - joules(run) / joules(anchor))
-        assert savings.loc[choice, "low"] - 1 < truth < savings.loc[choice, "high"] + 1, choice  # drift is in the base
+        # drift is in the base
+        assert (
+            savings.loc[choice, "low"] - 1 < truth < savings.loc[choice, "high"] + 1
+        ), choice
 
 
 def test_a_sweep_of_local_batch_sizes_alone_fails(tmp_path, capsys):
-    sweep = [run for run in studies.gpu_grid() if not run.step_period_s and run.accumulation_steps == 1]
-    one_gpu.write_grid(tmp_path / "runs", runs=[run for run in sweep if run.workload == "resnet50"])
-    shown = execute("45_one_gpu", runs_dir=str(tmp_path / "runs"), build_dir=str(tmp_path))
-    assert not shown["fitted"] and "cannot tell samples from updates" in capsys.readouterr().out
+    sweep = [
+        run
+        for run in studies.gpu_grid()
+        if not run.step_period_s and run.accumulation_steps == 1
+    ]
+    one_gpu.write_grid(
+        tmp_path / "runs", runs=[run for run in sweep if run.workload == "resnet50"]
+    )
+    shown = execute(
+        "45_one_gpu", runs_dir=str(tmp_path / "runs"), build_dir=str(tmp_path)
+    )
+    assert (
+        not shown["fitted"]
+        and "cannot tell samples from updates" in capsys.readouterr().out
+    )
 
 
 def test_every_run_of_the_grid_is_long_enough_for_its_sensors():
     """By what an H100 is expected to do, whichever choice of ``fast`` makes its steps shorter."""
     for run in studies.gpu_grid():
-        per_epoch = (getattr(run, "training_samples", 0) or config.SYNTHETIC_STATES) // run.global_batch_size
+        per_epoch = (
+            getattr(run, "training_samples", 0) or config.SYNTHETIC_STATES
+        ) // run.global_batch_size
         assert 20 <= run.epochs * per_epoch * step_s(run) < 80, run

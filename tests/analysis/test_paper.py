@@ -13,22 +13,33 @@ TEMPLATE = (paper.PAPER / "template.typ").read_text()
 # Names that contain digits, and the level of the intervals, which the fits share.
 ALLOWED = r"ResNet50|ImageNet-2012|FourCastNet|Z500|A100|H100|ERA5|\b[RFT][1-6]\b|top-1|500 hPa|95 per\s+cent"
 
-# Numbers in words, too, would stay as they are when the data change; one, two and half are left to the language.
+# Numbers in words, too, would stay as they are when the data change; one, two and half are left
+# to the language.
 WORDS = r"\b(three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|(twen|thir|for|fif|six|seven|eigh|nine)ty"
 WORDS += r"|dozens?|hundreds?|thousands?|millions?|thirds?|quarters?)\b"
 
 
 def prose(manuscript: str) -> str:
-    """The text without comments, code that takes numbers, figures and references, labels, and allowed names."""
+    """The text without comments, code that takes numbers, figures and references, labels, and
+    allowed names.
+    """
     text = re.sub(r"//.*", "", manuscript)
     text = re.sub(r'#import "[^)]*\)', "", text)
-    text = re.sub(r'\b(num|range|value|judged|cited|drawing|bibliography|made-by|statements-table)\(\s*("[^"]*",?\s*)+[^)]*\)', "", text)
+    text = re.sub(
+        r'\b(num|range|value|judged|cited|drawing|bibliography|made-by|statements-table)\(\s*("[^"]*",?\s*)+[^)]*\)',
+        "",
+        text,
+    )
     text = re.sub(r"@[\w-]+|<[\w-]+>|R\^2|`[^`]*`|(==|>) [01]\b", "", text)
     return re.sub(ALLOWED, "", text)
 
 
 def typed(manuscript: str) -> list[str]:
-    return [line.strip() for line in prose(manuscript).splitlines() if re.search(rf"\d|(?i:{WORDS})", line)]
+    return [
+        line.strip()
+        for line in prose(manuscript).splitlines()
+        if re.search(rf"\d|(?i:{WORDS})", line)
+    ]
 
 
 def test_no_number_is_typed():
@@ -41,7 +52,10 @@ def test_every_figure_is_saved_by_the_notebook_it_names():
     shown = re.findall(r'drawing\("(\w+)", "(\w+)",', MANUSCRIPT)
     assert len(shown) >= 4
     for figure, notebook in shown:
-        assert f'\\"{figure}\\"' in (REPOSITORY / "notebooks" / f"{notebook}.ipynb").read_text()
+        assert (
+            f'\\"{figure}\\"'
+            in (REPOSITORY / "notebooks" / f"{notebook}.ipynb").read_text()
+        )
 
 
 def test_judged_statements_are_in_the_ledger():

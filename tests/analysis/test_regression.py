@@ -12,7 +12,9 @@ ORIGIN, AFFINE = "energy_kWh ~ 0 + gpu_hours", "energy_kWh ~ gpu_hours"
 def observations(slope=0.3, intercept=0.0, noise=0.05, n=12):
     hours = np.linspace(1, 40, n)
     scatter = np.random.default_rng(7).normal(0, noise, n)
-    return pd.DataFrame({"gpu_hours": hours, "energy_kWh": intercept + slope * hours + scatter})
+    return pd.DataFrame(
+        {"gpu_hours": hours, "energy_kWh": intercept + slope * hours + scatter}
+    )
 
 
 def test_slope_through_origin_is_the_closed_form():
@@ -24,7 +26,9 @@ def test_slope_through_origin_is_the_closed_form():
     assert fit.slope["value"] == pytest.approx(slope, rel=1e-12)
     assert fit.slope["standard_error"] == pytest.approx(variance**0.5, rel=1e-10)
     # t distribution with 11 degrees of freedom, 97.5 %
-    assert fit.slope["high"] - slope == pytest.approx(2.200985 * variance**0.5, rel=1e-6)
+    assert fit.slope["high"] - slope == pytest.approx(
+        2.200985 * variance**0.5, rel=1e-6
+    )
     assert fit.leverage == pytest.approx(x**2 / (x**2).sum())
 
 
@@ -33,7 +37,11 @@ def test_known_line_is_recovered_and_hc3_is_the_closed_form():
     fit = regression.fit(AFFINE, data)
     assert fit.covariance == "HC3"
     assert fit.slope["low"] < 0.25 < fit.slope["high"]
-    assert fit.parameters.loc["Intercept", "low"] < 2.0 < fit.parameters.loc["Intercept", "high"]
+    assert (
+        fit.parameters.loc["Intercept", "low"]
+        < 2.0
+        < fit.parameters.loc["Intercept", "high"]
+    )
     x = data["gpu_hours"] - data["gpu_hours"].mean()
     hc3 = (x**2 * (fit.residuals / (1 - fit.leverage)) ** 2).sum() / (x**2).sum() ** 2
     assert fit.slope["standard_error"] == pytest.approx(hc3**0.5, rel=1e-9)

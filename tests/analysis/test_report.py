@@ -23,14 +23,23 @@ MARKS = "#figure-explore g.mark-symbol.role-mark path"
 @pytest.fixture(scope="module")
 def page():
     """Open a browser page that records its errors and what it asks the network for."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="pip install playwright"
+    )
     if BROWSER is None:
         pytest.skip("there is no Chromium on this machine")
     with sync_api.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        browser = started.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox"]
+        )
         page = browser.new_page(viewport={"width": 1300, "height": 1400})
         page.errors, page.requests = [], []
-        page.on("console", lambda said: page.errors.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console",
+            lambda said: (
+                page.errors.append(said.text) if said.type == "error" else None
+            ),
+        )
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         page.on("request", lambda request: page.requests.append(request.url))
         yield page
@@ -41,13 +50,17 @@ def page():
 def built(synthetic, executed, tmp_path_factory):
     """Build the report with own runs that have a trace, and with a measured command."""
     folder = executed("with own runs", synthetic.write_study)
-    runs_dir = shutil.copytree(folder / "runs", tmp_path_factory.mktemp("measured") / "runs")
+    runs_dir = shutil.copytree(
+        folder / "runs", tmp_path_factory.mktemp("measured") / "runs"
+    )
     command = {"command": "python train.py", "sampling_period_s": 0.04}
     names = ("ended_at", "history", "segments", "files", "record_sha256")
     about = {name: value for name, value in minimal_record().items() if name in names}
     about |= dict(workload="command", system="measured", run_id=COMMAND, config=command)
     run = config.make("resnet50", repeat=9)
-    synthetic.write_run(runs_dir, run, "measured", time_s=30.0, parts_W={"cpu": 30.0}, **about)
+    synthetic.write_run(
+        runs_dir, run, "measured", time_s=30.0, parts_W={"cpu": 30.0}, **about
+    )
     execute("90_explore", runs_dir=str(runs_dir), build_dir=str(folder), live=False)
     execute("91_plan", build_dir=str(folder), live=False)
     return report.build(folder)
@@ -87,10 +100,14 @@ def test_the_report_shows_results_statements_and_captions_without_network(built)
     readme = re.sub(r"<!--\w+-->| \(\[[^)]*\)\)", "", readme)
     for result in tomllib.loads((report.PAPER / "results.toml").read_text())["result"]:
         answer = result["answer"].format_map(values)
-        assert html.escape(answer, quote=False) in text and f"| {result['question']} | {answer} |" in readme
+        assert (
+            html.escape(answer, quote=False) in text
+            and f"| {result['question']} | {answer} |" in readme
+        )
     for claim in json.loads((built.parent / "claims.json").read_text())["claims"]:
         assert html.escape(claim["says"], quote=False) in text
-    assert text.count("<figcaption>") == text.count('<div id="figure-') - 2  # plan and explorer
+    # plan and explorer
+    assert text.count("<figcaption>") == text.count('<div id="figure-') - 2
 
 
 def test_report_without_notebooks_says_what_to_do(tmp_path):
@@ -100,7 +117,9 @@ def test_report_without_notebooks_says_what_to_do(tmp_path):
 
 def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):
     before = texts(opened)
-    run = next(text for text in before if text.startswith(("resnet50-n", "fourcastnet-")))
+    run = next(
+        text for text in before if text.startswith(("resnet50-n", "fourcastnet-"))
+    )
     click_on(opened, opened.query_selector_all(MARKS)[-1], "Shift")
     assert {run, COMMAND, "python train.py", "measured"} <= set(texts(opened))
 

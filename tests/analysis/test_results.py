@@ -20,12 +20,17 @@ def test_loads_all_runs_in_joules_and_kWh(synthetic_runs):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"valid": False, "invalid_reasons": ["the run is killed"]}, "the run is killed"),
+        (
+            {"valid": False, "invalid_reasons": ["the run is killed"]},
+            "the run is killed",
+        ),
         ({"energy_total_J": float("nan")}, "record.json is no JSON"),
         ({"energy_total_J": "12 kWh"}, "energy_total_J"),
     ],
 )
-def test_a_bad_record_is_left_out_with_its_reason(synthetic, synthetic_runs, changes, reason):
+def test_a_bad_record_is_left_out_with_its_reason(
+    synthetic, synthetic_runs, changes, reason
+):
     synthetic.write_run(synthetic_runs, config.make("resnet50", seed=5), **changes)
     runs = results.load(synthetic_runs)
     assert len(runs) == 9
@@ -50,23 +55,31 @@ def test_series_are_selections_of_runs(synthetic_runs):
     series = results.scaling_series(table[table["workload"] == "resnet50"])
     assert set(series["series"]) == {"constant LBS = 16", "constant GBS = 16"}
     one_device = series[series["devices"] == 1]
-    assert one_device["run_id"].nunique() == 3 and len(one_device) == 6  # the runs on one device belong to both
+    # the runs on one device belong to both
+    assert one_device["run_id"].nunique() == 3 and len(one_device) == 6
     constant = series[series["series"] == "constant GBS = 16"]
     assert set(constant["global_batch_size"]) == {16}
 
 
 def test_runs_with_another_seed_are_another_series(synthetic, synthetic_runs):
     for devices in (1, 2):
-        synthetic.write_run(synthetic_runs, config.make("resnet50", devices=devices, local_batch_size=16, seed=1))
+        synthetic.write_run(
+            synthetic_runs,
+            config.make("resnet50", devices=devices, local_batch_size=16, seed=1),
+        )
     table = results.load(synthetic_runs)
-    names = set(results.scaling_series(table[table["workload"] == "resnet50"])["series"])
+    names = set(
+        results.scaling_series(table[table["workload"] == "resnet50"])["series"]
+    )
     assert {"constant LBS = 16", "constant LBS = 16, seed 1"} <= names
 
 
 def test_fine_tunings_that_start_from_other_runs_are_one_series(synthetic, tmp_path):
     for devices in (1, 2):
         first = f"from-{devices}"
-        run = config.make("fourcastnet", stage="finetune", devices=devices, initial_run=first)
+        run = config.make(
+            "fourcastnet", stage="finetune", devices=devices, initial_run=first
+        )
         synthetic.write_run(tmp_path, run)
     table = results.load(tmp_path)
     assert set(results.scaling_series(table)["devices"]) == {1, 2}

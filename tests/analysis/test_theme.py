@@ -11,9 +11,17 @@ from energynn.analysis import theme
 
 
 def chart(width=240):
-    table = pd.DataFrame({"x": range(5), "y": [1.0, 4.0, 9.0, 16.0, 25.0], "provenance": list(theme.PROVENANCE)})
+    table = pd.DataFrame(
+        {
+            "x": range(5),
+            "y": [1.0, 4.0, 9.0, 16.0, 25.0],
+            "provenance": list(theme.PROVENANCE),
+        }
+    )
     base = alt.Chart(table, width=width).mark_point(filled=True)
-    return base.encode(x="x:Q", y="y:Q", color="provenance:N", shape=theme.provenance(table))
+    return base.encode(
+        x="x:Q", y="y:Q", color="provenance:N", shape=theme.provenance(table)
+    )
 
 
 def test_the_same_data_give_the_same_svg(tmp_path):
@@ -21,7 +29,12 @@ def test_the_same_data_give_the_same_svg(tmp_path):
     theme.save(chart(144), "between", tmp_path / "a")
     second = theme.save(chart(), "figure", tmp_path / "b").read_bytes()
     assert first == second
-    assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {".svg", ".png", ".pdf", ".json"}
+    assert {path.suffix for path in (tmp_path / "b" / "figures").iterdir()} == {
+        ".svg",
+        ".png",
+        ".pdf",
+        ".json",
+    }
     assert theme.FONT in first.decode()
     printed_pt = re.search(r'width="([\d.]+)"', first.decode())[1]
     pdf = (tmp_path / "b" / "figures" / "figure.pdf").read_bytes()
@@ -29,7 +42,9 @@ def test_the_same_data_give_the_same_svg(tmp_path):
 
 
 def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):
-    table = pd.DataFrame({"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")})
+    table = pd.DataFrame(
+        {"x": [1.0, 2.0], "run_dir": pd.array(["here", np.nan], dtype="str")}
+    )
     theme.save(alt.Chart(table).mark_point().encode(x="x:Q"), "figure", tmp_path)
     spec = json.loads((tmp_path / "figures" / "figure.json").read_text())
     assert spec["config"]["mark"]["tooltip"] == {"content": "encoding"}

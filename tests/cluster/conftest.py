@@ -55,7 +55,9 @@ class Cluster:
         return done
 
     def energynn(self, *words, check=True):
-        return self.run(sys.executable, "-m", "energynn.cli", *map(str, words), check=check)
+        return self.run(
+            sys.executable, "-m", "energynn.cli", *map(str, words), check=check
+        )
 
     def wait_for(self, condition, what, seconds=300):
         """Wait patiently: the machine may do other work, too."""
@@ -75,11 +77,19 @@ def cluster():
         pytest.skip(
             f"no {', '.join(missing)} (apt-get install slurmctld slurmd slurm-client munge)"
         )
-    if os.getuid() or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode:
-        pytest.skip("a private Slurm of two nodes needs root, and the right to make UTS namespaces")
+    if (
+        os.getuid()
+        or subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode
+    ):
+        pytest.skip(
+            "a private Slurm of two nodes needs root, and the right to make UTS namespaces"
+        )
     # A short path: munge's socket must fit.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
-    made, counter = Cluster(folder), powercap.constant_power(folder / "powercap", NODE_W)
+    made, counter = (
+        Cluster(folder),
+        powercap.constant_power(folder / "powercap", NODE_W),
+    )
     try:
         made.script("start")
         yield made

@@ -19,7 +19,9 @@ def start(tmp_path, monkeypatch):
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     (run_dir / "checkpoint").mkdir()
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
+    }
 
     def begin(signalled=None, checkpoint=None, record=None, submitted_at="t"):
         def execute(*_):
@@ -48,7 +50,9 @@ def test_three_failures_in_a_row_end_a_run_and_a_new_submission_begins_anew(star
     assert [start(), start()] == [CAN_GO_ON, CAN_GO_ON]
     assert start() == 1
     assert start.last()["outcome"].startswith("failed: 3 starts in a row")
-    assert start.last()["outcome"].endswith("the last with: RuntimeError: out of memory")
+    assert start.last()["outcome"].endswith(
+        "the last with: RuntimeError: out of memory"
+    )
     assert start(submitted_at="later") == CAN_GO_ON
     assert start.last()["outcome"] == "failed: RuntimeError: out of memory"
 
@@ -93,11 +97,18 @@ def test_only_the_task_itself_is_queued_again_never_its_array(start, monkeypatch
     def call(*command):
         commands.append(command)
         if command[0] == "scontrol":
-            raise ValueError("scontrol requeue: Requested operation is presently disabled")
+            raise ValueError(
+                "scontrol requeue: Requested operation is presently disabled"
+            )
         return "12\n"
 
     monkeypatch.setattr(slurm, "call", call)
     assert start() == CAN_GO_ON  # so that nothing that waits for this run begins
     assert commands[0] == ("scontrol", "requeue", "9_3")
-    assert commands[1][:4] == ("sbatch", "--parsable", "--dependency=afterany:9_3", "--array=3")
+    assert commands[1][:4] == (
+        "sbatch",
+        "--parsable",
+        "--dependency=afterany:9_3",
+        "--array=3",
+    )
     assert status.read_submission(start.run_dir).job_id == "12_3"

@@ -35,7 +35,11 @@ class Study:
     """Runs that were submitted, seen as a person sees them."""
 
     def __init__(self, cluster, folder):
-        self.cluster, self.file, self.runs_dir = cluster, folder / "my_study.py", folder / "runs"
+        self.cluster, self.file, self.runs_dir = (
+            cluster,
+            folder / "my_study.py",
+            folder / "runs",
+        )
         self.place = ("--system", SYSTEM, "--runs-dir", self.runs_dir)
 
     def submit(self):
@@ -49,20 +53,32 @@ class Study:
             return status.rows(status.folders(self.runs_dir, []))[0]
 
     def run_dirs(self):
-        return [path.parent for path in sorted((self.runs_dir / "two-nodes").glob("*/job"))]
+        return [
+            path.parent for path in sorted((self.runs_dir / "two-nodes").glob("*/job"))
+        ]
 
     def wait_for_epoch(self, segment=1):
         """Wait until a run trains in its first, second, ... start."""
 
         def is_training():
-            parts = [segments(path) for path in self.run_dirs() if (path / "run.json").exists()]
+            parts = [
+                segments(path)
+                for path in self.run_dirs()
+                if (path / "run.json").exists()
+            ]
             folders = [part[-1] for part in parts if len(part) == segment]
-            return any(event["event"] == "epoch" for path in folders for event in read_events(path))
+            return any(
+                event["event"] == "epoch"
+                for path in folders
+                for event in read_events(path)
+            )
 
         self.cluster.wait_for(is_training, f"an epoch of start {segment}")
 
     def wait(self, *states):
-        self.cluster.wait_for(lambda: {row["state"] for row in self.rows()} == {*states}, states)
+        self.cluster.wait_for(
+            lambda: {row["state"] for row in self.rows()} == {*states}, states
+        )
 
     def records(self):
         """Wait for the records; all are valid, follow from the raw files, and nothing is left."""
@@ -85,7 +101,10 @@ def processes_of(folder):
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if str(folder) in " ".join(process.cmdline()) and process.pid != os.getpid():
+            if (
+                str(folder) in " ".join(process.cmdline())
+                and process.pid != os.getpid()
+            ):
                 found.append(process)
     return found
 
@@ -93,7 +112,9 @@ def processes_of(folder):
 def code_of_guide(title):
     """The indented lines of a section of the guide to clusters."""
     section = GUIDE.split(f"## {title}\n")[1].split("\n## ")[0]
-    lines = [line for line in section.splitlines() if line.startswith("    ") or not line]
+    lines = [
+        line for line in section.splitlines() if line.startswith("    ") or not line
+    ]
     return textwrap.dedent("\n".join(lines)).strip() + "\n"
 
 
@@ -101,11 +122,18 @@ def code_of_guide(title):
 def study(cluster, tmp_path_factory):
     """The guide's walk, command by command: three runs; Slurm is killed for a while."""
     made = Study(cluster, tmp_path_factory.mktemp("study"))
-    program, *commands = code_of_guide("A study of your own").split(".venv/bin/energynn ")
+    program, *commands = code_of_guide("A study of your own").split(
+        ".venv/bin/energynn "
+    )
     assert "epochs=200" in program and "(0, 1)" in program
-    program = program.replace("epochs=200", "**PACE").replace("(0, 1)", "(0,)")  # a run less
+    # a run less
+    program = program.replace("epochs=200", "**PACE").replace("(0, 1)", "(0,)")
     made.file.write_text(f"PACE = {PACE}\n{program}")
-    places = {"my_study.py": made.file, "my_cluster.toml": SYSTEM, "runs": made.runs_dir}
+    places = {
+        "my_study.py": made.file,
+        "my_cluster.toml": SYSTEM,
+        "runs": made.runs_dir,
+    }
     made.said = {}
     for command in map(str.strip, commands):
         words = [places.get(word, word) for word in command.split()]
@@ -116,7 +144,10 @@ def study(cluster, tmp_path_factory):
         made.said[command] = cluster.energynn(*words).stdout
         if words[0] == "submit" and "--dry-run" not in words:
             made.wait_for_epoch()
-            os.kill(int((cluster.folder / "run" / "slurmctld.pid").read_text()), signal.SIGKILL)
+            os.kill(
+                int((cluster.folder / "run" / "slurmctld.pid").read_text()),
+                signal.SIGKILL,
+            )
             made.without_controller = cluster.energynn("status", *made.place[2:]).stdout
             cluster.script("controller-up")
     return made
@@ -131,7 +162,9 @@ def test_the_guides_commands_say_what_they_should(study):
 
 def test_status_without_a_controller_says_so_and_is_true(study):
     assert "the queue is unknown" in study.without_controller
-    assert re.search(r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/30", study.without_controller)
+    assert re.search(
+        r"running +two-nodes/\S+\s+\S+ \S+ epoch \d+/30", study.without_controller
+    )
 
 
 def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
@@ -139,13 +172,20 @@ def test_a_study_is_recorded_with_the_energies_of_both_nodes(study):
         assert record["nodes"] == 2 and len(record["segments"]) == 1
         assert {sensor["host"] for sensor in record["sensors"]} == {"n1", "n2"}
         assert record["mean_power_cpu_W"] == pytest.approx(2 * NODE_W, rel=0.02)
-        assert record["energy_perun_total_J"] > record["energy_total_J"] > 0  # with start and end
-        assert {"job_id", "job_nodelist", "job_partition", "is_exclusive"} <= record["job"].keys()
+        # with start and end
+        assert record["energy_perun_total_J"] > record["energy_total_J"] > 0
+        assert {"job_id", "job_nodelist", "job_partition", "is_exclusive"} <= record[
+            "job"
+        ].keys()
     assert set(results.load(study.runs_dir).nodes.values) == {2}
 
 
-@pytest.mark.parametrize("by", ["warning", pytest.param("limit", marks=pytest.mark.nightly)])
-def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(study, cluster, tmp_path, by):
+@pytest.mark.parametrize(
+    "by", ["warning", pytest.param("limit", marks=pytest.mark.nightly)]
+)
+def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(
+    study, cluster, tmp_path, by
+):
     """And in the end the weights are those of the guide's unbroken run.
 
     The limit itself takes longer: Slurm looks at it twice a minute. Its warning is this signal.
@@ -160,17 +200,26 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(study, clust
     run.wait_for_epoch()
     (row,) = run.rows()
     if by == "limit":
-        minutes = int(cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2])
-        cluster.run("scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}")
+        minutes = int(
+            cluster.run("squeue", "-hj", row["job"], "-o0:%M").stdout.split(":")[-2]
+        )
+        cluster.run(
+            "scontrol", "update", f"JobId={row['job']}", f"TimeLimit={minutes + 2}"
+        )
     else:
         cluster.run("scancel", "--batch", "--signal=USR1", row["job"])
     run.wait("queued")
     (again,) = run.rows()
-    assert again["reason"].endswith("continues: asked to stop") and again["job"] == row["job"]
+    assert (
+        again["reason"].endswith("continues: asked to stop")
+        and again["job"] == row["job"]
+    )
     cluster.run("scontrol", "update", f"JobId={row['job']}", "TimeLimit=30")
 
     run.wait_for_epoch(segment=2)
-    assert "1 jobs cancelled" in cluster.energynn("cancel", "--all", *run.place[2:]).stdout
+    assert (
+        "1 jobs cancelled" in cluster.energynn("cancel", "--all", *run.place[2:]).stdout
+    )
     run.wait("stopped")
     wait_until_nothing_is_left(run.runs_dir)
     assert records.read(run.run_dirs()[0])["status"] == "interrupted"
@@ -182,7 +231,9 @@ def test_the_time_limit_scancel_and_a_lost_node_cost_one_start_each(study, clust
     (record,) = run.records()
     assert len(record["segments"]) == 4
     for total in ("energy_total_J", "training_time_s"):
-        assert record[total] == pytest.approx(sum(part[total] for part in record["segments"]))
+        assert record[total] == pytest.approx(
+            sum(part[total] for part in record["segments"])
+        )
     (unbroken,) = [path for path in study.run_dirs() if "pretrain" in path.name]
     (broken,) = run.run_dirs()
     assert files.sha256(broken / "weights.pt") == files.sha256(unbroken / "weights.pt")
@@ -194,14 +245,22 @@ def lose_node(cluster, node):
     killed = [psutil.Process(daemon)]
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            children = process.children(recursive=True) if "slurmstepd" in process.name() else []
-            if any(child.environ().get("SLURMD_NODENAME") == node for child in children):
+            children = (
+                process.children(recursive=True)
+                if "slurmstepd" in process.name()
+                else []
+            )
+            if any(
+                child.environ().get("SLURMD_NODENAME") == node for child in children
+            ):
                 killed += [process, *children]
     assert len(killed) > 2, killed  # slurmd, its step and the rank
     for process in killed:
         process.kill()
     look = ("sinfo", "-hNn", node, "-o", "%T")
-    cluster.wait_for(lambda: "down" in cluster.run(*look).stdout, f"{node} to be missed")
+    cluster.wait_for(
+        lambda: "down" in cluster.run(*look).stdout, f"{node} to be missed"
+    )
     cluster.script("node-up", node)
 
 
@@ -218,10 +277,14 @@ def test_doctor_proves_a_system_and_says_what_slurm_refuses(cluster, tmp_path):
 def test_a_batch_script_of_ones_own_makes_a_valid_record(cluster, tmp_path):
     """The guide's script, with names of this cluster and at a pace."""
     script = code_of_guide("A batch script of your own")
-    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p step_period_s 0.015"  # 6 s
+    # 6 s
+    small = "-p workload fourcastnet -p embed_dim 32 -p depth 1 -p step_period_s 0.015"
     for old, new in (
         (".venv/bin/papermill", f"{sys.executable} -m papermill"),
-        (" run.ipynb ", f" {tmp_path / 'run.ipynb'} -p runs_dir {tmp_path / 'runs'} {small} "),
+        (
+            " run.ipynb ",
+            f" {tmp_path / 'run.ipynb'} -p runs_dir {tmp_path / 'runs'} {small} ",
+        ),
         ("my_cluster", "two-nodes"),
     ):
         assert old in script
@@ -238,12 +301,16 @@ def test_a_batch_script_of_ones_own_makes_a_valid_record(cluster, tmp_path):
 def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
     """The batch script of a run, with a program in place of the run."""
     there = f"{tmp_path}/$SLURMD_NODENAME"
-    bring = f"srun -n 2 --ntasks-per-node=1 sh -c 'mkdir {there} && touch {there}/2015.npy'"
+    bring = (
+        f"srun -n 2 --ntasks-per-node=1 sh -c 'mkdir {there} && touch {there}/2015.npy'"
+    )
     setup = [bring, f"export ENERGYNN_ERA5={there}"]
     site = dataclasses.replace(systems.site(SYSTEM), setup=setup)
     folder = tmp_path / "runs" / "run"
     (folder / "job").mkdir(parents=True)
-    job = submit.Job({folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10)
+    job = submit.Job(
+        {folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10
+    )
     text = submit.script(job, site, "mine")
     program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
     path = folder / "job" / "job.sh"

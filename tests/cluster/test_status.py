@@ -66,7 +66,10 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
     }
     stopped = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
     submitted(
-        tmp_path, "running", "1_0", live={"epoch": 3, "epochs": 9, "power_W": 250.4, "more": "x"}
+        tmp_path,
+        "running",
+        "1_0",
+        live={"epoch": 3, "epochs": 9, "power_W": 250.4, "more": "x"},
     )
     submitted(tmp_path, "queued", "2_0")
     submitted(tmp_path, "suspended", "3_0")
@@ -82,7 +85,10 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
     )
     submitted(tmp_path, "finished", "9_0", record=minimal_record(valid=True))
     submitted(
-        tmp_path, "lost", "76_0", start={"submission": "an earlier one", "outcome": "failed: x"}
+        tmp_path,
+        "lost",
+        "76_0",
+        start={"submission": "an earlier one", "outcome": "failed: x"},
     )
     submitted(tmp_path, "died", "", run={})
     found, notes = states_of(tmp_path)
@@ -95,11 +101,16 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
         "stopped": ("stopped", "asked to stop"),
         "failed": ("failed", "rank 1 ended"),
         "finished": ("finished", ""),
-        "lost": ("stopped", "its job is gone; `sacct -j 76_0` and job/log.txt say more"),
+        "lost": (
+            "stopped",
+            "its job is gone; `sacct -j 76_0` and job/log.txt say more",
+        ),
         "died": ("failed", "its launcher died; `energynn check --recover` says more"),
     }
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(r"running    slurm/running\n +t; epoch 3/9; 250 W; job 1_0\n", shown)
+    assert re.search(
+        r"running    slurm/running\n +t; epoch 3/9; 250 W; job 1_0\n", shown
+    )
     assert all(len(line) <= 80 for line in shown.splitlines()) and shown.splitlines()[
         -1
     ].startswith("10 runs: ")
@@ -121,7 +132,9 @@ def test_without_an_answer_the_files_tell_what_they_can(tmp_path, queue):
     assert {name: state for name, (state, _) in found.items()} == {
         name: name for name in found
     } and len(found) == 3
-    assert notes == ["the queue is unknown, the rest is from the runs' files: squeue: no"]
+    assert notes == [
+        "the queue is unknown, the rest is from the runs' files: squeue: no"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +147,9 @@ def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, queue, job):
     submitted(tmp_path, "bad", job)
     submitted(tmp_path, "worse", "1_1", live={"power_W": "many"})
     found, notes = states_of(tmp_path)
-    assert found == {"good": ("running", "")} and [note.partition(":")[0] for note in notes] == [
+    assert found == {"good": ("running", "")} and [
+        note.partition(":")[0] for note in notes
+    ] == [
         "bad",
         "worse",
     ]
@@ -155,7 +170,9 @@ def test_slurms_own_refusal_is_no_answer(monkeypatch):
 
 def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, capsys):
     """It is not made again, as a training would be; that it is no evidence is said beside it."""
-    record = minimal_record(valid=False, status="finished", status_reason="", workload="command")
+    record = minimal_record(
+        valid=False, status="finished", status_reason="", workload="command"
+    )
     record |= {"invalid_reasons": ["3 power samples in the training, 60 needed"]}
     folder = tmp_path / "measured" / "a"
     folder.mkdir(parents=True)

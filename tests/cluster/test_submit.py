@@ -40,7 +40,9 @@ def test_a_series_tells_its_figure_hardware_cost_and_expected_result(name):
     gpu = "H100" if name in ("F4", "F5") else "A100"
     assert gpu in re.search(r"Hardware: (.*)\.", text)[1]
     cost = costs.total([costs.expect(run, gpu) for run in studies.find([name])[name]])
-    assert f"\nCost: {cost.gpu_hours:,.0f} GPU hours, {cost.energy_kWh:,.0f} kWh" in text
+    assert (
+        f"\nCost: {cost.gpu_hours:,.0f} GPU hours, {cost.energy_kWh:,.0f} kWh" in text
+    )
 
 
 def test_costs_are_the_published_ones_where_there_are_any():
@@ -51,17 +53,22 @@ def test_costs_are_the_published_ones_where_there_are_any():
         47.94,
         15.01,
     )
-    full = costs.expect(next(run for run in studies.find(["R1"])["R1"] if run.devices == 1))
+    full = costs.expect(
+        next(run for run in studies.find(["R1"])["R1"] if run.devices == 1)
+    )
     assert (
         full.source == "scaled" and 36 < full.energy_kWh < 41
     )  # the paper: 17.6 + 18.9 kWh and RAM
     assert costs.expect(config.make("resnet50")).source == "unknown"
     four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
     assert (
-        costs.expect(four, "H100").gpu_hours == 421.26 and costs.expect(four).energy_kWh == 120.70
+        costs.expect(four, "H100").gpu_hours == 421.26
+        and costs.expect(four).energy_kWh == 120.70
     )
     tuned = config.replace(four, stage="finetune", initial_run="x")
-    assert costs.expect(tuned).gpu_hours == pytest.approx(2 * costs.expect(four).gpu_hours)
+    assert costs.expect(tuned).gpu_hours == pytest.approx(
+        2 * costs.expect(four).gpu_hours
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +90,9 @@ def test_a_study_of_ones_own_that_is_none_is_refused(tmp_path, text, words):
 def test_study_list(capsys):
     assert cli.main(["study", "list"]) == 0
     listed = capsys.readouterr().out
-    assert all(re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES)
+    assert all(
+        re.search(rf"^{name} +\d+ runs", listed, re.M) for name in studies.STUDIES
+    )
 
 
 # ------------------------------ plans
@@ -92,7 +101,11 @@ def test_study_list(capsys):
 @pytest.mark.parametrize(
     "group, system, expected",
     [
-        ("paper-a100", "horeka-a100", r"168 to make\nexpected: 24,463.* GPU hours, 5,805"),
+        (
+            "paper-a100",
+            "horeka-a100",
+            r"168 to make\nexpected: 24,463.* GPU hours, 5,805",
+        ),
         ("paper-h100", "horeka-h100", r"6 to make\nexpected: 2,959.* GPU hours, 81"),
     ],
 )
@@ -101,7 +114,15 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
 ):
     monkeypatch.setenv("PATH", "/nowhere")
     runs_dir = tmp_path / "runs"
-    words = ["submit", group, "--system", system, "--dry-run", "--runs-dir", str(runs_dir)]
+    words = [
+        "submit",
+        group,
+        "--system",
+        system,
+        "--dry-run",
+        "--runs-dir",
+        str(runs_dir),
+    ]
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert re.search(expected, shown), shown[:500]
@@ -112,7 +133,10 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
 def fine_tuning():
     first = config.make("fourcastnet", system="two-nodes")
     return first, config.make(
-        "fourcastnet", system="two-nodes", stage="finetune", initial_run=config.run_id(first)
+        "fourcastnet",
+        system="two-nodes",
+        stage="finetune",
+        initial_run=config.run_id(first),
     )
 
 
@@ -130,15 +154,22 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
     )
     for each in jobs:
         submit.submit(each, site)
-    assert given_to_sbatch == [(), ("--dependency=afterok:41_0", "--kill-on-invalid-dep=yes")]
+    assert given_to_sbatch == [
+        (),
+        ("--dependency=afterok:41_0", "--kill-on-invalid-dep=yes"),
+    ]
     with pytest.raises(ValueError, match="initial_run: .* is not made yet"):
         submit.plan([tuned], site, tmp_path, set())
     files.write_json(folder / "record.json", minimal_record(valid=True))
-    assert [job.after for job in submit.plan([tuned, first], site, tmp_path, set())] == [None]
+    assert [
+        job.after for job in submit.plan([tuned, first], site, tmp_path, set())
+    ] == [None]
 
 
 def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
-    jobs = submit.plan(studies.find(["R1"])["R1"], systems.site("horeka-a100"), tmp_path, set())
+    jobs = submit.plan(
+        studies.find(["R1"])["R1"], systems.site("horeka-a100"), tmp_path, set()
+    )
     by_devices = {run.devices: job for job in jobs for run in job.runs.values()}
     assert by_devices[1].minutes == 48 * 60  # 82 h on one GPU: in two jobs
     assert (
@@ -148,18 +179,26 @@ def test_nodes_and_time_limits_follow_the_devices_and_the_cost(tmp_path):
     )
     site = systems.site("horeka-a100")
     for devices, nodes in ((1, 1), (4, 1), (6, 2), (9, 3)):
-        run = config.make("fourcastnet", preset="paper", devices=devices, system=site.name)
+        run = config.make(
+            "fourcastnet", preset="paper", devices=devices, system=site.name
+        )
         (job,) = submit.plan([run], site, tmp_path, set())
         assert job.nodes == nodes
 
 
 def render(site=None, runs=1, minutes=60, system_dir="/runs/two-nodes"):
-    folders = {Path(system_dir) / f"run-{number}": fine_tuning()[0] for number in range(runs)}
-    return submit.script(submit.Job(folders, 1, minutes), site or systems.site(TWO_NODES), "mine")
+    folders = {
+        Path(system_dir) / f"run-{number}": fine_tuning()[0] for number in range(runs)
+    }
+    return submit.script(
+        submit.Job(folders, 1, minutes), site or systems.site(TWO_NODES), "mine"
+    )
 
 
 @pytest.mark.parametrize("minutes, warning_s", [(10, 50), (60, 300), (600, 300)])
-def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs(minutes, warning_s):
+def test_a_warning_comes_five_minutes_before_the_end_and_later_in_short_jobs(
+    minutes, warning_s
+):
     assert f"#SBATCH --signal=B:USR1@{warning_s}\n" in render(minutes=minutes)
 
 
@@ -168,7 +207,9 @@ def test_the_environment_of_a_job_is_what_the_script_says(tmp_path, monkeypatch)
     monkeypatch.setenv("ENERGYNN_ERA5", "/data/it's era5; rm -rf $HOME")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     text = render()
-    assert "#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH\n" in text and "hush" not in text
+    assert (
+        "#SBATCH --export=HOME,USER,LOGNAME,LANG,PATH\n" in text and "hush" not in text
+    )
     assert """export ENERGYNN_ERA5='/data/it'"'"'s era5; rm -rf $HOME'""" in text
     assert f"export PYTHONPATH={REPOSITORY}:{tmp_path}\n" in text, (
         "a workload of one's own is found in the job"
@@ -200,7 +241,12 @@ def test_a_text_comes_back_from_the_shell_or_is_refused(text):
 @example("--exclude=cn[1-2]")
 def test_an_option_stays_on_its_line_or_is_refused(text):
     facts = dict(
-        name="x", file="x", scheduler="slurm", devices_per_node=1, sbatch=[text], srun=[text]
+        name="x",
+        file="x",
+        scheduler="slurm",
+        devices_per_node=1,
+        sbatch=[text],
+        srun=[text],
     )
     try:
         site = systems.from_dict(facts)
@@ -234,7 +280,10 @@ def test_a_line_of_set_up_that_fails_stops_the_job(tmp_path, line, status):
     "line, words",
     [
         ("gpus = 4", "gpus: not known; did you mean gpu?"),
-        ('devices_per_node = "4"', r"Expected `int`, got `str` - at `\$.devices_per_node`"),
+        (
+            'devices_per_node = "4"',
+            r"Expected `int`, got `str` - at `\$.devices_per_node`",
+        ),
         ("max_hours = -1", "max_hours"),
         ('sbatch = ["--wrap=touch x"]', "sbatch"),
         ('environment = {"A B" = "4"}', "environment"),
@@ -245,7 +294,9 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
     path = tmp_path / "mine.toml"
     values = {"scheduler": '"slurm"', "devices_per_node": "4"}
     values.pop(line.split()[0], None)
-    path.write_text("\n".join([*(f"{key} = {value}" for key, value in values.items()), line]))
+    path.write_text(
+        "\n".join([*(f"{key} = {value}" for key, value in values.items()), line])
+    )
     with pytest.raises(ValueError, match=words) as error:
         systems.site(str(path))
     assert str(path) in str(error.value) and "\n" not in str(error.value)
@@ -253,9 +304,9 @@ def test_a_fault_in_a_systems_file_is_one_clear_line(tmp_path, line, words):
 
 def test_systems_that_ship_can_be_read_and_a_slip_is_told():
     for path in (REPOSITORY / "systems").glob("*.toml"):
-        assert systems.from_dict(dataclasses.asdict(systems.site(path.stem))) == systems.site(
-            path.stem
-        )
+        assert systems.from_dict(
+            dataclasses.asdict(systems.site(path.stem))
+        ) == systems.site(path.stem)
     with pytest.raises(ValueError, match="did you mean horeka-a100.*choose one of"):
         systems.site("horeka-a10")
 
@@ -273,7 +324,10 @@ def test_the_container_holds_all_that_its_commands_need(tmp_path):
     words = ["submit", "smoke", "--system", "slurm", "--dry-run"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     subprocess.run(
-        [sys.executable, "-m", "energynn.cli", *words], cwd=tmp_path, env=environment, check=True
+        [sys.executable, "-m", "energynn.cli", *words],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
     )
 
 
@@ -285,7 +339,9 @@ class FakeSlurm:
 
     def __init__(self, monkeypatch):
         self.jobs, self.refuses_after, self.is_slow = {}, 99, False
-        monkeypatch.setattr(slurm, "call", lambda command, *words: getattr(self, command)(*words))
+        monkeypatch.setattr(
+            slurm, "call", lambda command, *words: getattr(self, command)(*words)
+        )
 
     def sbatch(self, *words):
         if len(self.jobs) >= self.refuses_after:
@@ -300,9 +356,13 @@ class FakeSlurm:
     def squeue(self, *words):
         asked = words[-1].partition("=")[2]
         if words[-1].startswith("--name="):
-            return "".join(f"{number}\n" for number, name in self.jobs.items() if name == asked)
+            return "".join(
+                f"{number}\n" for number, name in self.jobs.items() if name == asked
+            )
         return "".join(
-            f"{number}_0|PENDING|None\n" for number in asked.split(",") if number in self.jobs
+            f"{number}_0|PENDING|None\n"
+            for number in asked.split(",")
+            if number in self.jobs
         )
 
     def scancel(self, *jobs):
@@ -320,10 +380,20 @@ def fake_slurm(monkeypatch):
 def submit_two(tmp_path):
     path = tmp_path / "mine.py"
     made = ", ".join(
-        f"config.make('fourcastnet', system=system, devices={devices})" for devices in (1, 2)
+        f"config.make('fourcastnet', system=system, devices={devices})"
+        for devices in (1, 2)
     )
-    path.write_text(f"from energynn import config\ndef study(system):\n    return [{made}]\n")
-    words = ["submit", str(path), "--system", TWO_NODES, "--runs-dir", str(tmp_path / "runs")]
+    path.write_text(
+        f"from energynn import config\ndef study(system):\n    return [{made}]\n"
+    )
+    words = [
+        "submit",
+        str(path),
+        "--system",
+        TWO_NODES,
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    ]
     return lambda *more: cli.main([*words, *more])
 
 
@@ -338,10 +408,13 @@ def test_what_slurm_refuses_is_not_submitted_and_what_it_took_is_left_alone(
     assert sorted(row["state"] for row in rows) == ["not submitted", "queued"]
     fake_slurm.refuses_after = 99
     assert (
-        submit_two() == 0 and "1 of 2 runs are made or queued; 1 to make" in capsys.readouterr().out
+        submit_two() == 0
+        and "1 of 2 runs are made or queued; 1 to make" in capsys.readouterr().out
     )
     assert (
-        submit_two() == 0 and "0 to make" in capsys.readouterr().out and len(fake_slurm.jobs) == 2
+        submit_two() == 0
+        and "0 to make" in capsys.readouterr().out
+        and len(fake_slurm.jobs) == 2
     )
     assert (
         cli.main(["cancel", "--all", "--runs-dir", str(tmp_path / "runs")]) == 0
@@ -357,11 +430,16 @@ def test_a_job_that_sbatch_did_not_confirm_is_found_and_not_made_twice(
     fake_slurm.is_slow = True
     assert submit_two() == 0 and "job 42: 1 x " in capsys.readouterr().out
     assert (
-        submit_two() == 0 and "0 to make" in capsys.readouterr().out and len(fake_slurm.jobs) == 2
+        submit_two() == 0
+        and "0 to make" in capsys.readouterr().out
+        and len(fake_slurm.jobs) == 2
     )
     fake_slurm.jobs.clear()
     monkeypatch.setattr(slurm, "find", lambda name: "")
-    assert submit_two() == 2 and "did not answer; see `squeue --me`" in capsys.readouterr().err
+    assert (
+        submit_two() == 2
+        and "did not answer; see `squeue --me`" in capsys.readouterr().err
+    )
 
 
 def test_what_costs_more_than_allowed_is_refused(fake_slurm, submit_two, capsys):
@@ -383,7 +461,10 @@ def test_options_of_one_submission_stand_in_its_scripts_alone(
     (script, *_) = (tmp_path / "runs").glob("*/*/job/job.sh")
     for option in ("--account=mine", "--exclude=cn[1-2]", "-p long"):
         assert f"#SBATCH {option}\n" in script.read_text()
-    assert submit_two("--", "--wrap=touch x") == 2 and "$.sbatch" in capsys.readouterr().err
+    assert (
+        submit_two("--", "--wrap=touch x") == 2
+        and "$.sbatch" in capsys.readouterr().err
+    )
 
 
 def test_a_study_is_made_here_by_another_command(capsys):

@@ -1,4 +1,6 @@
-"""ERA5 from every layout that it is published in, through the training store, to normalized sequences; a small grid."""
+"""ERA5 from every layout that it is published in, through the training store, to normalized
+sequences; a small grid.
+"""
 
 import json
 import subprocess
@@ -10,7 +12,12 @@ import xarray as xr
 
 from energynn import cli, config
 from energynn.data import era5_sources, era5_store, manifests
-from energynn.data.era5_sources import CHANNELS, NAMES, hours_of_year, relative_humidity_percent
+from energynn.data.era5_sources import (
+    CHANNELS,
+    NAMES,
+    hours_of_year,
+    relative_humidity_percent,
+)
 from energynn.launch import start
 from tests.ranks import start_ranks
 
@@ -21,7 +28,9 @@ SURFACE = ("u10", "v10", "t2m", "sp", "mslp", "tcwv")
 
 
 def plane(name, hour):
-    """(9, 16): another value for each channel, time and place; humidities are possible ones at 220 to 300 K."""
+    """(9, 16): another value for each channel, time and place; humidities are possible ones at
+    220 to 300 K.
+    """
     generator = np.random.default_rng([sum(name.encode()), len(name), int(hour)])
     values = generator.uniform(220, 300, (ROWS, COLUMNS)).astype(np.float32)
     return values / 30_000 if name[0] == "q" else values
@@ -36,21 +45,33 @@ def write_hdf5(folder, year, times=None):
     hours = hours_of_year(year)[:times]
     folder.mkdir(parents=True, exist_ok=True)
     with h5py.File(folder / f"{year}.h5", "w") as file:
-        file["fields"] = np.stack([[plane(name, hour) for name in (*CHANNELS, "sst")] for hour in hours])
+        file["fields"] = np.stack(
+            [[plane(name, hour) for name in (*CHANNELS, "sst")] for hour in hours]
+        )
     return hours
 
 
 def dataset(hours, names=NAMES, which=0, south_first=False, level="level", time="time"):
-    """A store as WeatherBench2 (``which`` 0) or the Climate Data Store (1) names and arranges it."""
+    """A store as WeatherBench2 (``which`` 0) or the Climate Data Store (1) names and arranges
+    it.
+    """
     order = -1 if south_first else 1
     variables = {}
     for name in names:
         if name in SURFACE:
             values = np.stack([plane(name, hour) for hour in hours])
-            variables[NAMES[name][which]] = ((time, "latitude", "longitude"), values[:, ::order])
+            variables[NAMES[name][which]] = (
+                (time, "latitude", "longitude"),
+                values[:, ::order],
+            )
         else:
-            values = np.stack([[plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours])
-            variables[NAMES[name][which]] = ((time, level, "latitude", "longitude"), values[..., ::order, :])
+            values = np.stack(
+                [[plane(f"{name}{hPa}", hour) for hPa in LEVELS_HPA] for hour in hours]
+            )
+            variables[NAMES[name][which]] = (
+                (time, level, "latitude", "longitude"),
+                values[..., ::order, :],
+            )
     coordinates = {
         time: np.array(hours, dtype="datetime64[h]").astype("datetime64[ns]"),
         level: LEVELS_HPA,
@@ -72,28 +93,46 @@ def prepared(folder, **times_by_year):
     return folder / "store"
 
 
-# --------------------------------------------------------------------------------------------------------- the sources
+# ---------------------------------------------------------------------------------- the sources
 
 
 def test_fourcastnets_hdf5(tmp_path):
-    hours = write_hdf5(tmp_path / "out_of_sample", 2016, times=5)  # in one of its subfolders
+    # in one of its subfolders
+    hours = write_hdf5(tmp_path / "out_of_sample", 2016, times=5)
     source = era5_sources.open_year(str(tmp_path), 2016)
-    assert source.hours.tolist() == hours.tolist() and era5_sources.utc(hours[4]) == "2016-01-02T00 UTC"
-    assert np.array_equal(source.read(3), state(hours[3])) and source.read(3).dtype == np.float32
+    assert (
+        source.hours.tolist() == hours.tolist()
+        and era5_sources.utc(hours[4]) == "2016-01-02T00 UTC"
+    )
+    assert (
+        np.array_equal(source.read(3), state(hours[3]))
+        and source.read(3).dtype == np.float32
+    )
     assert source.latitude_deg.tolist() == LATITUDE_DEG[:-1].tolist()
     assert source.longitude_deg.tolist() == [22.5 * column for column in range(16)]
 
 
 def test_leap_years_and_the_papers_counts():
     assert len(hours_of_year(1980)) == 1464 and len(hours_of_year(1900)) == 1460
-    assert sum(len(hours_of_year(year)) for year in era5_store.parse_years("1979-2015")) == 54_056
-    assert sum(len(hours_of_year(year)) for year in era5_store.parse_years("2016-2017")) == 2_924
+    assert (
+        sum(len(hours_of_year(year)) for year in era5_store.parse_years("1979-2015"))
+        == 54_056
+    )
+    assert (
+        sum(len(hours_of_year(year)) for year in era5_store.parse_years("2016-2017"))
+        == 2_924
+    )
 
 
 @pytest.mark.parametrize("south_first", [False, True])
-def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(tmp_path, south_first):
-    hours = np.arange(hours_of_year(2019)[0] - 3, hours_of_year(2019)[0] + 20)  # hourly, from the year before on
-    kind = dict(which=1, south_first=south_first, level="pressure_level", time="valid_time")
+def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(
+    tmp_path, south_first
+):
+    # hourly, from the year before on
+    hours = np.arange(hours_of_year(2019)[0] - 3, hours_of_year(2019)[0] + 20)
+    kind = dict(
+        which=1, south_first=south_first, level="pressure_level", time="valid_time"
+    )
     for file, names in (("single", SURFACE), ("levels", "tuvzr")):
         found = dataset(hours, names, **kind)
         if south_first:  # as in WeatherBench2's coarse stores
@@ -107,7 +146,8 @@ def test_netcdf_in_several_files_with_the_names_of_the_climate_data_store(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["nc", "zarr"])
-@pytest.mark.parametrize("with_fraction", [False, True])  # ARCO has no relative humidity, WeatherBench2 a fraction
+# ARCO has no relative humidity, WeatherBench2 a fraction
+@pytest.mark.parametrize("with_fraction", [False, True])
 def test_weatherbench_and_arco_with_humidity_computed(tmp_path, with_fraction, kind):
     hours = np.arange(hours_of_year(2019)[0], hours_of_year(2019)[0] + 8)
     names = [name for name in NAMES if name != "r" or with_fraction]
@@ -121,13 +161,19 @@ def test_weatherbench_and_arco_with_humidity_computed(tmp_path, with_fraction, k
     assert source.hours.tolist() == hours[[0, 6]].tolist()
     expected = state(hours[6])
     for level in (500, 850):
-        t, q = (plane(f"{name}{level}", hours[6])[:-1].astype(np.float64) for name in "tq")
-        expected[CHANNELS.index(f"r{level}")] = relative_humidity_percent(t, q, np.float64(100 * level))
+        t, q = (
+            plane(f"{name}{level}", hours[6])[:-1].astype(np.float64) for name in "tq"
+        )
+        expected[CHANNELS.index(f"r{level}")] = relative_humidity_percent(
+            t, q, np.float64(100 * level)
+        )
     assert np.allclose(source.read(1), expected, rtol=1e-5)
 
 
 def test_relative_humidity_against_tables():
-    """Saturation vapour pressures in Pa as measured: over water at 20 C, over ice at -30 C (WMO tables)."""
+    """Saturation vapour pressures in Pa as measured: over water at 20 C, over ice at -30 C (WMO
+    tables).
+    """
     for temperature_K, saturation_Pa in ((293.15, 2339.0), (243.15, 38.0)):
         vapour_Pa, pressure_Pa = saturation_Pa / 2, 85000.0
         specific = 0.622 * vapour_Pa / (pressure_Pa - 0.378 * vapour_Pa)
@@ -135,12 +181,23 @@ def test_relative_humidity_against_tables():
         assert found == pytest.approx(50, rel=5e-3)
 
 
-@pytest.mark.parametrize("shape, kind", [((4, 21, 8, 16), "f4"), ((4, 21, 9, 16), "f8"), ((9, 16), "f4")])
+@pytest.mark.parametrize(
+    "shape, kind", [((4, 21, 8, 16), "f4"), ((4, 21, 9, 16), "f8"), ((9, 16), "f4")]
+)
 def test_hdf5_of_another_shape_is_one_clear_line(tmp_path, capsys, shape, kind):
     with h5py.File(tmp_path / "2019.h5", "w") as file:
         file.create_dataset("fields", shape, kind)
     out = tmp_path / "out"
-    words = ["data", "era5", "--source", str(tmp_path), "--out", str(out), "--years", "2019"]
+    words = [
+        "data",
+        "era5",
+        "--source",
+        str(tmp_path),
+        "--out",
+        str(out),
+        "--years",
+        "2019",
+    ]
     assert cli.main(words) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "2019.h5" in error and str(shape) in error
@@ -163,7 +220,9 @@ def test_truncated_hdf5_and_missing_years_are_named(tmp_path):
 @pytest.mark.parametrize("name", ["t2m", "z"])
 def test_a_missing_variable_is_named(tmp_path, name):
     names = [other for other in NAMES if other != name]
-    dataset(hours_of_year(2019)[:2], names).to_netcdf(tmp_path / "store.nc", engine="scipy")
+    dataset(hours_of_year(2019)[:2], names).to_netcdf(
+        tmp_path / "store.nc", engine="scipy"
+    )
     with pytest.raises(ValueError, match=f"no {NAMES[name][0]} or .*2019-01-01T06 UTC"):
         era5_sources.open_year(str(tmp_path / "store.nc"), 2019).read(1)
 
@@ -179,30 +238,44 @@ def test_nan_names_variable_and_time(tmp_path):
     damaged["geopotential"][1, LEVELS_HPA.index(50), 2, 3] = np.nan
     path = tmp_path / "levels.nc"
     damaged.to_netcdf(path, engine="scipy")
-    with pytest.raises(ValueError, match="levels.nc: no finite z50 at 2019-01-01T06 UTC"):
+    with pytest.raises(
+        ValueError, match="levels.nc: no finite z50 at 2019-01-01T06 UTC"
+    ):
         era5_store.prepare(str(path), tmp_path / "out", [2019])
 
 
-# ----------------------------------------------------------------------------------------------------------- the store
+# ------------------------------------------------------------------------------------ the store
 
 
 def test_the_store_holds_the_states_and_their_statistics(tmp_path):
     store = prepared(tmp_path, y2015=11, y2016=9)
-    states = {year: np.stack([state(hour) for hour in hours_of_year(year)[:n]]) for year, n in ((2015, 11), (2016, 9))}
+    states = {
+        year: np.stack([state(hour) for hour in hours_of_year(year)[:n]])
+        for year, n in ((2015, 11), (2016, 9))
+    }
     for year, expected in states.items():
         assert np.array_equal(np.load(store / f"{year}.npy"), expected)
-        assert json.loads((store / f"{year}.json").read_text())["hours_since_1970"][1] == hours_of_year(year)[1]
+        assert (
+            json.loads((store / f"{year}.json").read_text())["hours_since_1970"][1]
+            == hours_of_year(year)[1]
+        )
     values = np.concatenate(list(states.values())).astype(np.float64)
     mean, std = era5_store.statistics(store, [2015, 2016])
     assert mean == pytest.approx(values.mean(axis=(0, 2, 3)), rel=1e-12)
     assert std == pytest.approx(values.std(axis=(0, 2, 3)), rel=1e-10)
-    mean_state = era5_store.climatology(store, [2015, 2016])  # 2015 has more times, so it counts more
+    # 2015 has more times, so it counts more
+    mean_state = era5_store.climatology(store, [2015, 2016])
     assert mean_state == pytest.approx(values.mean(axis=0), rel=1e-6, abs=1e-5)
-    mean, _ = era5_store.statistics(store, [2015])  # never of other years than the training's
-    assert mean == pytest.approx(states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12)
+    # never of other years than the training's
+    mean, _ = era5_store.statistics(store, [2015])
+    assert mean == pytest.approx(
+        states[2015].astype(np.float64).mean(axis=(0, 2, 3)), rel=1e-12
+    )
 
 
-def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(
+    tmp_path, monkeypatch
+):
     whole, out = prepared(tmp_path, y2015=12, y2016=13), tmp_path / "interrupted"
     opened, years = era5_sources.open_year, [2015, 2016]
 
@@ -214,7 +287,9 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(tmp_path,
                 raise KeyboardInterrupt
             return source.read(index)
 
-        return era5_sources.Source(source.hours, source.latitude_deg, source.longitude_deg, read)
+        return era5_sources.Source(
+            source.hours, source.latitude_deg, source.longitude_deg, read
+        )
 
     monkeypatch.setattr(era5_sources, "open_year", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -229,39 +304,74 @@ def test_an_interrupted_year_is_made_anew_and_ends_with_the_same_bytes(tmp_path,
     assert not list(out.glob("*.part"))
 
 
-# ------------------------------------------------------------------------------------------------------- the sequences
+# -------------------------------------------------------------------------------- the sequences
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_sequences_cross_the_years_end_but_no_gap(tmp_path, steps):
-    store = prepared(tmp_path, y2015=None, y2016=10, y2018=4)  # 2015 is whole; 2016 ends early, 2017 is missing
-    hours = np.concatenate([hours_of_year(2015), hours_of_year(2016)[:10], hours_of_year(2018)[:4]])
+    # 2015 is whole; 2016 ends early, 2017 is missing
+    store = prepared(tmp_path, y2015=None, y2016=10, y2018=4)
+    hours = np.concatenate(
+        [hours_of_year(2015), hours_of_year(2016)[:10], hours_of_year(2018)[:4]]
+    )
     mean, std = era5_store.statistics(store, [2015])
     sequences = era5_store.Sequences(store, [2015, 2016, 2018], steps, mean, std)
-    expected = [hour for hour in hours if {*(hour + 6 * np.arange(1, steps + 1)).tolist()} <= set(hours.tolist())]
+    expected = [
+        hour
+        for hour in hours
+        if {*(hour + 6 * np.arange(1, steps + 1)).tolist()} <= set(hours.tolist())
+    ]
     assert sequences.hours[sequences.rows[:, 0]].tolist() == expected
-    assert len(sequences) == 1470 - steps + 4 - steps and sequences.shape == (len(sequences), steps + 1, 20, 8, 16)
-    for index in (0, 1460 - 1, 1469 - steps, 1470 - steps):  # 1459: 31 December 18 UTC and what follows
+    assert len(sequences) == 1470 - steps + 4 - steps and sequences.shape == (
+        len(sequences),
+        steps + 1,
+        20,
+        8,
+        16,
+    )
+    for index in (0, 1460 - 1, 1469 - steps, 1470 - steps):
+        # 1459: 31 December 18 UTC and what follows
         found = sequences[index] * std[:, None, None] + mean[:, None, None]
         for step in range(steps + 1):
-            assert np.allclose(found[step], state(expected[index] + 6 * step), rtol=1e-5, atol=0.1)
+            assert np.allclose(
+                found[step], state(expected[index] + 6 * step), rtol=1e-5, atol=0.1
+            )
         assert sequences[index].dtype == np.float32
 
 
 def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     store = prepared(tmp_path, y2015=30, y2016=20, y2019=None)
     training, validation, test = era5_store.load(store, 2, "2015", "2016", "2019")
-    assert (len(training.sequences), len(validation.sequences), len(test.sequences)) == (28, 18, 36)
-    one_step = era5_store.load(store, 1, "2015", "2016", "2019")  # trained on one step, tested on two
-    assert [split.sequences.shape[:2] for split in one_step] == [(29, 2), (19, 2), (36, 3)]
+    assert (
+        len(training.sequences),
+        len(validation.sequences),
+        len(test.sequences),
+    ) == (28, 18, 36)
+    # trained on one step, tested on two
+    one_step = era5_store.load(store, 1, "2015", "2016", "2019")
+    assert [split.sequences.shape[:2] for split in one_step] == [
+        (29, 2),
+        (19, 2),
+        (36, 3),
+    ]
     assert test.scored_steps == (1, 2) and test.climatology.dtype == np.float32
     mean, std = era5_store.statistics(store, [2015])
-    known = np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float) - mean[:, None, None]
+    known = (
+        np.mean([state(hour) for hour in hours_of_year(2015)[:30]], axis=0, dtype=float)
+        - mean[:, None, None]
+    )
     assert np.allclose(test.climatology, known / std[:, None, None], atol=1e-5)
-    starts = [era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]]
+    starts = [
+        era5_sources.utc(test.sequences.hours[row]) for row in test.sequences.rows[:, 0]
+    ]
     assert starts[:3] == ["2019-01-01T00 UTC", "2019-01-10T00 UTC", "2019-01-19T00 UTC"]
-    assert starts[-1] == "2019-11-12T00 UTC"  # 35 x 9 days later: the published code's number 1260
-    assert test.lead_h == 6 and CHANNELS[test.z500] == "z500" and test.latitude_weights.shape == (8,)
+    # 35 x 9 days later: the published code's number 1260
+    assert starts[-1] == "2019-11-12T00 UTC"
+    assert (
+        test.lead_h == 6
+        and CHANNELS[test.z500] == "z500"
+        and test.latitude_weights.shape == (8,)
+    )
     with pytest.raises(ValueError, match="overlap"):
         era5_store.load(store, 1, "2015-2016", "2016", "2019")
     with pytest.raises(ValueError, match="2017.json"):
@@ -272,7 +382,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
         era5_store.parse_years("2016-2015")
 
 
-# ---------------------------------------------------------------------------------------- the manifest and the trainer
+# ----------------------------------------------------------------- the manifest and the trainer
 
 
 @pytest.fixture
@@ -289,7 +399,9 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     manifest = json.loads((tmp_path / "data_manifests/era5/manifest.json").read_text())
     assert manifest["energynn:times"] == {"2015": 9, "2016": 8, "2019": 39}
     subprocess.run(
-        ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"], cwd=described, check=True
+        ["sha256sum", "-c", "--quiet", tmp_path / "data_manifests/era5/SHA256SUMS"],
+        cwd=described,
+        check=True,
     )
 
     verify = ["data", "verify", "era5", "--root", str(described)]
@@ -298,11 +410,18 @@ def test_manifest_counts_verifies_and_goes_on(described, tmp_path, monkeypatch, 
     content[1000] ^= 1
     (described / "2016.npy").write_bytes(content)
     capsys.readouterr()
-    assert cli.main(verify) == 2 and "2016.npy differs from its sha256" in capsys.readouterr().err
-    assert manifests.verify("era5") == described  # a run's start compares what takes seconds
+    assert (
+        cli.main(verify) == 2
+        and "2016.npy differs from its sha256" in capsys.readouterr().err
+    )
+    # a run's start compares what takes seconds
+    assert manifests.verify("era5") == described
     monkeypatch.delenv("ENERGYNN_ERA5")
     with pytest.raises(ValueError, match="era5: does not ship; set ENERGYNN_ERA5"):
-        start.prepare(config.make("fourcastnet", dataset="era5"), tmp_path / "runs" / "local" / "run")
+        start.prepare(
+            config.make("fourcastnet", dataset="era5"),
+            tmp_path / "runs" / "local" / "run",
+        )
     (described / "2016.npy").unlink()
     assert cli.main(verify) == 2 and "2016.npy is missing" in capsys.readouterr().err
     (described / "2016.part").touch()
@@ -345,22 +464,40 @@ SMALL = dict(
 @pytest.mark.parametrize("stage, workers", [("pretrain", 0), ("finetune", 1)])
 def test_fourcastnet_trains_on_the_store(described, tmp_path, stage, workers):
     initial_run = "earlier" if stage == "finetune" else ""
-    changes = dict(training_years=2015, stage=stage, initial_run=initial_run, loader_workers=workers)
+    changes = dict(
+        training_years=2015,
+        stage=stage,
+        initial_run=initial_run,
+        loader_workers=workers,
+    )
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     done = start_ranks(1, script, tmp_path, json.dumps(SMALL | changes))
     assert done.returncode == 0, done.stdout
     losses = json.loads(done.stdout.splitlines()[-1])
-    assert len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
-    events = [json.loads(line) for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()]
+    assert (
+        len(losses) == (8 if stage == "pretrain" else 7) and np.isfinite(losses).all()
+    )
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "run" / "events-rank0.jsonl").read_text().splitlines()
+    ]
     (end,) = [event for event in events if event["event"] == "training_end"]
     # 39 times of the test year: the initial conditions of 1 and 10 January; 8 of the validation's.
     assert end["samples_evaluated"] == 2 + (7 if stage == "pretrain" else 6)
-    assert {"z500_rmse_6h_m", "z500_rmse_12h_m", "z500_acc_6h", "acc_12h", "validation_loss"} < end["metrics"].keys()
+    assert {
+        "z500_rmse_6h_m",
+        "z500_rmse_12h_m",
+        "z500_acc_6h",
+        "acc_12h",
+        "validation_loss",
+    } < end["metrics"].keys()
 
 
 def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
-    """Nothing is learned, so that seven validation and two test samples on one, two and three ranks give the same."""
+    """Nothing is learned, so that seven validation and two test samples on one, two and three
+    ranks give the same.
+    """
     found = []
     for devices in (1, 2, 3):
         parameters = SMALL | dict(learning_rate=0, local_batch_size=2, devices=devices)
@@ -372,7 +509,15 @@ def test_any_number_of_ranks_scores_every_sample_once(described, tmp_path):
         done = start_ranks(devices, script, folder, json.dumps(parameters))
         assert done.returncode == 0, done.stdout
         for rank in range(devices):
-            events = (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
-            found += [event["metrics"] for line in events if (event := json.loads(line))["event"] == "training_end"]
-    assert len(found) == 6 and all(metrics == pytest.approx(found[0], rel=1e-6) for metrics in found)
+            events = (
+                (folder / "run" / f"events-rank{rank}.jsonl").read_text().splitlines()
+            )
+            found += [
+                event["metrics"]
+                for line in events
+                if (event := json.loads(line))["event"] == "training_end"
+            ]
+    assert len(found) == 6 and all(
+        metrics == pytest.approx(found[0], rel=1e-6) for metrics in found
+    )
     assert found[0]["validation_loss"] > 0

@@ -1,4 +1,6 @@
-"""ImageNet's three places (tree, archives, prepared store) hold the same images; subsets; broken images."""
+"""ImageNet's three places (tree, archives, prepared store) hold the same images; subsets; broken
+images.
+"""
 
 import hashlib
 import io
@@ -17,7 +19,11 @@ from energynn.data.images import Images, decode, load_pillow
 from tests.ranks import start_ranks
 
 # 3 classes with 5, 2 and 4 samples, in an order of folders that must not matter.
-SAMPLES = [(f"/anywhere/{label}/{k}.jpg", label) for label, count in enumerate((5, 2, 4)) for k in range(count)]
+SAMPLES = [
+    (f"/anywhere/{label}/{k}.jpg", label)
+    for label, count in enumerate((5, 2, 4))
+    for k in range(count)
+]
 NAMES, LABELS = zip(*SAMPLES, strict=True)
 SYNSETS = {"n03": 5, "n01": 2, "n02": 4}  # training images
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -25,14 +31,18 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def jpeg(seed: int, size=(50, 38), mode="RGB") -> bytes:
     data = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (4, 5, len(mode)), dtype=np.uint8)
+    pixels = np.random.default_rng(seed).integers(
+        0, 256, (4, 5, len(mode)), dtype=np.uint8
+    )
     Image.fromarray(pixels.squeeze(), mode).resize(size).save(data, "JPEG")
     return data.getvalue()
 
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """A tree, and the same images in archives as image-net.org has them: synset ids are not in alphabetical order."""
+    """A tree, and the same images in archives as image-net.org has them: synset ids are not in
+    alphabetical order.
+    """
     monkeypatch.setattr(imagenet, "INDEX", tmp_path / "index")
     root, official = tmp_path / "tree", tmp_path / "official"
     official.mkdir()
@@ -53,13 +63,27 @@ def tree(tmp_path, monkeypatch):
             (root / "val" / synset / name).write_bytes(data)
             add(archive, name, data)
     meta = io.BytesIO()
-    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
-    rows = [(1, "n03", "cat", 0), (2, "n01", "dog", 0), (3, "n02", "cow", 0), (4, "n00", "animal", 3)]
+    fields = [
+        ("ILSVRC2012_ID", "O"),
+        ("WNID", "O"),
+        ("words", "O"),
+        ("num_children", "O"),
+    ]
+    rows = [
+        (1, "n03", "cat", 0),
+        (2, "n01", "dog", 0),
+        (3, "n02", "cow", 0),
+        (4, "n00", "animal", 3),
+    ]
     savemat(meta, {"synsets": np.array(rows, dtype=fields)})
     with tarfile.open(official / imagenet.DEVELOPMENT_KIT, "w:gz") as kit:
         add(kit, "ILSVRC2012_devkit_t12/data/meta.mat", meta.getvalue())
         truth = b"3\n2\n1\n2\n3\n1\n"
-        add(kit, "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt", truth)
+        add(
+            kit,
+            "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt",
+            truth,
+        )
     return root
 
 
@@ -72,23 +96,35 @@ def add(archive, name, data):
 def test_the_rule_as_facts_data_md_states_it():
     expected = []
     columns = [
-        sorted((hashlib.sha256(f"0|{k}.jpg".encode()).hexdigest(), label, k) for k in range(count))
+        sorted(
+            (hashlib.sha256(f"0|{k}.jpg".encode()).hexdigest(), label, k)
+            for k in range(count)
+        )
         for label, count in enumerate((5, 2, 4))
     ]
     for turn in range(5):
         expected += [column[turn][1:] for column in columns if turn < len(column)]
-    found = [(LABELS[index], int(NAMES[index][-5])) for index in stratified_prefix(NAMES, LABELS, 11)]
+    found = [
+        (LABELS[index], int(NAMES[index][-5]))
+        for index in stratified_prefix(NAMES, LABELS, 11)
+    ]
     assert found == expected
 
 
 def test_archives_are_read_in_place_and_are_the_same_listing(tree):
     for _ in range(2):  # the second time from the index
-        for here, there in zip(list_images(tree), list_images(tree.parent / "official"), strict=True):
+        for here, there in zip(
+            list_images(tree), list_images(tree.parent / "official"), strict=True
+        ):
             assert here.classes == there.classes and (here.labels == there.labels).all()
             assert (here.names == there.names).all()
-            assert [here.read(k) for k in range(len(here))] == [there.read(k) for k in range(len(there))]
+            assert [here.read(k) for k in range(len(here))] == [
+                there.read(k) for k in range(len(there))
+            ]
     assert len(list((tree.parent / "index").iterdir())) == 2
-    assert "img_train.tar: train/n01/n01_0.JPEG" in list_images(tree.parent / "official")[0].where(0)
+    assert "img_train.tar: train/n01/n01_0.JPEG" in list_images(
+        tree.parent / "official"
+    )[0].where(0)
 
 
 def test_damaged_or_incomplete_archives_are_named(tree):
@@ -106,7 +142,9 @@ def test_damaged_or_incomplete_archives_are_named(tree):
 def test_scaled_subsets_are_nested_and_the_same_on_any_machine(tree):
     names = [f"train/c{k % 1000:04d}/{k}.JPEG".encode() for k in range(20_000)]
     listing = imagenet.make_listing(tree, names)
-    larger, smaller = (stratified_prefix(listing.names, listing.labels, count) for count in (156, 78))
+    larger, smaller = (
+        stratified_prefix(listing.names, listing.labels, count) for count in (156, 78)
+    )
     assert smaller.tolist() == larger[:78].tolist()
     text = b"".join(listing.names[index] + b"\n" for index in smaller)
     assert hashlib.sha256(text).hexdigest().startswith("8d802d4052450b06caf2cabe")
@@ -116,11 +154,17 @@ def test_missing_folders_are_named(tree):
     (tree / "val" / "n02").rename(tree / "n02")
     with pytest.raises(ValueError, match="class n02 is in one split only"):
         list_images(tree)
-    with pytest.raises(ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"):
+    with pytest.raises(
+        ValueError, match="neither train/.*nor ILSVRC2012_img_train.tar"
+    ):
         list_images(tree.parent)
 
 
-@pytest.mark.parametrize("data", [b"", b"no image", jpeg(1)[:300]], ids=["zero bytes", "no image", "truncated"])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"no image", jpeg(1)[:300]],
+    ids=["zero bytes", "no image", "truncated"],
+)
 @pytest.mark.parametrize("load", [load_pillow, decode], ids=["pillow", "torchvision"])
 def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, data, load):
     broken = tree / "train" / "n01" / "n01_1.JPEG"
@@ -130,7 +174,8 @@ def test_a_broken_image_is_named_and_fatal_or_replaced_and_counted(tree, data, l
         Images(listing, np.arange(11), load)[1]
     images = Images(listing, np.arange(11), load, "skip")
     for _ in range(2):
-        assert images[1][1] == images[2][1] == 1  # the next image stands in, with its own label
+        # the next image stands in, with its own label
+        assert images[1][1] == images[2][1] == 1
     assert images.skipped() == [str(broken)]
     last = Images(listing, np.array([0, 1]), load, "skip")
     assert last[1][1] == 0
@@ -149,7 +194,9 @@ def test_grey_and_cmyk_become_rgb_as_pillow_does_it(mode):
     assert (pixels.permute(1, 2, 0).numpy() == np.asarray(load_pillow(data))).all()
 
 
-def test_a_prepared_store_is_the_same_listing_with_other_pixels(tree, tmp_path, capsys, monkeypatch):
+def test_a_prepared_store_is_the_same_listing_with_other_pixels(
+    tree, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(imagenet, "SHORTER_SIDE", 20)
     broken, out = tree / "train" / "n02" / "n02_3.JPEG", tmp_path / "store"
     sound = broken.read_bytes()
@@ -187,7 +234,12 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     )
 
     def train(folder):
-        arguments = [str(folder), json.dumps(config.to_dict(settings)), "float32", str(tree)]
+        arguments = [
+            str(folder),
+            json.dumps(config.to_dict(settings)),
+            "float32",
+            str(tree),
+        ]
         done = start_ranks(1, script, *arguments)
         lines = (folder / "events-rank0.jsonl").read_text().splitlines()
         return done, [json.loads(line) for line in lines]
@@ -201,5 +253,7 @@ def test_a_training_counts_broken_images(tree, tmp_path):
     (tmp_path / "stopped").mkdir()
     (tmp_path / "stopped" / "stop").touch()
     done, events = train(tmp_path / "stopped")
-    assert "interrupted: " in done.stdout and "training_end" not in {event["event"] for event in events}
+    assert "interrupted: " in done.stdout and "training_end" not in {
+        event["event"] for event in events
+    }
     assert events[-1]["event"] == "bad_images"  # of this segment

@@ -15,15 +15,21 @@ def crops(tmp_path_factory):
 
 def test_crops_are_the_same_each_time_and_for_two_at_once(crops, tmp_path):
     target = tmp_path / "photographs"
-    threads = [threading.Thread(target=photographs.make_crops, args=(target,)) for _ in range(2)]
+    threads = [
+        threading.Thread(target=photographs.make_crops, args=(target,))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [path.name for path in tmp_path.iterdir()] == ["photographs"]  # no temporary folder is left
+    # no temporary folder is left
+    assert [path.name for path in tmp_path.iterdir()] == ["photographs"]
     files = [path.relative_to(crops) for path in sorted(crops.rglob("*.jpg"))]
     assert len(files) == 1250
-    assert all((crops / file).read_bytes() == (target / file).read_bytes() for file in files)
+    assert all(
+        (crops / file).read_bytes() == (target / file).read_bytes() for file in files
+    )
 
 
 def test_missing_package_names_the_remedy(monkeypatch):

@@ -29,7 +29,10 @@ def fitted(published):
 def inside(fit, asked) -> np.ndarray:
     """Whether the forecasts' intervals hold what runs took, (2, runs): times, energies."""
     told = fits.forecast(fit, asked.work)
-    truth = {"time_s": np.log(asked.time_s), "energy_J": np.log(asked.time_s * asked.power_W)}
+    truth = {
+        "time_s": np.log(asked.time_s),
+        "energy_J": np.log(asked.time_s * asked.power_W),
+    }
     return np.array([np.abs(truth[of] - told[of][0]) < told[of][1] for of in truth])
 
 

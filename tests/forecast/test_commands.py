@@ -1,4 +1,6 @@
-"""energynn forecast as a person uses it: fit, predict, plan, probe, simulate; one line for refusals."""
+"""energynn forecast as a person uses it: fit, predict, plan, probe, simulate; one line for
+refusals.
+"""
 
 import json
 import shutil
@@ -25,7 +27,9 @@ def simulated(fitted, tmp_path_factory):
     """Records of R4 and R5 on up to eight GPUs."""
     out = tmp_path_factory.mktemp("simulated")
     asked = [run for name in ("R4", "R5") for run in studies.PAPER[name]("horeka-a100")]
-    simulate.write(fitted, [run for run in asked if run.repeat == 0 and run.devices <= 8], out)
+    simulate.write(
+        fitted, [run for run in asked if run.repeat == 0 and run.devices <= 8], out
+    )
     return out
 
 
@@ -38,15 +42,26 @@ def answer(capsys, *words) -> dict:
 def refusal(capsys, *words) -> str:
     """The line with which a command refuses."""
     assert cli.main(["forecast", *map(str, words)]) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("energynn: ")]
+    (line,) = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith("energynn: ")
+    ]
     return line
 
 
 def test_fit_then_predict(capsys, tmp_path):
     fitted = answer(capsys, "fit", *RESNET50, "--out", tmp_path / "fit.json")
-    assert fitted["runs"]["provenance"] == "published" and len(fitted["runs"]["taken"]) == 17
+    assert (
+        fitted["runs"]["provenance"] == "published"
+        and len(fitted["runs"]["taken"]) == 17
+    )
     for known in fitted["parameters"].values():
-        assert known["low"] < known["value"] < known["high"] and known["unit"] and known["meaning"]
+        assert (
+            known["low"] < known["value"] < known["high"]
+            and known["unit"]
+            and known["meaning"]
+        )
     rows = answer(capsys, "predict", "R4", "--fit", tmp_path / "fit.json")["rows"]
     assert [row["devices"] for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     for row in rows:
@@ -54,10 +69,14 @@ def test_fit_then_predict(capsys, tmp_path):
             assert row[name]["low"] < row[name]["value"] < row[name]["high"]
         shares = pd.DataFrame(row["time_share_percent"]).T
         assert shares["value"].sum() == pytest.approx(100)
-        assert (shares["low"] <= shares["value"]).all() and (shares["value"] <= shares["high"]).all()
+        assert (shares["low"] <= shares["value"]).all() and (
+            shares["value"] <= shares["high"]
+        ).all()
         parts = [row[f"energy_{part}_kWh"]["value"] for part in ("gpu", "cpu", "ram")]
         assert sum(parts) == pytest.approx(row["energy_kWh"]["value"])
-        assert row["provenance"].startswith("estimated by a model fitted to 17 published runs, left out one by one 32 of")
+        assert row["provenance"].startswith(
+            "estimated by a model fitted to 17 published runs, left out one by one 32 of"
+        )
 
 
 @pytest.mark.parametrize(
@@ -65,11 +84,22 @@ def test_fit_then_predict(capsys, tmp_path):
     [
         ("predict", "-p", "devices=256", "--fit", "FIT"),
         ("plan", *RESNET50, "--fit", "FIT", "--deadline-h", "3"),
-        ("predict", "--held-out", "--runs-dir", "RUNS", "--system", "horeka-a100", "--max-devices", "4"),
+        (
+            "predict",
+            "--held-out",
+            "--runs-dir",
+            "RUNS",
+            "--system",
+            "horeka-a100",
+            "--max-devices",
+            "4",
+        ),
         ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT"),
     ],
 )
-def test_answers_are_tables_that_begin_at_once(capsys, fit_file, simulated, tmp_path, words):
+def test_answers_are_tables_that_begin_at_once(
+    capsys, fit_file, simulated, tmp_path, words
+):
     places = {"FIT": fit_file, "RUNS": simulated, "OUT": tmp_path / "own.json"}
     assert cli.main(["forecast", *(str(places.get(word, word)) for word in words)]) == 0
     text = capsys.readouterr().out
@@ -82,8 +112,19 @@ def test_what_no_fitted_run_had_is_marked(capsys, fit_file):
     sizes = ("-p", "devices=64", "-p", "local_batch_size=16", "--fit", fit_file)
     (plain,) = answer(capsys, "predict", *sizes)["rows"]
     assert plain["outside"] == []
-    (row,) = answer(capsys, "predict", *sizes, "-p", "accumulation_steps=8", "-p", "persistent_workers=True")["rows"]
-    assert [words.partition(":")[0] for words in row["outside"]] == ["accumulation_steps 8", "persistent_workers True"]
+    (row,) = answer(
+        capsys,
+        "predict",
+        *sizes,
+        "-p",
+        "accumulation_steps=8",
+        "-p",
+        "persistent_workers=True",
+    )["rows"]
+    assert [words.partition(":")[0] for words in row["outside"]] == [
+        "accumulation_steps 8",
+        "persistent_workers True",
+    ]
 
 
 def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, capsys):
@@ -94,22 +135,44 @@ def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, ca
     rows = {row["run_id"]: row for row in predict.rows(fitted, asked)}
     assert len(found) == 8
     for record in found:
-        assert record["valid"] and record["energy_total_provenance"] == record["launcher"] == "simulated"
-        assert "Nobody made this run" in record["method"] and "simulated" in record["device_name"]
-        ratio = record["device_hours_training"] / rows[record["run_id"]]["gpu_hours"]["value"]
+        assert (
+            record["valid"]
+            and record["energy_total_provenance"] == record["launcher"] == "simulated"
+        )
+        assert (
+            "Nobody made this run" in record["method"]
+            and "simulated" in record["device_name"]
+        )
+        ratio = (
+            record["device_hours_training"]
+            / rows[record["run_id"]]["gpu_hours"]["value"]
+        )
         assert 0.9 < ratio < 1.1 and ratio != pytest.approx(1, abs=1e-6)  # with scatter
 
 
 def test_forecasts_stand_beside_the_facts(simulated, capsys):
-    words = ("predict", "--held-out", "--runs-dir", simulated, "--system", "horeka-a100")
+    words = (
+        "predict",
+        "--held-out",
+        "--runs-dir",
+        simulated,
+        "--system",
+        "horeka-a100",
+    )
     rows = answer(capsys, *words, "--max-devices", 4)["rows"]
-    assert {row["devices"] for row in rows} == {8} and "fitted to 6 simulated runs" in rows[0]["provenance"]
+    assert {row["devices"] for row in rows} == {
+        8
+    } and "fitted to 6 simulated runs" in rows[0]["provenance"]
     for row in rows:
         for name in ("time_h", "gpu_hours", "energy_kWh"):
-            assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(row[name]["fact"], rel=0.15)
+            assert row[name]["is_inside"] and row[name]["value"] == pytest.approx(
+                row[name]["fact"], rel=0.15
+            )
     assert cli.main(["forecast", *map(str, words)]) == 0
     assert "simulated" in capsys.readouterr().out  # not called a fact
-    assert "no recipe has valid runs" in refusal(capsys, *words[:4], "--system", "local")
+    assert "no recipe has valid runs" in refusal(
+        capsys, *words[:4], "--system", "local"
+    )
 
 
 def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tmp_path):
@@ -118,7 +181,9 @@ def test_simulate_makes_the_same_again_and_spares_real_runs(capsys, fit_file, tm
     assert first in again
     run = json.loads((tmp_path / first / "run.json").read_text())
     (tmp_path / first / "run.json").write_text(json.dumps(run | {"launcher": "perun"}))
-    assert "is there and was not simulated; choose another --out" in refusal(capsys, *words)
+    assert "is there and was not simulated; choose another --out" in refusal(
+        capsys, *words
+    )
 
 
 def test_a_fit_that_is_none_is_refused_in_one_line(capsys, fit_file, tmp_path):
@@ -130,27 +195,55 @@ def test_a_fit_that_is_none_is_refused_in_one_line(capsys, fit_file, tmp_path):
         path.write_text(text)
         assert refusal(capsys, "predict", "R4", "--fit", path)
     other = ("--workload", "fourcastnet", "--system", "horeka-a100", "--fit", fit_file)
-    assert "is of resnet50 on horeka-a100; give another fit" in refusal(capsys, "plan", *other)
+    assert "is of resnet50 on horeka-a100; give another fit" in refusal(
+        capsys, "plan", *other
+    )
 
 
 def test_a_changed_record_is_not_fitted(capsys, simulated, tmp_path):
     shutil.copytree(simulated, tmp_path / "runs")
-    own = ("fit", "--runs-dir", tmp_path / "runs", *RESNET50, "--out", tmp_path / "fit.json")
+    own = (
+        "fit",
+        "--runs-dir",
+        tmp_path / "runs",
+        *RESNET50,
+        "--out",
+        tmp_path / "fit.json",
+    )
     path = next((tmp_path / "runs").rglob("record.json"))
     record = json.loads(path.read_text())
     other = config.make("fourcastnet", preset="paper", device="gpu", devices=4)
-    simulate.write(fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs")
+    simulate.write(
+        fits.published("fourcastnet", "horeka-a100"), [other], tmp_path / "runs"
+    )
     assert cli.main(["forecast", *map(str, own)]) == 0
-    assert "1 run(s) left out: not valid, or of another workload" in capsys.readouterr().out
-    path.write_text(json.dumps(record | {"training_time_s": 3 * record["training_time_s"]}))
+    assert (
+        "1 run(s) left out: not valid, or of another workload"
+        in capsys.readouterr().out
+    )
+    path.write_text(
+        json.dumps(record | {"training_time_s": 3 * record["training_time_s"]})
+    )
     assert "record_sha256 differs" in refusal(capsys, *own)
 
 
-def test_what_cannot_be_is_refused_with_the_remedy(capsys, fit_file, simulated, tmp_path):
+def test_what_cannot_be_is_refused_with_the_remedy(
+    capsys, fit_file, simulated, tmp_path
+):
     predicted = ("predict", "--fit", fit_file)
     assert "choose at most 256" in refusal(capsys, *predicted, "-p", "devices=1000")
-    assert "choose a smaller one" in refusal(capsys, *predicted, "-p", "training_samples=100")
+    assert "choose a smaller one" in refusal(
+        capsys, *predicted, "-p", "training_samples=100"
+    )
     assert "say what: a study, or parameters" in refusal(capsys, *predicted)
     assert "fit fourcastnet" in refusal(capsys, "predict", "F1", "--fit", fit_file)
-    own = ("fit", "--runs-dir", simulated, "--workload", "fourcastnet", "--system", "horeka-a100")
+    own = (
+        "fit",
+        "--runs-dir",
+        simulated,
+        "--workload",
+        "fourcastnet",
+        "--system",
+        "horeka-a100",
+    )
     assert "there are resnet50" in refusal(capsys, *own, "--out", tmp_path / "fit.json")

@@ -1,4 +1,6 @@
-"""A workload that the package does not know takes the same path: all that is needed of it, its configuration tells."""
+"""A workload that the package does not know takes the same path: all that is needed of it, its
+configuration tells.
+"""
 
 import pytest
 
@@ -23,8 +25,18 @@ class Config(RunConfig, frozen=True, kw_only=True):
     def epoch(self):
         return Epoch(training_samples=self.sentences, validation_samples=1000, gradient_bytes=500_000_000)
 """
-TRUTH = dict(tau=2e-2, evaluation=1.0, t_start=2.0, fill=1.0, t_update=5e-3, efficiency=0.8, kappa=0.1)
-TRUTH |= dict(kappa_nodes=0.0, kappa_storage=0.0, host=400.0, fed=300.0, idle=80.0, image_J=2.0)
+TRUTH = dict(
+    tau=2e-2,
+    evaluation=1.0,
+    t_start=2.0,
+    fill=1.0,
+    t_update=5e-3,
+    efficiency=0.8,
+    kappa=0.1,
+)
+TRUTH |= dict(
+    kappa_nodes=0.0, kappa_storage=0.0, host=400.0, fed=300.0, idle=80.0, image_J=2.0
+)
 SYSTEM = """scheduler = "slurm"
 devices_per_node = 8
 nodes = 4
@@ -42,8 +54,18 @@ def own(tmp_path, monkeypatch):
 
 
 def test_own_workload_and_own_system(own, tmp_path):
-    sizes = [(1, 8, 2000), (1, 16, 50_000), (2, 8, 50_000), (4, 16, 20_000), (8, 8, 20_000), (8, 16, 100_000)]
-    configs = [config.make("words", devices=n, local_batch_size=size, sentences=all) for n, size, all in sizes]
+    sizes = [
+        (1, 8, 2000),
+        (1, 16, 50_000),
+        (2, 8, 50_000),
+        (4, 16, 20_000),
+        (8, 8, 20_000),
+        (8, 16, 100_000),
+    ]
+    configs = [
+        config.make("words", devices=n, local_batch_size=size, sentences=all)
+        for n, size, all in sizes
+    ]
     asked = [config.make("words", devices=32, local_batch_size=8)]
     seen = worlds.taken("words", own, configs, TRUTH)
     fits.write(tmp_path / "fit.json", fits.make(seen))
@@ -52,13 +74,21 @@ def test_own_workload_and_own_system(own, tmp_path):
     truth = worlds.taken("words", own, asked, TRUTH)
     hours, (row,) = truth.time_s[0] / 3600, predict.rows(fit, asked)
     assert row["time_h"]["low"] < hours < row["time_h"]["high"]
-    assert row["energy_kWh"]["value"] == pytest.approx(hours * truth.power_W[0] * 32 / 1000, rel=0.1)
+    assert row["energy_kWh"]["value"] == pytest.approx(
+        hours * truth.power_W[0] * 32 / 1000, rel=0.1
+    )
     assert row["energy_ram_kWh"]["value"] is None
     assert "nodes: beyond the fitted 1 to 1" in " ".join(row["outside"])
     run = plan.base_run(fit, {})
     found = plan.make(fit, plan.grid(fit, run), {})
-    assert max(run.devices for run in found.runs) == 32 and set(found.choices) == {"fastest", "most frugal", "balanced"}
-    with pytest.raises(ValueError, match="devices: 64 asked; on mine choose at most 32"):
+    assert max(run.devices for run in found.runs) == 32 and set(found.choices) == {
+        "fastest",
+        "most frugal",
+        "balanced",
+    }
+    with pytest.raises(
+        ValueError, match="devices: 64 asked; on mine choose at most 32"
+    ):
         plan.grid(fit, run, 64)
 
 
@@ -67,26 +97,45 @@ def test_what_one_gpu_does_is_counted_as_the_trainers_do(published):
     paper = dict(preset="paper", local_batch_size=256)
     work = runs.works(published, [config.make("resnet50", devices=16, **paper)])
     assert (work.nodes, work.devices_of_node, work.is_full, work.passes) == (4, 4, 1, 3)
-    assert work.trained == 1_281_167 // 16 and work.evaluated == 1_281_167 // 16 + 50_000 // 16
+    assert (
+        work.trained == 1_281_167 // 16
+        and work.evaluated == 1_281_167 // 16 + 50_000 // 16
+    )
     assert work.updates == 312 and work.filled == 512
     assert work.allreduce_s == pytest.approx(2 * 15 / 16 * 25_557_032 * 4 / 25e9)
     alone = runs.works(published, [config.make("resnet50", devices=2, **paper)])
-    assert alone.is_full == 0 and alone.allreduce_s == pytest.approx(25_557_032 * 4 / 300e9)
+    assert alone.is_full == 0 and alone.allreduce_s == pytest.approx(
+        25_557_032 * 4 / 300e9
+    )
     lasting = dict(persistent_workers=True, loader_workers=8)
-    work = runs.works(published, [config.make("resnet50", devices=16, **paper, **lasting)])
+    work = runs.works(
+        published, [config.make("resnet50", devices=16, **paper, **lasting)]
+    )
     assert work.passes == pytest.approx(0.03) and work.workers == 8
 
 
 def test_the_equations_by_hand(published):
     """One configuration of R4, on a full node, term by term as the module's text has them."""
     samples = dict(training_samples=20_018, validation_samples=781)
-    work = runs.works(published, [config.make("resnet50", preset="paper", devices=4, **samples)])
-    values = TRUTH | dict(tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5)
+    work = runs.works(
+        published, [config.make("resnet50", preset="paper", devices=4, **samples)]
+    )
+    values = TRUTH | dict(
+        tau=1e-3, evaluation=1 / 3, kappa_storage=0.5, kappa_nodes=0.5
+    )
     times = model.times_s(values, work)
     images = 5004 + (5004 + 195) / 3
-    expected = dict(images=images * 1e-3, starts=6.0, fill=512e-3 * 1.1, updates=19 * 5e-3, contention=images * 1e-4)
+    expected = dict(
+        images=images * 1e-3,
+        starts=6.0,
+        fill=512e-3 * 1.1,
+        updates=19 * 5e-3,
+        contention=images * 1e-4,
+    )
     expected["allreduce"] = 19 * 1.5 * 25_557_032 * 4 / 300e9 / 0.8
-    assert {name: float(of[0]) / 100 for name, of in times.items()} == pytest.approx(expected)
+    assert {name: float(of[0]) / 100 for name, of in times.items()} == pytest.approx(
+        expected
+    )
     total = sum(expected.values())
     working = 1 - (expected["starts"] + expected["fill"]) / total
     _, power_W = model.predict(values, work)
@@ -99,8 +148,13 @@ def test_weights_of_fourcastnet_are_those_of_its_network():
 
     small = config.make("fourcastnet", patch_size=4, embed_dim=32, depth=2)
     network = AFNO((24, 48), 4, in_chans=3, out_chans=3, embed_dim=32, depth=2)
-    assert small.weights(24, 48, channels=3) == sum(weight.numel() for weight in network.parameters())
-    assert config.make("fourcastnet", preset="paper").epoch().gradient_bytes == 4 * 74_690_304
+    assert small.weights(24, 48, channels=3) == sum(
+        weight.numel() for weight in network.parameters()
+    )
+    assert (
+        config.make("fourcastnet", preset="paper").epoch().gradient_bytes
+        == 4 * 74_690_304
+    )
     years = dict(training_years="1979-1980,1990", validation_years="2016")
     epoch = config.make("fourcastnet", preset="paper", **years).epoch()
     assert (epoch.training_samples, epoch.validation_samples) == (3 * 1460, 1460)
@@ -111,4 +165,6 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
     import torchvision
 
     network = torchvision.models.resnet50()
-    assert config.RESNET50_WEIGHTS == sum(weight.numel() for weight in network.parameters())
+    assert config.RESNET50_WEIGHTS == sum(
+        weight.numel() for weight in network.parameters()
+    )

@@ -13,7 +13,10 @@ from tests.forecast.conftest import inside, off_percent
 
 def forecast(fit, name: str) -> dict[int, dict]:
     """The forecast of a series by its number of devices."""
-    return {row["devices"]: row for row in predict.rows(fit, studies.PAPER[name]("horeka-a100"))}
+    return {
+        row["devices"]: row
+        for row in predict.rows(fit, studies.PAPER[name]("horeka-a100"))
+    }
 
 
 @pytest.mark.parametrize("most, median, greatest", [(1, 2, 5), (4, 1, 4), (16, 1.5, 4)])
@@ -26,7 +29,8 @@ def test_few_gpus_tell_what_256_need(published, most, median, greatest):
     if most == 4:
         told = fits.forecast(fit, asked.work)
         assert all(told[name][1].mean() <= 0.085 for name in ("time_s", "energy_J"))
-        per_sample = published.time_s / published.work.trained  # the toy: samples cost the same
+        # the toy: samples cost the same
+        per_sample = published.time_s / published.work.trained
         assert np.ptp(np.log(per_sample)) > 0.15
 
 
@@ -62,7 +66,10 @@ def test_most_of_the_loss_at_256_gpus_is_fixed_cost_per_epoch(fitted):
 def test_fourcastnets_intervals_hold_their_values(a100):
     """Single jobs, which scatter by 6 to 8 %: left out one by one, 14 of 16 values lie inside."""
     held, off = [], []
-    for seen in (runs.published("fourcastnet", site) for site in (a100, systems.site("horeka-h100"))):
+    for seen in (
+        runs.published("fourcastnet", site)
+        for site in (a100, systems.site("horeka-h100"))
+    ):
         assert seen.like and all(run.repeats == 1 for run in seen.taken)
         for out in np.eye(len(seen), dtype=bool):
             fit = fits.make(seen.only(~out))
@@ -74,18 +81,26 @@ def test_fourcastnets_intervals_hold_their_values(a100):
 def test_fourcastnet_takes_the_same_path(a100):
     fit = fits.published("fourcastnet", a100.name)
     (row,) = predict.rows(fit, studies.PAPER["fluctuation"](a100.name))
-    assert row["gpu_hours"]["value"] == pytest.approx(280, rel=0.05)  # 20 epochs: in no fit
+    # 20 epochs: in no fit
+    assert row["gpu_hours"]["value"] == pytest.approx(280, rel=0.05)
 
 
 def test_runs_of_one_configuration_are_refused(published):
-    with pytest.raises(ValueError, match="one configuration; tau and t_start cannot be told apart"):
+    with pytest.raises(
+        ValueError, match="one configuration; tau and t_start cannot be told apart"
+    ):
         fits.check(published.only(np.arange(len(published)) == 0))
 
 
 def test_times_that_a_plain_sum_fits_better_are_refused(published):
     """Here each update makes a run shorter, which the model cannot say."""
     work = published.work
-    time_s = work.epochs * (work.trained * 1e-3 + 2e-4 * work.trained * np.log2(work.nodes) - 2e-2 * work.updates + 9)
+    time_s = work.epochs * (
+        work.trained * 1e-3
+        + 2e-4 * work.trained * np.log2(work.nodes)
+        - 2e-2 * work.updates
+        + 9
+    )
     strange = worlds.with_results(published, time_s, published.power_W)
     with pytest.raises(ValueError, match="a sum of four terms by less than half of it"):
         fits.check(strange)
@@ -94,5 +109,7 @@ def test_times_that_a_plain_sum_fits_better_are_refused(published):
 
 def test_nothing_published_says_so():
     for name in ("horeka-h100", "slurm"):
-        with pytest.raises(ValueError, match=f"resnet50 on {name}: nothing is published of it"):
+        with pytest.raises(
+            ValueError, match=f"resnet50 on {name}: nothing is published of it"
+        ):
             runs.published("resnet50", systems.site(name))

@@ -14,21 +14,29 @@ from tests.forecast.conftest import inside, off_percent
 def test_intervals_hold_the_truth(pipeline, number):
     """Also where updates hide behind the loader, which the model does not have."""
     drawn = [worlds.draw(seed, pipeline) for seed in range(number)]
-    held = np.concatenate([inside(fits.make(of.seen), of.asked) for of in drawn], axis=1)
+    held = np.concatenate(
+        [inside(fits.make(of.seen), of.asked) for of in drawn], axis=1
+    )
     assert (held.mean(axis=1) >= 0.88).all()
 
 
 @pytest.fixture(scope="module")
 def cluster(a100):
     """Parameters of the study's cluster, and runs there on 1 to 256 GPUs."""
-    values = dict(tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3, efficiency=0.85)
+    values = dict(
+        tau=1e-3, evaluation=1.0, t_start=0.5, fill=3.0, t_update=3e-3, efficiency=0.85
+    )
     values |= dict(kappa=0.05, kappa_nodes=0.0, kappa_storage=0.0)
     values |= dict(host=220.0, fed=190.0, idle=60.0, image_J=0.15)
     sizes = [(n, size) for n in (1, 2, 4, 8, 16, 64, 256) for size in (1, 16)]
     configs = []
     for n, times in sizes:
         samples = dict(training_samples=5004 * times * n, validation_samples=195 * n)
-        configs.append(config.make("resnet50", preset="paper", devices=n, local_batch_size=256, **samples))
+        configs.append(
+            config.make(
+                "resnet50", preset="paper", devices=n, local_batch_size=256, **samples
+            )
+        )
     return values, configs
 
 
@@ -49,7 +57,9 @@ def test_a_slow_network_is_not_read_as_storage(a100, cluster):
 
 def test_a_limit_of_storage_is_found_on_four_numbers_of_nodes(a100, cluster):
     values, configs = cluster
-    few, many = split(worlds.taken("resnet50", a100, configs, values | {"kappa_storage": 0.05}), 64)
+    few, many = split(
+        worlds.taken("resnet50", a100, configs, values | {"kappa_storage": 0.05}), 64
+    )
     fit = fits.make(few)
     assert fit.values["kappa_storage"] == pytest.approx(0.05, rel=0.3)
     assert inside(fit, many).all()
@@ -63,5 +73,7 @@ def test_powers_do_not_move_times(a100, cluster):
     few, many = split(worlds.with_results(seen, seen.time_s, strange), 4)
     blind = fits.make(worlds.with_results(few, few.time_s, [None] * len(few)))
     assert not blind.has_power and set(fits.forecast(blind, many.work)) == {"time_s"}
-    times = [fits.forecast(fit, many.work)["time_s"][0] for fit in (fits.make(few), blind)]
+    times = [
+        fits.forecast(fit, many.work)["time_s"][0] for fit in (fits.make(few), blind)
+    ]
     assert times[0] == pytest.approx(times[1], abs=1e-6)

@@ -1,4 +1,6 @@
-"""Worlds whose truth is known: systems, loaders, parameters by chance; runs on one node, and what more nodes take."""
+"""Worlds whose truth is known: systems, loaders, parameters by chance; runs on one node, and
+what more nodes take.
+"""
 
 from dataclasses import dataclass
 
@@ -15,14 +17,18 @@ IMAGES = 5004  # of a device in an epoch, and sixteen times as many
 
 @dataclass(frozen=True)
 class World:
-    """What was seen on one node, and what is asked of several; the scatter of a run is part of the truth."""
+    """What was seen on one node, and what is asked of several; the scatter of a run is part of
+    the truth.
+    """
 
     seen: Runs
     asked: Runs
 
 
 def draw(seed: int, pipeline: bool) -> World:
-    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the model does not have."""
+    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the
+    model does not have.
+    """
     chance = np.random.default_rng(seed)
     per_node, workers = int(chance.choice([4, 8])), int(chance.choice([2, 4, 8]))
     link = float(chance.choice([25, 12.5, 5]))
@@ -60,24 +66,36 @@ def draw(seed: int, pipeline: bool) -> World:
         time_s = seen.time_s
         if pipeline:
             times = model.times_s(values, seen.work)
-            time_s = time_s - np.minimum(times["updates"] + times["allreduce"], loading * times["images"])
+            time_s = time_s - np.minimum(
+                times["updates"] + times["allreduce"], loading * times["images"]
+            )
         by_chance = np.exp(0.015 * chance.standard_normal((2, len(configs))))
         return with_results(seen, time_s * by_chance[0], seen.power_W * by_chance[1])
 
     seen = runs_of(_configs([n for n in (1, 2, 4, 8) if n <= per_node], workers))
-    return World(seen, runs_of(_configs([n for n in (8, 16, 64, 256) if n > per_node], workers)))
+    return World(
+        seen, runs_of(_configs([n for n in (8, 16, 64, 256) if n > per_node], workers))
+    )
 
 
 def taken(workload: str, site: Site, configs: list, values: dict, **more) -> Runs:
     """Say by the model what runs take, with parameters that are given; made several times each."""
-    seen = Runs(workload, site, [Taken(config.to_dict(run), 1.0, repeats=5) for run in configs], **more)
+    seen = Runs(
+        workload,
+        site,
+        [Taken(config.to_dict(run), 1.0, repeats=5) for run in configs],
+        **more,
+    )
     return with_results(seen, *model.predict(values, seen.work))
 
 
 def with_results(seen: Runs, times_s, powers_W) -> Runs:
     """Give the same runs other times and powers."""
     results = zip(seen.taken, map(float, times_s), powers_W, strict=True)
-    taken = [msgspec.structs.replace(run, time_s=s, power_W=W and float(W)) for run, s, W in results]
+    taken = [
+        msgspec.structs.replace(run, time_s=s, power_W=W and float(W))
+        for run, s, W in results
+    ]
     return msgspec.structs.replace(seen, taken=taken)
 
 
@@ -85,7 +103,11 @@ def _configs(devices: list[int], workers: int) -> list:
     made = []
     for n in devices:
         for images, local_size in ((IMAGES, 256), (16 * IMAGES, max(16, 256 // n))):
-            sizes = dict(training_samples=images * n, validation_samples=195 * n, local_batch_size=local_size)
+            sizes = dict(
+                training_samples=images * n,
+                validation_samples=195 * n,
+                local_batch_size=local_size,
+            )
             make = dict(preset="paper", devices=n, loader_workers=workers)
             made.append(config.make("resnet50", **make, **sizes))
     return made

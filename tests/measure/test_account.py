@@ -1,4 +1,6 @@
-"""Energies of whole runs written by hand, every number known: ranks, phases, idle power, segments, hosts."""
+"""Energies of whole runs written by hand, every number known: ranks, phases, idle power,
+segments, hosts.
+"""
 
 import json
 
@@ -30,17 +32,28 @@ def rewrite(path, change):
 
 def joules(watts, t):
     """A load from 0 to 10 s, and half of it before and after."""
-    return watts * (0.5 * (t + 3) if t < 0 else 1.5 + t if t < 10 else 11.5 + 0.5 * (t - 10))
+    return watts * (
+        0.5 * (t + 3) if t < 0 else 1.5 + t if t < 10 else 11.5 + 0.5 * (t - 10)
+    )
 
 
 @pytest.fixture
 def two_gpus(tmp_path):
-    """Two ranks with a GPU each on one host, idle at half power before and after 10 s of training."""
+    """Two ranks with a GPU each on one host, idle at half power before and after 10 s of
+    training.
+    """
     sensors = [sensor("cpu_0", "energy", "cpu", update_s=0.001)]
     for n in range(2):
         about = {"device": str(n), "update_s": 0.001, "notes": {"uuid": f"GPU-{n}"}}
         sensors.append(sensor(f"gpu_{n}", "energy", **about))
-    lines = [{"header": "energynn-samples/1", "host": "h", "period_s": 0.1, "sensors": sensors}]
+    lines = [
+        {
+            "header": "energynn-samples/1",
+            "host": "h",
+            "period_s": 0.1,
+            "sensors": sensors,
+        }
+    ]
     for step in range(160):
         t = step / 10 - 3
         readings = [joules(watts, t) for watts in (HOST_W, *GPU_W)]
@@ -57,13 +70,19 @@ def two_gpus(tmp_path):
             (12.2, "idle_end", dict(when="after")),
         ]
         clocks = [
-            {"t_mono_ns": T0 + int(t * 1e9), "t_wall_ns": T0 + int(t * 1e9)} for t, *_ in marks
+            {"t_mono_ns": T0 + int(t * 1e9), "t_wall_ns": T0 + int(t * 1e9)}
+            for t, *_ in marks
         ]
         events = [
-            at | {"event": name} | more for at, (_, name, more) in zip(clocks, marks, strict=True)
+            at | {"event": name} | more
+            for at, (_, name, more) in zip(clocks, marks, strict=True)
         ]
         write_lines(tmp_path / f"events-rank{rank}.jsonl", events)
-        spans = {"phase": [0, 1], "gap_us": [1_000_000, 0], "length_us": [3_000_000, 5_000_000]}
+        spans = {
+            "phase": [0, 1],
+            "gap_us": [1_000_000, 0],
+            "length_us": [3_000_000, 5_000_000],
+        }
         phases = [{"names": ["forward", "backward"]}, {"t": T0} | spans]
         write_lines(tmp_path / f"phases-rank{rank}.jsonl", phases)
     return tmp_path
@@ -75,7 +94,11 @@ def copied(folder, target, host="h", later_ns=0):
     for path in list(folder.glob("*.jsonl")):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         for line in lines:
-            line |= {name: line[name] + later_ns for name in ("w", "t_wall_ns") if name in line}
+            line |= {
+                name: line[name] + later_ns
+                for name in ("w", "t_wall_ns")
+                if name in line
+            }
             line |= {"host": host} if "host" in line else {}
         name = (
             path.name
@@ -87,13 +110,26 @@ def copied(folder, target, host="h", later_ns=0):
 
 def test_a_rank_has_its_own_gpu_and_its_part_of_the_host(two_gpus):
     found = account(two_gpus)
-    assert found["energy_gpu_J"] == pytest.approx(5000, rel=1e-3) and found["doubts"] == []
-    assert found["energy_cpu_J"] == pytest.approx(1000, rel=1e-3) and found["coverage"] == 1
-    by_key = {(entry["rank"], entry["phase"]): entry for entry in found["energy_phases"]}
+    assert (
+        found["energy_gpu_J"] == pytest.approx(5000, rel=1e-3) and found["doubts"] == []
+    )
+    assert (
+        found["energy_cpu_J"] == pytest.approx(1000, rel=1e-3)
+        and found["coverage"] == 1
+    )
+    by_key = {
+        (entry["rank"], entry["phase"]): entry for entry in found["energy_phases"]
+    }
     for rank, watts in enumerate(GPU_W):
-        assert by_key[rank, "forward"]["energy_gpu_J"] == pytest.approx(3 * watts, rel=1e-2)
-        assert by_key[rank, "backward"]["energy_gpu_J"] == pytest.approx(5 * watts, rel=1e-2)
-        assert by_key[rank, "backward"]["energy_cpu_J"] == pytest.approx(5 * HOST_W / 2, rel=1e-2)
+        assert by_key[rank, "forward"]["energy_gpu_J"] == pytest.approx(
+            3 * watts, rel=1e-2
+        )
+        assert by_key[rank, "backward"]["energy_gpu_J"] == pytest.approx(
+            5 * watts, rel=1e-2
+        )
+        assert by_key[rank, "backward"]["energy_cpu_J"] == pytest.approx(
+            5 * HOST_W / 2, rel=1e-2
+        )
         assert by_key[rank, "idle"]["time_s"] == pytest.approx(2.0)
         assert by_key[rank, "backward"]["time_s"] == pytest.approx(5.0)
     for name in ("energy_gpu_J", "energy_cpu_J"):
@@ -106,7 +142,9 @@ def test_a_rank_has_its_own_gpu_and_its_part_of_the_host(two_gpus):
 def test_what_belongs_to_no_rank_is_unattributed(two_gpus):
     (two_gpus / "phases-rank1.jsonl").unlink()
     rest = account(two_gpus)["energy_phases"][-1]
-    assert rest["phase"] == "unattributed" and rest["energy_gpu_J"] == pytest.approx(3000, rel=1e-3)
+    assert rest["phase"] == "unattributed" and rest["energy_gpu_J"] == pytest.approx(
+        3000, rel=1e-3
+    )
     assert rest["energy_cpu_J"] == pytest.approx(500, rel=1e-3)
 
 
@@ -129,7 +167,9 @@ def test_a_gpu_that_no_rank_uses_is_in_no_sum(two_gpus):
 
     rewrite(two_gpus / "events-rank1.jsonl", change)
     found = account(two_gpus)
-    assert found["energy_gpu_J"] == pytest.approx(2000, rel=1e-3) and found["doubts"] == []
+    assert (
+        found["energy_gpu_J"] == pytest.approx(2000, rel=1e-3) and found["doubts"] == []
+    )
     assert [one["id"] for one in found["sensors"] if not one["primary"]] == ["gpu_1"]
 
 
@@ -141,12 +181,17 @@ def test_a_host_trains_from_its_first_rank_to_its_last(two_gpus):
 
     rewrite(two_gpus / "events-rank1.jsonl", late)
     found = account(two_gpus)
-    assert found["training_time_s"] == 10 and found["energy_gpu_J"] == pytest.approx(5000, rel=1e-3)
+    assert found["training_time_s"] == 10 and found["energy_gpu_J"] == pytest.approx(
+        5000, rel=1e-3
+    )
 
 
 def test_a_dead_run_has_its_energy_until_its_last_sample(two_gpus):
     for rank in range(2):
-        rewrite(two_gpus / f"events-rank{rank}.jsonl", lambda line: line["event"] != "training_end")
+        rewrite(
+            two_gpus / f"events-rank{rank}.jsonl",
+            lambda line: line["event"] != "training_end",
+        )
     rewrite(two_gpus / "events-rank1.jsonl", lambda line: line["event"] != "rank_start")
     found = account(two_gpus)
     assert found["training_time_s"] == pytest.approx(12.9)
@@ -165,16 +210,22 @@ def test_segments_add_up_and_the_gap_between_them_does_not_count(two_gpus):
         "training_time_s",
     ):
         assert both[name] == pytest.approx(2 * alone[name], rel=1e-3), name
-    assert both["mean_power_gpu_W"] == pytest.approx(alone["mean_power_gpu_W"], rel=1e-3)
+    assert both["mean_power_gpu_W"] == pytest.approx(
+        alone["mean_power_gpu_W"], rel=1e-3
+    )
     first, second = both["segments"]
     assert second["start_wall_ns"] - first["start_wall_ns"] == 3600 * 10**9
-    assert {entry["segment"] for entry in both["sensors"]} == {1, 2} and both["doubts"] == []
+    assert {entry["segment"] for entry in both["sensors"]} == {1, 2} and both[
+        "doubts"
+    ] == []
     total_J = sum(entry.get("energy_gpu_J", 0) for entry in both["energy_phases"])
     assert total_J == pytest.approx(both["energy_gpu_J"], rel=1e-9)
 
 
 def ahead(line):
-    line |= {name: line[name] + 5000 * 10**9 for name in ("t", "t_mono_ns") if name in line}
+    line |= {
+        name: line[name] + 5000 * 10**9 for name in ("t", "t_mono_ns") if name in line
+    }
 
 
 def test_hosts_add_up_each_on_its_own_clock(two_gpus):
@@ -182,8 +233,12 @@ def test_hosts_add_up_each_on_its_own_clock(two_gpus):
     for path in [two_gpus / "samples-g.jsonl", *two_gpus.glob("*rank1?.jsonl")]:
         rewrite(path, ahead)
     found = account(two_gpus)
-    assert found["nodes"] == 2 and found["training_time_s"] == 10 and found["doubts"] == []
-    assert found["energy_total_J"] == pytest.approx(2 * 10 * (HOST_W + sum(GPU_W)), rel=1e-4)
+    assert (
+        found["nodes"] == 2 and found["training_time_s"] == 10 and found["doubts"] == []
+    )
+    assert found["energy_total_J"] == pytest.approx(
+        2 * 10 * (HOST_W + sum(GPU_W)), rel=1e-4
+    )
     traces = power_trace(two_gpus)
     assert traces.keys() == {
         f"{host}:{name}" for host in "gh" for name in ("cpu_0", "gpu_0", "gpu_1")

@@ -1,4 +1,6 @@
-"""AMD GPUs and Grace CPUs through perun's own backends, with a fake amdsmi and a fake hwmon tree of known power."""
+"""AMD GPUs and Grace CPUs through perun's own backends, with a fake amdsmi and a fake hwmon tree
+of known power.
+"""
 
 import subprocess
 import sys
@@ -13,7 +15,8 @@ pytest.importorskip("perun")
 from perun.backend import hwmon_grace  # noqa: E402
 from perun.util import Singleton  # noqa: E402
 
-# As perun imports it: three GPUs; the power of each is `watts[gpu]`, by the names that its generation has.
+# As perun imports it: three GPUs; the power of each is `watts[gpu]`, by the names that its
+# generation has.
 AMDSMI = """
 class AmdSmiException(Exception): pass
 class AmdSmiInitFlags: INIT_AMD_GPUS = 2
@@ -96,7 +99,10 @@ def test_amd_gpus_give_their_powers_in_watts(amdsmi):
     amdsmi.fields[1] = "current_socket_power"  # an MI300
     inventory = backend_sensors()
     assert inventory.problems == inventory.unaccounted == []
-    facts = [(s.component, s.device, s.kind, s.to_SI, s.provenance) for s in inventory.sensors]
+    facts = [
+        (s.component, s.device, s.kind, s.to_SI, s.provenance)
+        for s in inventory.sensors
+    ]
     assert facts == [("gpu", device, "power", 1.0, "measured") for device in "012"]
     assert [s.read() for s in inventory.sensors] == [100, 200, 300]
     assert inventory.sensors[0].notes["name"] == "MI210"
@@ -128,7 +134,10 @@ def test_grace_counts_the_cpu_once(hwmon):
     assert inventory.problems == inventory.unaccounted == []
     (cpu,) = inventory.sensors
     assert (cpu.component, cpu.kind, cpu.provenance) == ("cpu", "power", "simulated")
-    assert cpu.device == "CPU Power Socket 0" and cpu.read() * cpu.to_SI == pytest.approx(150.0)
+    assert (
+        cpu.device == "CPU Power Socket 0"
+        and cpu.read() * cpu.to_SI == pytest.approx(150.0)
+    )
 
 
 @pytest.mark.parametrize("text", ["", "0\n", "-1\n", "no number\n"])

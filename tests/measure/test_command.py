@@ -24,16 +24,30 @@ OF_OTHERS = ("PMI_", "CUDA_", "ENERGYNN_READY")
 
 
 def environment(gpus=(), **more):
-    clean = {name: word for name, word in os.environ.items() if not name.startswith(OF_OTHERS)}
+    clean = {
+        name: word
+        for name, word in os.environ.items()
+        if not name.startswith(OF_OTHERS)
+    }
     python = os.pathsep.join(filter(None, [str(FAKES), os.environ.get("PYTHONPATH")]))
     fake = {"FAKE_GPUS": json.dumps(list(gpus))}
     return clean | fake | {"PYTHONPATH": python} | more
 
 
 def start(folder, *command, options=(), env=None, before=(), **more):
-    words = [*before, sys.executable, "-m", "energynn.cli", "measure", "--out", str(folder)]
+    words = [
+        *before,
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "measure",
+        "--out",
+        str(folder),
+    ]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) | more
-    return subprocess.Popen([*words, *options, "--", *command], env=env or environment(), **pipes)
+    return subprocess.Popen(
+        [*words, *options, "--", *command], env=env or environment(), **pipes
+    )
 
 
 def measured(folder, *command, options=(), **more):
@@ -49,12 +63,14 @@ def has_begun(folder):
 
 
 def test_output_input_and_exit_status_are_passed_on(tmp_path):
-    program = (
-        "import os, sys; print(os.environ['CUDA_DEVICE_ORDER'], sys.stdin.read()); sys.exit(3)"
+    program = "import os, sys; print(os.environ['CUDA_DEVICE_ORDER'], sys.stdin.read()); sys.exit(3)"
+    started = start(
+        tmp_path / "run", sys.executable, "-c", program, stdin=subprocess.PIPE
     )
-    started = start(tmp_path / "run", sys.executable, "-c", program, stdin=subprocess.PIPE)
     output, errors = started.communicate("its input", timeout=60)
-    assert started.returncode == 3 and output.startswith("PCI_BUS_ID its input\n"), errors
+    assert started.returncode == 3 and output.startswith("PCI_BUS_ID its input\n"), (
+        errors
+    )
     said = " ".join(output.split())
     assert "the command ended with status 3" in said and "estimated" in said
     assert errors.startswith("energynn measures 1 s of idle power, then: ")
@@ -71,7 +87,9 @@ def test_a_second_start_is_a_segment_and_the_gap_between_does_not_count(tmp_path
     time.sleep(1)
     both, status, _ = measured(tmp_path / "run", "sleep", "2", env=env)
     assert status == 0 and len(both["segments"]) == 2
-    assert both["energy_gpu_J"] == pytest.approx(300 * both["training_time_s"], rel=0.005)
+    assert both["energy_gpu_J"] == pytest.approx(
+        300 * both["training_time_s"], rel=0.005
+    )
     parts_J = [segment["energy_total_J"] for segment in both["segments"]]
     assert both["energy_total_J"] == pytest.approx(sum(parts_J))
     assert len(both["segments"]) == 2 and records.check(tmp_path) == []
@@ -81,7 +99,11 @@ def test_a_command_without_gpus_says_so(tmp_path):
     record, status, _ = measured(
         tmp_path / "run", "true", options=["--no-gpu"], env=environment([STEADY])
     )
-    assert status == 0 and "energy_gpu_J" not in record and record["device_kind"] == "cpu core"
+    assert (
+        status == 0
+        and "energy_gpu_J" not in record
+        and record["device_kind"] == "cpu core"
+    )
     assert json.loads((tmp_path / "run" / "run.json").read_text())["uses_gpus"] is False
 
 
@@ -101,7 +123,10 @@ def test_ranks_of_one_host_share_its_lock_and_its_sampler(tmp_path, starts):
     words = [sys.executable, "-c", RANKS]
     for number in range(1, starts + 1):
         record, status, errors = measured(
-            tmp_path / "run", *words, env=environment([STEADY]), before=[MPIRUN, "-n", "2"]
+            tmp_path / "run",
+            *words,
+            env=environment([STEADY]),
+            before=[MPIRUN, "-n", "2"],
         )
         assert status == 0 and record["status"] == "finished", errors
         assert len(record["segments"]) == number
@@ -119,7 +144,10 @@ def test_one_rank_that_fails_is_named(tmp_path):
     started.communicate(timeout=300)
     record = records.read(tmp_path / "run")
     assert started.returncode != 0
-    assert record is None or record["status_reason"] == "rank 1: the command ended with status 4"
+    assert (
+        record is None
+        or record["status_reason"] == "rank 1: the command ended with status 4"
+    )
     records.recover(tmp_path)  # mpirun may end rank 0 before it has written the record
     assert records.read(tmp_path / "run")["status"] in ("failed", "killed")
 
@@ -156,16 +184,24 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
     assert started.wait(60) == exit_status
     wait_until(lambda: not processes_of(tmp_path), 5)
     records.recover(tmp_path)
-    assert records.read(tmp_path / "run")["status"] == status and records.check(tmp_path) == []
+    assert (
+        records.read(tmp_path / "run")["status"] == status
+        and records.check(tmp_path) == []
+    )
     (path,) = (tmp_path / "run").glob("samples-*.jsonl")
-    assert samples.read_samples(path).wall_ns[-1] > killed_at - 0.2e9, "samples were lost"
+    assert samples.read_samples(path).wall_ns[-1] > killed_at - 0.2e9, (
+        "samples were lost"
+    )
 
 
 @pytest.mark.slow
 def test_ctrl_c_interrupts_before_and_after_the_command_has_begun(tmp_path):
     program = f"import pathlib, time; pathlib.Path({str(tmp_path / 'begun')!r}).touch()"
     words = [sys.executable, "-c", f"{program}; time.sleep(60)"]
-    for name, sign in (("early", tmp_path / "early" / "run.json"), ("late", tmp_path / "begun")):
+    for name, sign in (
+        ("early", tmp_path / "early" / "run.json"),
+        ("late", tmp_path / "begun"),
+    ):
         started = start(tmp_path / name, *words, start_new_session=True)
         wait_until(sign.exists)
         os.killpg(started.pid, signal.SIGINT)  # as a terminal does
@@ -181,7 +217,9 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
     started = start(tmp_path / "run%d", "sleep", "3")
     wait_until(lambda: has_begun(tmp_path / "run%d"))
     assert records.recover(tmp_path) == [] and records.check(tmp_path) == []
-    second = start(tmp_path / "run%d", "sleep", "3", env=environment(ENERGYNN_HOST_LOCK="another"))
+    second = start(
+        tmp_path / "run%d", "sleep", "3", env=environment(ENERGYNN_HOST_LOCK="another")
+    )
     assert "running" in second.communicate(timeout=60)[1]
     assert second.returncode == 2 and started.wait(timeout=60) == 0
 
@@ -202,9 +240,13 @@ def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monke
     assert said in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [None, "{}", "[1]", '{"workload": "resnet50", "config": {}}'])
+@pytest.mark.parametrize(
+    "content", [None, "{}", "[1]", '{"workload": "resnet50", "config": {}}']
+)
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path, capsys, content):
-    (tmp_path / ("run.json" if content else "thesis.tex")).write_text(content or "years of work")
+    (tmp_path / ("run.json" if content else "thesis.tex")).write_text(
+        content or "years of work"
+    )
     before = {path: path.read_text() for path in tmp_path.iterdir()}
     assert cli.main(["measure", "--out", str(tmp_path), "--", "true"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -221,7 +263,10 @@ def test_many_ranks_have_to_be_told_where(capsys, monkeypatch):
 
 def test_a_batch_script_is_no_rank_and_a_task_of_srun_is_one(monkeypatch):
     for name in list(os.environ):
-        if name.startswith(("PMI_", "OMPI_", "SLURM_")) or name in ("RANK", "WORLD_SIZE"):
+        if name.startswith(("PMI_", "OMPI_", "SLURM_")) or name in (
+            "RANK",
+            "WORLD_SIZE",
+        ):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")
@@ -234,7 +279,9 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     """A run of 120 W that has trained 320 of 640 samples after 10 of 20 s."""
     path = run_dir / "events-rank0.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [each for each in events if each["event"] in ("rank_start", "training_start")]
+    kept = [
+        each for each in events if each["event"] in ("rank_start", "training_start")
+    ]
     progress = {"event": "progress", "samples_trained": 320, "samples_to_train": 640}
     t_ns = kept[-1]["t_mono_ns"] + 10**10
     kept.append({"t_mono_ns": t_ns, "t_wall_ns": 10**10} | progress)
@@ -242,7 +289,8 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     (run_dir / "events-rank1.jsonl").write_text("")
     file = next(run_dir.glob("samples-*.jsonl"))
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:112]) + lines[112][:7])  # a line that is just being written
+    # a line that is just being written
+    file.write_text("".join(lines[:112]) + lines[112][:7])
     state = watch.look(run_dir)
     assert state["energy_J"] == pytest.approx(120 * 10, rel=0.02)
     assert state["power_W"] == pytest.approx(120, rel=0.01)

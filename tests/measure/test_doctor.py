@@ -52,7 +52,10 @@ def test_gpus_and_their_power(nvml, monkeypatch):  # noqa: F811
     findings = doctor.examine()
     found = of(findings, "GPU")
     assert "gpu_0_energy: energy, measured, counts" in found
-    assert "gpu_0_power: power, measured, cross-check" in found and "instantaneous, seen" in found
+    assert (
+        "gpu_0_power: power, measured, cross-check" in found
+        and "instantaneous, seen" in found
+    )
     assert "gpu_1_power" in found and "average over 1 s" in found
     assert "power limit 400.0 W" in found
     assert "GPU 1 is split into parts" in found and doctor.exit_status(findings) == 2
@@ -65,7 +68,9 @@ def test_a_run_on_a_gpu_that_is_split_is_refused(nvml, monkeypatch, tmp_path):  
         made = config.make("fourcastnet", device=device, devices=devices)
         start.prepare(made, tmp_path / "local" / "run")
     made = config.make("fourcastnet", device="gpu", devices=2)
-    with pytest.raises(ValueError, match="^device: GPU 1 is split .*nvidia-smi -i 1 -mig 0"):
+    with pytest.raises(
+        ValueError, match="^device: GPU 1 is split .*nvidia-smi -i 1 -mig 0"
+    ):
         start.prepare(made, tmp_path / "local" / "run")
     assert len(machine.gpus()) == 2
 
@@ -75,13 +80,17 @@ def test_a_driver_that_never_answers_stops_no_doctor(nvml, monkeypatch):  # noqa
     nvml.nvmlDeviceGetPowerUsage = lambda gpu: never.wait()
     monkeypatch.setattr(sensors.Sampler, "FIRST_S", 0.5)
     findings = doctor.examine()
-    assert doctor.exit_status(findings) == 2 and "does not answer" in of(findings, "sensor")
+    assert doctor.exit_status(findings) == 2 and "does not answer" in of(
+        findings, "sensor"
+    )
     never.set()
 
 
 def test_perun_has_the_version_that_was_tried(monkeypatch):
     for version, state in (("0.8", doctor.BAD), (doctor.PERUN_VERSION, doctor.GOOD)):
-        monkeypatch.setattr(doctor.importlib.metadata, "version", lambda _, v=version: v)
+        monkeypatch.setattr(
+            doctor.importlib.metadata, "version", lambda _, v=version: v
+        )
         perun = doctor._package_finding("perun", doctor.PERUN_VERSION)
         assert perun.state == state and bool(perun.remedy) == (state == doctor.BAD)
 
@@ -90,6 +99,7 @@ def test_perun_has_the_version_that_was_tried(monkeypatch):
 def test_a_real_mpi_world_is_tried_and_a_wrong_one_is_refused(monkeypatch):
     monkeypatch.undo()
     assert doctor._mpi_finding(2).state == doctor.GOOD
-    monkeypatch.setattr(launchers, "mpi_start", lambda mpirun, flavour, ranks: [])  # no pmi2
+    # no pmi2
+    monkeypatch.setattr(launchers, "mpi_start", lambda mpirun, flavour, ranks: [])
     finding = doctor._mpi_finding(2)
     assert finding.state == doctor.BAD and "world of 1" in finding.found

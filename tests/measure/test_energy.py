@@ -1,4 +1,6 @@
-"""Energies of windows from readings whose truth is known in closed form, their bounds, and the six tests."""
+"""Energies of windows from readings whose truth is known in closed form, their bounds, and the
+six tests.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ WRAPS = 262_143_328_850.0
 def curve_of(kind, values, t_s=T, period_s=0.1, **more):
     about = {"component": "cpu", "provenance": "simulated"} | more
     name = about.pop("id", "s")
-    return energy.curve(sensor(name, kind, **about), t_s, np.asarray(values, float), period_s)
+    return energy.curve(
+        sensor(name, kind, **about), t_s, np.asarray(values, float), period_s
+    )
 
 
 def test_a_wrap_around_while_the_load_changes_loses_nothing():
@@ -31,16 +35,18 @@ def test_a_wrap_around_while_the_load_changes_loses_nothing():
 def test_failed_and_late_readings_are_gaps_not_zeros():
     power = curve_of("power", np.where((T > 4) & (T < 5), np.nan, 100.0))
     window = power.window(0.0, 10.0)
-    assert window.energy_J == pytest.approx(1000.0) and window.coverage == pytest.approx(0.9)
+    assert window.energy_J == pytest.approx(
+        1000.0
+    ) and window.coverage == pytest.approx(0.9)
     t_s = np.arange(0, 20.02, 0.04)
     one = curve_of("power", np.where(t_s == t_s[100], np.nan, 100.0), t_s, 0.04)
     assert one.window(0.0, 20.0).coverage == pytest.approx(1 - 0.08 / 20)
 
 
 def test_a_window_beyond_the_readings_is_not_covered():
-    assert curve_of("power", np.full(len(T), 100.0)).window(25.0, 35.0).coverage == pytest.approx(
-        0.5
-    )
+    assert curve_of("power", np.full(len(T), 100.0)).window(
+        25.0, 35.0
+    ).coverage == pytest.approx(0.5)
     nothing = curve_of("power", np.full(len(T), np.nan))
     assert np.isnan(nothing.window(0.0, 10.0).energy_J)
     assert energy.doubts([nothing], 0.0, 10.0)[0].startswith("G: ")
@@ -54,7 +60,9 @@ def test_a_window_beyond_the_readings_is_not_covered():
     st.booleans(),
     st.integers(0, 2**32 - 1),
 )
-def test_the_bound_holds_and_nothing_is_doubted(machine, period_s, periods, is_aligned, seed):
+def test_the_bound_holds_and_nothing_is_doubted(
+    machine, period_s, periods, is_aligned, seed
+):
     """Readings have noise, which a bound does not know: 0.05 % of the energy."""
     random = np.random.default_rng(seed)
     load, t_s, begin_s, end_s = worlds.window(is_aligned, period_s, random)
@@ -72,7 +80,9 @@ def test_the_bound_is_that_of_the_edges():
     watts = np.where((T > 10) & (T < 20), 400.0, 100.0)
     joules = np.append(0.0, np.cumsum(np.diff(T) * watts[1:]))
     counter = curve_of("energy", joules, update_s=0.05)
-    assert counter.window(10.0, 20.0).bound_J == pytest.approx(300 * 1.5 * 0.15, rel=0.01)
+    assert counter.window(10.0, 20.0).bound_J == pytest.approx(
+        300 * 1.5 * 0.15, rel=0.01
+    )
 
 
 COUNTER = 200.0 * T
@@ -117,8 +127,13 @@ def test_counter_and_power_of_a_device_agree(factor, agrees):
 
 
 def test_every_device_is_accounted_for_and_none_twice():
-    one, other = curve_of("energy", COUNTER, id="a"), curve_of("energy", COUNTER, id="b")
-    assert energy.doubts([one], 5.0, 25.0, ["GPU 1 has no sensor"]) == ["D: GPU 1 has no sensor"]
+    one, other = (
+        curve_of("energy", COUNTER, id="a"),
+        curve_of("energy", COUNTER, id="b"),
+    )
+    assert energy.doubts([one], 5.0, 25.0, ["GPU 1 has no sensor"]) == [
+        "D: GPU 1 has no sensor"
+    ]
     (reason,) = energy.doubts([one, other], 5.0, 25.0)
     assert reason.startswith("D: a and b")
     shifted = curve_of("energy", COUNTER + 1, id="b")
@@ -129,12 +144,21 @@ def test_every_device_is_accounted_for_and_none_twice():
 
 def test_a_sum_is_no_better_than_its_weakest_part_and_absent_where_a_part_is():
     parts = [
-        sensor(name, "energy", name, provenance=provenance) | {"energy_J": 100.0, "bound_J": 1.0}
+        sensor(name, "energy", name, provenance=provenance)
+        | {"energy_J": 100.0, "bound_J": 1.0}
         for name, provenance in (("gpu", "measured"), ("cpu", "estimated"))
     ]
     found = energy.totals(parts, 10.0)
-    assert found["energy_total_provenance"] == "estimated" and found["energy_total_J"] == 200.0
-    assert found["energy_total_bound_J"] == 2.0 and found["energy_total_systematic_J"] == 55.0
+    assert (
+        found["energy_total_provenance"] == "estimated"
+        and found["energy_total_J"] == 200.0
+    )
+    assert (
+        found["energy_total_bound_J"] == 2.0
+        and found["energy_total_systematic_J"] == 55.0
+    )
     assert found["mean_power_gpu_W"] == 10.0 and "energy_ram_J" not in found
     del parts[0]["energy_J"]
-    assert energy.totals(parts, 10.0).keys() & {"energy_gpu_J", "energy_total_J"} == set()
+    assert (
+        energy.totals(parts, 10.0).keys() & {"energy_gpu_J", "energy_total_J"} == set()
+    )

@@ -25,7 +25,9 @@ def still(begin_s, end_s=UNTIL_S, later=0.0):
 
     def fault(v, t):
         begin_J, end_J = np.interp([begin_s, end_s], t, v)
-        behind = np.where(t < begin_s, v, np.where(t < end_s, begin_J, v - end_J + begin_J))
+        behind = np.where(
+            t < begin_s, v, np.where(t < end_s, begin_J, v - end_J + begin_J)
+        )
         return behind + np.where(t < end_s, 0.0, later * (end_J - begin_J))
 
     return fault
@@ -33,7 +35,9 @@ def still(begin_s, end_s=UNTIL_S, later=0.0):
 
 def at_half(change, seconds=UNTIL_S):
     """Apply a change from the middle of the window on, for a time."""
-    return lambda v, t: np.where((t >= HALF_S) & (t < HALF_S + seconds), change(v, t), v)
+    return lambda v, t: np.where(
+        (t >= HALF_S) & (t < HALF_S + seconds), change(v, t), v
+    )
 
 
 def held(every_s):
@@ -136,7 +140,12 @@ def judge(machine, fault, shape, period_s=0.04):
     random = np.random.default_rng(zlib.crc32(f"{machine} {fault} {shape}".encode()))
     t = worlds.instants_s(random, 0.0, UNTIL_S, period_s)
     curves = worlds.curves(
-        machine, LOADS[shape], t, random, period_s, fault=(HEALTHY | faults_of(machine))[fault]
+        machine,
+        LOADS[shape],
+        t,
+        random,
+        period_s,
+        fault=(HEALTHY | faults_of(machine))[fault],
     )
     entries = energy.entries_of(curves, BEGIN_S, END_S)
     true_J = float(np.diff(LOADS[shape].energy_J(np.array([BEGIN_S, END_S])))[0])

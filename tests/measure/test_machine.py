@@ -12,7 +12,9 @@ from tests.conftest import minimal_record
 @pytest.mark.parametrize(
     "told, is_exclusive", [("NO", True), ("OK", False), ("YES", False), ("", None)]
 )
-def test_the_job_says_whether_others_may_use_its_nodes(tmp_path, monkeypatch, told, is_exclusive):
+def test_the_job_says_whether_others_may_use_its_nodes(
+    tmp_path, monkeypatch, told, is_exclusive
+):
     script = tmp_path / "scontrol"
     words = (
         f"OverSubscribe={told}"

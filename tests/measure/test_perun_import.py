@@ -1,4 +1,6 @@
-"""perun files of each layout, with closed-form power: what they import to, beside what perun wrote."""
+"""perun files of each layout, with closed-form power: what they import to, beside what perun
+wrote.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,13 @@ SECONDS = np.arange(0, 21, dtype="float32")
 
 
 def write_run(
-    path, run="run", hosts=("a",), rounds=1, version="1.0.0", execution_dt=STARTED, sensors=None
+    path,
+    run="run",
+    hosts=("a",),
+    rounds=1,
+    version="1.0.0",
+    execution_dt=STARTED,
+    sensors=None,
 ):
     """Add a run to a file: sensors are (component, name, unit, mag, readings, raw counter or None).
 
@@ -42,11 +50,17 @@ def write_run(
                     raw = node.create_group(
                         f"nodes/{round_}/nodes/{host}/nodes/{component}/nodes/{name}/raw_data"
                     )
-                    timesteps = raw.create_dataset("timesteps", data=SECONDS[: len(readings)])
+                    timesteps = raw.create_dataset(
+                        "timesteps", data=SECONDS[: len(readings)]
+                    )
                     timesteps.attrs.update({"unit": "s", "mag": 1.0})
                     values = raw.create_dataset("values", data=readings)
                     values.attrs.update(
-                        {"unit": unit, "mag": mag, "valid_max": RANGE_UJ if unit == "J" else 1e9}
+                        {
+                            "unit": unit,
+                            "mag": mag,
+                            "valid_max": RANGE_UJ if unit == "J" else 1e9,
+                        }
                     )
                     if counter is not None:
                         kept = raw.create_dataset("alt_values", data=counter)
@@ -73,12 +87,21 @@ def layout_0_8():
 
 
 def layout_1_0():
-    """perun 0.9.1 and 1.0: the power made of a counter, its first value repeated, and the raw counter beside it."""
+    """perun 0.9.1 and 1.0: the power made of a counter, its first value repeated, and the raw
+    counter beside it.
+    """
     watts = np.r_[np.full(11, 300.0), np.full(10, 50.0)].astype("float32")
     counter = (10**9 + np.r_[0, np.cumsum(watts[1:])] * 1e6).astype("uint64")
     return [
         ("cpu", "cpu_0_package-0", "W", 1.0, watts, counter),
-        ("gpu", "ROCM:00ff74a0-0000-1000_POWER", "W", 1.0, np.full(21, 400, "uint32"), None),
+        (
+            "gpu",
+            "ROCM:00ff74a0-0000-1000_POWER",
+            "W",
+            1.0,
+            np.full(21, 400, "uint32"),
+            None,
+        ),
         ("other", "estimate", "W", 1.0, np.full(21, 99, "float32"), None),
     ]
 
@@ -88,7 +111,11 @@ def imported(path):
     folders = perun_import.import_file(path, path.parent / "runs")
     assert records.check(path.parent / "runs") == []
     found = [records.read(folder) for folder in folders]
-    return found, folders[0], [read_samples(one) for one in sorted(folders[0].rglob("samples-*"))]
+    return (
+        found,
+        folders[0],
+        [read_samples(one) for one in sorted(folders[0].rglob("samples-*"))],
+    )
 
 
 def energies(record):
@@ -99,7 +126,9 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
     path = write_run(tmp_path / "perun.hdf5", version="0.8.10", sensors=layout_0_8())
     (record,), folder, (samples,) = imported(path)
     assert energies(record) == pytest.approx([2000, 5000, 400])
-    perun = {name: record[name] for name in record if "perun" in name and name != "perun_run"}
+    perun = {
+        name: record[name] for name in record if "perun" in name and name != "perun_run"
+    }
     of_components = {"energy_perun_gpu_J": 100, "energy_perun_ram_J": 7}
     assert perun.pop("device_hours_perun") == pytest.approx(20.5 / 3600)
     assert perun == of_components | {"energy_perun_total_J": 107, "perun_time_s": 20.5}
@@ -119,7 +148,12 @@ def test_the_run_folder_names_its_source(tmp_path):
     (record,), folder, _ = imported(path)
     assert folder.name.startswith("app-2026-01-02T03-04-05.500000-")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    config = {"source": "perun.hdf5", "source_sha256": digest, "application": "app", "run": STARTED}
+    config = {
+        "source": "perun.hdf5",
+        "source_sha256": digest,
+        "application": "app",
+        "run": STARTED,
+    }
     assert record["config"] == config and record["started_at"] == STARTED
     begun_ns = (folder / "record.json").stat().st_mtime_ns
     assert imported(path)[1] == folder, "a second import changes nothing"
@@ -128,14 +162,20 @@ def test_the_run_folder_names_its_source(tmp_path):
 
 def test_counters_of_1_0_are_not_integrated_again(tmp_path):
     """A step from 300 to 50 W after 10 of 20 s: perun would give 3625 J, it counted 3500 J."""
-    (record,), _, (samples,) = imported(write_run(tmp_path / "perun.hdf5", sensors=layout_1_0()))
+    (record,), _, (samples,) = imported(
+        write_run(tmp_path / "perun.hdf5", sensors=layout_1_0())
+    )
     assert record["energy_cpu_J"] == pytest.approx(3500)
     assert record["energy_gpu_J"] == pytest.approx(8000)
-    assert record["energy_total_J"] == pytest.approx(11500), "what perun does not sum we do not"
+    assert record["energy_total_J"] == pytest.approx(11500), (
+        "what perun does not sum we do not"
+    )
 
 
 def test_two_hosts_have_a_file_each(tmp_path):
-    path = write_run(tmp_path / "perun.hdf5", hosts=("a", "b.cluster"), sensors=layout_0_8())
+    path = write_run(
+        tmp_path / "perun.hdf5", hosts=("a", "b.cluster"), sensors=layout_0_8()
+    )
     (record,), _, samples = imported(path)
     assert [one.header["host"] for one in samples] == ["a", "b.cluster"]
     assert record["energy_total_J"] == pytest.approx(2 * 7400)
@@ -144,9 +184,16 @@ def test_two_hosts_have_a_file_each(tmp_path):
 
 def test_two_runs_are_two_folders_and_each_can_be_read_by_name(tmp_path):
     path = tmp_path / "perun.hdf5"
-    write_run(path, run="new", execution_dt="2026-05-01T00:00:00+02:00", sensors=layout_0_8()[:1])
+    write_run(
+        path,
+        run="new",
+        execution_dt="2026-05-01T00:00:00+02:00",
+        sensors=layout_0_8()[:1],
+    )
     write_run(path, run="old", sensors=layout_0_8())
-    assert [run["energy_total_J"] for run in imported(path)[0]] == pytest.approx([7400, 2000])
+    assert [run["energy_total_J"] for run in imported(path)[0]] == pytest.approx(
+        [7400, 2000]
+    )
     with h5py.File(path, "a") as file:
         file["app/nodes/old/metrics/ENERGY"].attrs["sum"] = 1.0
     assert perun_adapter.read_results(path)["energy_perun_total_J"] == 107, "the newest"
@@ -170,13 +217,17 @@ def test_a_failed_read_is_a_gap_and_no_zero(tmp_path):
     watts[[4, 5, 9, 12]] = 0, 0, np.nan, -1
     cpu = ("cpu", "cpu_0_package-0", "J", 1e-6, counter, None)
     gpu = ("gpu", "CUDA:3_POWER", "W", 1.0, watts, None)
-    (record,), _, (samples,) = imported(write_run(tmp_path / "perun.hdf5", sensors=[cpu, gpu]))
+    (record,), _, (samples,) = imported(
+        write_run(tmp_path / "perun.hdf5", sensors=[cpu, gpu])
+    )
     assert np.isnan(samples.readings).sum(axis=0).tolist() == [1, 4]
     assert energies(record) == pytest.approx([2000, 2400])
 
 
 def test_a_counter_of_64_bits_never_wraps(tmp_path):
-    path = write_run(tmp_path / "perun.hdf5", sensors=layout_0_8()[:1], execution_dt=None)
+    path = write_run(
+        tmp_path / "perun.hdf5", sensors=layout_0_8()[:1], execution_dt=None
+    )
     with h5py.File(path, "a") as file:
         values = file[
             "app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data/values"
@@ -190,8 +241,12 @@ def test_a_counter_of_64_bits_never_wraps(tmp_path):
 
 
 @pytest.mark.parametrize("place, byte", [(4105, 202), (7816, 24)])
-def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(tmp_path, monkeypatch, place, byte):
-    """Each was found by damaging 14,000 copies; the HDF5 of h5py 3.16 goes round in them for ever."""
+def test_a_damaged_file_with_which_hdf5_never_ends_is_refused(
+    tmp_path, monkeypatch, place, byte
+):
+    """Each was found by damaging 14,000 copies; the HDF5 of h5py 3.16 goes round in them for
+    ever.
+    """
     monkeypatch.setattr(perun_import, "READ_WITHIN_S", 5)
     run = "resnet50-photographs-n1-lbs16-gbs48-s2-r0-87b7cd23"
     whole = REPOSITORY / "runs" / "large-batch" / run / "perun" / "energynn.hdf5"
@@ -212,7 +267,10 @@ def test_the_studys_own_file(tmp_path):
     assert record["energy_perun_total_J"] == pytest.approx(407_972, abs=1)
     assert record["energy_perun_gpu_J"] == pytest.approx(122_854.64)
     assert record["perun_time_s"] == pytest.approx(894.153, abs=1e-3)
-    assert record["energy_total_J"] == pytest.approx(407_972.27, abs=1) and record["devices"] == 2
+    assert (
+        record["energy_total_J"] == pytest.approx(407_972.27, abs=1)
+        and record["devices"] == 2
+    )
 
 
 def linked(path):
@@ -222,7 +280,9 @@ def linked(path):
 
 def with_other_lengths(path):
     with h5py.File(path, "a") as file:
-        raw = file["app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"]
+        raw = file[
+            "app/nodes/run/nodes/0/nodes/a/nodes/cpu/nodes/cpu_0_package-0/raw_data"
+        ]
         del raw["timesteps"]
         raw.create_dataset("timesteps", data=SECONDS[:5]).attrs["mag"] = 1.0
 
@@ -240,7 +300,9 @@ def with_other_lengths(path):
 def test_what_cannot_be_read_is_named_and_leaves_nothing(tmp_path, spoil):
     path = write_run(tmp_path / "bad.hdf5", sensors=layout_0_8())
     spoil(path)
-    with pytest.raises(ValueError, match="bad.hdf5: not a perun HDF5 file that can be read"):
+    with pytest.raises(
+        ValueError, match="bad.hdf5: not a perun HDF5 file that can be read"
+    ):
         perun_import.import_file(path, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
@@ -250,7 +312,11 @@ def test_an_import_that_is_cut_off_leaves_no_folder(tmp_path, monkeypatch):
     with h5py.File(path, "a") as file:
         file.move("app", ".train")  # a hidden folder would be a run for no command
     with monkeypatch.context() as full, pytest.raises(OSError):
-        full.setattr(shutil, "copyfile", lambda *_: (_ for _ in ()).throw(OSError("No space left")))
+        full.setattr(
+            shutil,
+            "copyfile",
+            lambda *_: (_ for _ in ()).throw(OSError("No space left")),
+        )
         perun_import.import_file(path, tmp_path / "runs")
     assert list((tmp_path / "runs" / "imported").iterdir()) == []
     assert not imported(path)[1].name.startswith(".")

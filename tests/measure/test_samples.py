@@ -23,16 +23,23 @@ LINES = [
 
 
 def write(path, lines):
-    path.write_bytes(b"".join(line + b"\n" for line in [json.dumps(HEADER).encode(), *lines]))
+    path.write_bytes(
+        b"".join(line + b"\n" for line in [json.dumps(HEADER).encode(), *lines])
+    )
     return path
 
 
 def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
     found = read_samples(
-        write(tmp_path / "s", [*LINES, b'{"problem":"a cannot be read"}', b'{"t":4,"perun":{}}'])
+        write(
+            tmp_path / "s",
+            [*LINES, b'{"problem":"a cannot be read"}', b'{"t":4,"perun":{}}'],
+        )
     )
     assert found.t_ns.tolist() == [1, 2, 3] and found.wall_ns.tolist() == [5, 6, 7]
-    assert np.array_equal(found.readings[:2], [[1.5, 2], [np.nan, -300]], equal_nan=True)
+    assert np.array_equal(
+        found.readings[:2], [[1.5, 2], [np.nan, -300]], equal_nan=True
+    )
     assert found.readings[2].tolist() == [1764000000123456789.0, 9007199254740992.0]
     assert found.problems == ["a cannot be read"]
     (tmp_path / "s").write_text("")
@@ -41,18 +48,31 @@ def test_samples_are_read_and_a_failed_reading_is_no_number(tmp_path):
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
-    st.one_of(st.binary(), st.text().map(str.encode), st.from_regex(rb'\A\{"[tvw]":[^\n]*\}\Z')),
+    st.one_of(
+        st.binary(),
+        st.text().map(str.encode),
+        st.from_regex(rb'\A\{"[tvw]":[^\n]*\}\Z'),
+    ),
     st.integers(0, 3),
 )
 def test_a_damaged_line_is_counted_and_costs_no_other(tmp_path_factory, damaged, place):
     folder = tmp_path_factory.mktemp("s")
     lines = [*LINES[:place], damaged.replace(b"\n", b""), *LINES[place:]]
     found = read_samples(write(folder / "s", lines))
-    assert set(found.t_ns.tolist()) >= {1, 2, 3} and found.readings.shape == (len(found.t_ns), 2)
+    assert set(found.t_ns.tolist()) >= {1, 2, 3} and found.readings.shape == (
+        len(found.t_ns),
+        2,
+    )
 
 
 @pytest.mark.parametrize(
-    "line", ['{"t":9,"v":[1]}', '{"t":"1","v":[1,2]}', '{"t":1e40,"v":[1,2]}', '{"t":9,"v":["1",2]}']
+    "line",
+    [
+        '{"t":9,"v":[1]}',
+        '{"t":"1","v":[1,2]}',
+        '{"t":1e40,"v":[1,2]}',
+        '{"t":9,"v":["1",2]}',
+    ],
 )
 def test_readings_of_other_sensors_or_types_are_no_samples(tmp_path, line):
     found = read_samples(write(tmp_path / "s", [*LINES, line.encode()]))
@@ -75,7 +95,10 @@ def test_events_follow_the_monotonic_clock_and_infinity_is_none(tmp_path):
             {"event": f"e{n}", "t_mono_ns": n, "t_wall_ns": wall, "loss": float("inf")}
             for n, wall in enumerate(walls)
         ]
-        text = "".join(json.dumps(line) + "\n" for line in lines) + '["cut"]\n{"event": "cu'
+        text = (
+            "".join(json.dumps(line) + "\n" for line in lines)
+            + '["cut"]\n{"event": "cu'
+        )
         (tmp_path / f"events-rank{rank}.jsonl").write_text(text)
     found = read_events(tmp_path)
     assert [(event["rank"], event["event"]) for event in found] == [
@@ -93,7 +116,13 @@ def test_phases_follow_each_other(tmp_path):
         {"t": 1000, "phase": [0, 1], "gap_us": [1, 0], "length_us": [2, 3]},
         {"t": 9000, "phase": [1], "gap_us": [0], "length_us": [1]},
     ]
-    (tmp_path / "phases-rank3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "phases-rank3.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
     kinds, begin_ns, end_ns, names = read_phases(tmp_path)[3]
     assert kinds.tolist() == [0, 1, 1] and names == ["forward", "backward"]
-    assert begin_ns.tolist() == [2000, 4000, 9000] and end_ns.tolist() == [4000, 7000, 10000]
+    assert begin_ns.tolist() == [2000, 4000, 9000] and end_ns.tolist() == [
+        4000,
+        7000,
+        10000,
+    ]

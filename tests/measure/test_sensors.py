@@ -31,7 +31,10 @@ def no_gpu(tmp_path, monkeypatch):
 
 def powercap_tree(root, packages=1):
     for package in range(packages):
-        zones = {f"intel-rapl:{package}": f"package-{package}", f"intel-rapl:{package}:0": "dram"}
+        zones = {
+            f"intel-rapl:{package}": f"package-{package}",
+            f"intel-rapl:{package}:0": "dram",
+        }
         for zone, name in zones.items():
             folder = root / zone
             folder.mkdir(parents=True)
@@ -50,7 +53,9 @@ def fake_nvml(gpus=2):
     nvml.nvmlDeviceGetUUID = lambda handle: f"GPU-{handle}"
     nvml.nvmlDeviceGetName = lambda handle: "a GPU"
     nvml.nvmlDeviceGetPowerUsage = lambda handle: 250_000
-    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: int(time.monotonic() * 50) * 5_000
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda handle: (
+        int(time.monotonic() * 50) * 5_000
+    )
     return nvml
 
 
@@ -109,7 +114,9 @@ def test_one_of_two_sockets_that_cannot_be_read_is_unaccounted(tmp_path, monkeyp
     broken.unlink()
     broken.mkdir()  # reading it fails, for root too
     counts, read = itertools.count(1), sensors._read_counter
-    monkeypatch.setattr(sensors, "_read_counter", lambda path: next(counts) + 0 * read(path))
+    monkeypatch.setattr(
+        sensors, "_read_counter", lambda path: next(counts) + 0 * read(path)
+    )
     inventory = look()
     assert primary(inventory) == ["cpu_0_package-0", "ram_0_dram", "ram_1_dram"]
     (fault,) = inventory.unaccounted
@@ -117,7 +124,9 @@ def test_one_of_two_sockets_that_cannot_be_read_is_unaccounted(tmp_path, monkeyp
 
 
 def test_waiting_for_a_disk_is_not_busy(monkeypatch):
-    times = types.SimpleNamespace(user=1, nice=2, system=4, irq=8, softirq=16, iowait=32, idle=64)
+    times = types.SimpleNamespace(
+        user=1, nice=2, system=4, irq=8, softirq=16, iowait=32, idle=64
+    )
     monkeypatch.setattr(sensors.psutil, "cpu_times", lambda: times)
     assert sensors.busy_core_seconds() == 31
 
@@ -135,7 +144,9 @@ def test_a_gpu_counts_by_its_counter_and_without_one_by_its_power(nvml):
     assert power.notes["power"] == "an average over 1 s"
     nvml.nvmlDeviceGetTotalEnergyConsumption = lambda gpu: 7_000  # it stands still
     still = look()
-    assert primary(still)[:2] == ["gpu_0_power", "gpu_1_power"] and still.unaccounted == []
+    assert (
+        primary(still)[:2] == ["gpu_0_power", "gpu_1_power"] and still.unaccounted == []
+    )
     del nvml.nvmlDeviceGetTotalEnergyConsumption  # an old binding
     old = look()
     assert primary(old)[:2] == ["gpu_0_power", "gpu_1_power"] and old.unaccounted == []
@@ -157,7 +168,9 @@ def pci(tmp_path, address, vendor="0x10de", kind="0x030200"):
 
 def driver(tmp_path, address, minor):
     (tmp_path / "driver" / address).mkdir(parents=True)
-    (tmp_path / "driver" / address / "information").write_text(f"Device Minor: \t {minor}\n")
+    (tmp_path / "driver" / address / "information").write_text(
+        f"Device Minor: \t {minor}\n"
+    )
 
 
 def test_a_gpu_that_only_others_name_is_unaccounted(tmp_path, monkeypatch):
@@ -227,12 +240,18 @@ def test_the_sampler_writes_as_it_reads(tmp_path):
         return time.monotonic_ns()
 
     samples = sample(tmp_path / "s", simulated(read, "energy"))
-    assert 15 <= len(samples.t_ns) <= 40, "of 25, on a machine that does other things, too"
+    assert 15 <= len(samples.t_ns) <= 40, (
+        "of 25, on a machine that does other things, too"
+    )
     is_good = np.isfinite(samples.readings[:, 0])
     assert 0 < (~is_good).sum() < 10, "a failed reading is a gap"
     assert np.abs(samples.readings[is_good, 0] - samples.t_ns[is_good]).max() < 5e7
     (sensor,) = samples.header["sensors"]
-    assert sensor["primary"] and samples.header["unaccounted"] == [] and sensor["update_s"] < 0.05
+    assert (
+        sensor["primary"]
+        and samples.header["unaccounted"] == []
+        and sensor["update_s"] < 0.05
+    )
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0, float("inf"), None, "12"])

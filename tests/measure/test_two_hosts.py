@@ -1,4 +1,6 @@
-"""Two ranks on two hosts under one mpirun: the second host is a UTS and time namespace of this machine."""
+"""Two ranks on two hosts under one mpirun: the second host is a UTS and time namespace of this
+machine.
+"""
 
 import json
 import shutil
@@ -18,7 +20,9 @@ UNSHARE = ["unshare", "--uts", "--time", "--fork"]
 
 @pytest.fixture
 def powercap(tmp_path):
-    """A powercap tree whose counter moves at constant power; both hosts read it, so each has that power."""
+    """A powercap tree whose counter moves at constant power; both hosts read it, so each has
+    that power.
+    """
     writer = constant_power(tmp_path / "powercap", HOST_W)
     yield tmp_path / "powercap"
     writer.kill()
@@ -26,7 +30,9 @@ def powercap(tmp_path):
 
 
 def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
-    """Two ranks on one host, as launched, or on two; returns the folder and the process that started them."""
+    """Two ranks on one host, as launched, or on two; returns the folder and the process that
+    started them.
+    """
     monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(powercap))
     tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     tiny = config.make("fourcastnet", **tiny | more)
@@ -39,11 +45,24 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
         for host, ahead_s in (("host-a", 0), ("host-b", AHEAD_S)):
             script = 'hostname "$0" && MPI_LOCALNRANKS=1 exec "$@"'
             name_it = ["sh", "-c", script, host]
-            words += ["-n", "1", *UNSHARE, "--monotonic", str(ahead_s), *name_it, *rank, ":"]
+            words += [
+                "-n",
+                "1",
+                *UNSHARE,
+                "--monotonic",
+                str(ahead_s),
+                *name_it,
+                *rank,
+                ":",
+            ]
         command = words[:-1]
     environment = start.rank_environment(run_dir, intent) | {"MASTER_ADDR": "127.0.0.1"}
     return run_dir, subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -60,7 +79,9 @@ def require_namespaces():
         shutil.which("unshare") is None
         or subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
     ):
-        pytest.skip("needs the right to make UTS and time namespaces (unshare, as root)")
+        pytest.skip(
+            "needs the right to make UTS and time namespaces (unshare, as root)"
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""Simulated sensors of one host with known energy, in memory: loads in closed form, sensors by their own rules."""
+"""Simulated sensors of one host with known energy, in memory: loads in closed form, sensors by
+their own rules.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +14,9 @@ AVERAGED_S = 1.0  # NVML's power on Ampere and newer
 
 @dataclass(frozen=True)
 class Load:
-    """A power over time: ``shape`` (constant, sine, square) from begin_s to end_s, idle_W before and after."""
+    """A power over time: ``shape`` (constant, sine, square) from begin_s to end_s, idle_W before
+    and after.
+    """
 
     shape: str
     low_W: float
@@ -23,7 +27,9 @@ class Load:
     end_s: float = np.inf
 
     def power_W(self, t):
-        return np.where((t >= self.begin_s) & (t < self.end_s), self._shape_W(t), self.idle_W)
+        return np.where(
+            (t >= self.begin_s) & (t < self.end_s), self._shape_W(t), self.idle_W
+        )
 
     def energy_J(self, t):
         """Integral of the power from 0 on, t in s >= 0."""
@@ -65,7 +71,12 @@ def random_load(random, low_W=(60, 150), high_W=(200, 600), **times) -> Load:
     low_W = random.uniform(*low_W)
     idle_W = random.uniform(0.3, 1.0) * low_W
     return Load(
-        str(shape), low_W, random.uniform(*high_W), random.uniform(0.7, 9.0), idle_W, **times
+        str(shape),
+        low_W,
+        random.uniform(*high_W),
+        random.uniform(0.7, 9.0),
+        idle_W,
+        **times,
     )
 
 
@@ -89,9 +100,9 @@ def instantaneous_W(random, load: Load, t, noise_W=4.0) -> np.ndarray:
 
 def averaged_W(random, load: Load, t, noise_W=0.5) -> np.ndarray:
     """A mean over the last second."""
-    return (load.energy_J(t) - load.energy_J(t - AVERAGED_S)) / AVERAGED_S + random.normal(
-        0, noise_W, len(t)
-    )
+    return (
+        load.energy_J(t) - load.energy_J(t - AVERAGED_S)
+    ) / AVERAGED_S + random.normal(0, noise_W, len(t))
 
 
 def sensor(id, kind, component="gpu", device="0", **more) -> dict:
@@ -112,7 +123,8 @@ def sensor(id, kind, component="gpu", device="0", **more) -> dict:
 
 
 def renewed(random, load: Load, t, every_s: float, watts_at) -> np.ndarray:
-    """A power that the device renews every ``every_s`` and shows until then, noise included; 0: whenever it is read.
+    """A power that the device renews every ``every_s`` and shows until then, noise included; 0:
+    whenever it is read.
 
     ``watts_at``: ``instantaneous_W`` or ``averaged_W``.
     """
@@ -141,7 +153,9 @@ def readings_of(kind, load, t, random, every_s=0.0):
     notes, seen = {"limit_W": 700.0, "uuid": "GPU-0"}, {"update_s": every_s or None}
     if kind == "RAPL":
         about = {"update_s": 0.001, "to_SI": 1e-6, "notes": {"limit_W": 700.0}}
-        return sensor("r", "energy", "cpu", **about), counter_J(random, load, t, 0.001, 61e-6)
+        return sensor("r", "energy", "cpu", **about), counter_J(
+            random, load, t, 0.001, 61e-6
+        )
     if kind == "busy":
         """The kernel charges all cores at each tick, and shows hundredths of a second."""
         joules = counter_J(random, load, t, 0.004, 1e-9)
@@ -161,7 +175,9 @@ def readings_of(kind, load, t, random, every_s=0.0):
     return sensor("p", "power", notes=notes, **seen), watts.round(3)
 
 
-def curves(machine, load, t, random, period_s, every_s=0.0, fault=lambda values, t: values):
+def curves(
+    machine, load, t, random, period_s, every_s=0.0, fault=lambda values, t: values
+):
     """Make the curves of a machine of which the sensor that counts has a fault."""
     made = []
     for kind in MACHINES[machine]:
@@ -181,6 +197,8 @@ def window(is_aligned, period_s, random):
     """
     begin_s = 1.0 + random.uniform(0.3, 3.0)
     end_s = begin_s + random.uniform(3.0, 10.0)
-    load = random_load(random, **({"begin_s": begin_s, "end_s": end_s} if is_aligned else {}))
+    load = random_load(
+        random, **({"begin_s": begin_s, "end_s": end_s} if is_aligned else {})
+    )
     t = instants_s(random, 0.0, end_s + random.uniform(0.3, 3.0), period_s)
     return load, t, begin_s, end_s

@@ -1,4 +1,6 @@
-"""The AFNO against a reference in float64 that is written from the formulas, with NumPy's transforms."""
+"""The AFNO against a reference in float64 that is written from the formulas, with NumPy's
+transforms.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,10 @@ SMALL = dict(in_chans=3, out_chans=2, embed_dim=16, depth=2, num_blocks=4)
 def reference_filter(x, p, name, kept_fraction, threshold):
     """Mode by mode and block by block; x (N, h, w, E) float64, complex arithmetic spelled out."""
     n, h, w, channels = x.shape
-    w1, b1, w2, b2 = (p[f"{name}.{key}"][0] + 1j * p[f"{name}.{key}"][1] for key in ("w1", "b1", "w2", "b2"))
+    w1, b1, w2, b2 = (
+        p[f"{name}.{key}"][0] + 1j * p[f"{name}.{key}"][1]
+        for key in ("w1", "b1", "w2", "b2")
+    )
     size = w1.shape[-1]
     spectrum = np.fft.rfft2(x, axes=(1, 2), norm="ortho")
     result = np.zeros_like(spectrum)
@@ -38,21 +43,36 @@ def reference_filter(x, p, name, kept_fraction, threshold):
 
 
 def layer_norm(x, p, name):
-    normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+    normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(
+        x.var(-1, keepdims=True) + 1e-6
+    )
     return normalized * p[f"{name}.weight"] + p[f"{name}.bias"]
 
 
 def reference_network(state, p, patch, depth, fraction, threshold):
     n, c, height, width = state.shape
     h, w = height // patch, width // patch
-    patches = state.reshape(n, c, h, patch, w, patch).transpose(0, 2, 4, 1, 3, 5).reshape(n, h, w, -1)
+    patches = (
+        state.reshape(n, c, h, patch, w, patch)
+        .transpose(0, 2, 4, 1, 3, 5)
+        .reshape(n, h, w, -1)
+    )
     weight = p["patch_embed.proj.weight"]
     x = patches @ weight.reshape(len(weight), -1).T + p["patch_embed.proj.bias"]
     x = x + p["pos_embed"].reshape(1, h, w, -1)
     for i in range(depth):
         block = f"blocks.{i}"
-        x = x + reference_filter(layer_norm(x, p, f"{block}.norm1"), p, f"{block}.filter", fraction, threshold)
-        y = layer_norm(x, p, f"{block}.norm2") @ p[f"{block}.mlp.fc1.weight"].T + p[f"{block}.mlp.fc1.bias"]
+        x = x + reference_filter(
+            layer_norm(x, p, f"{block}.norm1"),
+            p,
+            f"{block}.filter",
+            fraction,
+            threshold,
+        )
+        y = (
+            layer_norm(x, p, f"{block}.norm2") @ p[f"{block}.mlp.fc1.weight"].T
+            + p[f"{block}.mlp.fc1.bias"]
+        )
         y = 0.5 * y * (1 + erf(y / np.sqrt(2)))
         x = x + y @ p[f"{block}.mlp.fc2.weight"].T + p[f"{block}.mlp.fc2.bias"]
     x = x @ p["head.weight"].T
@@ -60,21 +80,36 @@ def reference_network(state, p, patch, depth, fraction, threshold):
     for a in range(patch):
         for b in range(patch):
             for channel in range(result.shape[1]):
-                result[:, channel, a::patch, b::patch] = x[..., (a * patch + b) * result.shape[1] + channel]
+                result[:, channel, a::patch, b::patch] = x[
+                    ..., (a * patch + b) * result.shape[1] + channel
+                ]
     return result
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6, 0.1])
-@pytest.mark.parametrize("grid, patch", [((16, 16), 4), ((12, 40), 4), ((24, 8), 2), ((6, 14), 2)])
+@pytest.mark.parametrize(
+    "grid, patch", [((16, 16), 4), ((12, 40), 4), ((24, 8), 2), ((6, 14), 2)]
+)
 def test_network_is_the_formula(grid, patch, fraction):
     torch.manual_seed(1)
-    model = AFNO(grid, patch, hard_thresholding_fraction=fraction, sparsity_threshold=0.05, **SMALL)
+    model = AFNO(
+        grid,
+        patch,
+        hard_thresholding_fraction=fraction,
+        sparsity_threshold=0.05,
+        **SMALL,
+    )
     with torch.no_grad():
-        for parameter in model.parameters():  # large enough that each part of the formula matters
+        for parameter in model.parameters():
+            # large enough that each part of the formula matters
             parameter += 0.2 * torch.randn_like(parameter)
     state = torch.randn(2, 3, *grid)
-    parameters = {name: value.double().numpy() for name, value in model.state_dict().items()}
-    expected = reference_network(state.double().numpy(), parameters, patch, SMALL["depth"], fraction, 0.05)
+    parameters = {
+        name: value.double().numpy() for name, value in model.state_dict().items()
+    }
+    expected = reference_network(
+        state.double().numpy(), parameters, patch, SMALL["depth"], fraction, 0.05
+    )
     result = model(state).detach().double().numpy()
     assert result.shape == (2, 2, *grid)
     assert np.abs(result - expected).max() < 2e-5 * np.abs(expected).max()
@@ -85,7 +120,8 @@ def test_full_size_has_the_published_parameters():
         model = AFNO((720, 1440), 8, 20, 20, 768, 12, 4.0, 8, 0.01, 1.0)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == 74_690_304
-    assert count + 2 * 768 == 74_691_840  # published, with the LayerNorm that it never uses
+    # published, with the LayerNorm that it never uses
+    assert count + 2 * 768 == 74_691_840
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     block = {
         "norm1.weight": (768,),
@@ -106,7 +142,11 @@ def test_full_size_has_the_published_parameters():
         "patch_embed.proj.weight": (768, 20, 8, 8),
         "patch_embed.proj.bias": (768,),
         "head.weight": (1280, 768),
-        **{f"blocks.{i}.{name}": shape for i in range(12) for name, shape in block.items()},
+        **{
+            f"blocks.{i}.{name}": shape
+            for i in range(12)
+            for name, shape in block.items()
+        },
     }
 
 
@@ -120,7 +160,9 @@ def test_impossible_sizes_are_refused():
 
 
 def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
-    """The paper's widths: at least a quarter less by default, at least four fifths by the option."""
+    """The paper's widths: at least a quarter less by default, at least four fifths by the
+    option.
+    """
     state = torch.randn(1, 20, 176, 352)
     kept, gradients, flops = {}, {}, {}
     for name in ("default", "option", "everything"):
@@ -131,19 +173,26 @@ def test_less_is_kept_for_the_backward_pass_at_no_matrix_product(monkeypatch):
         kept[name] = bytes_saved_for_backward(model, state)
         with FlopCounterMode(display=False) as counter:
             model(state).square().mean().backward()
-        gradients[name], flops[name] = [parameter.grad for parameter in model.parameters()], counter.get_total_flops()
+        gradients[name], flops[name] = (
+            [parameter.grad for parameter in model.parameters()],
+            counter.get_total_flops(),
+        )
     assert kept["default"] < 0.75 * kept["everything"]
     assert kept["option"] < 0.2 * kept["everything"]
     assert flops["default"] == flops["everything"] < flops["option"]
     assert all(map(torch.equal, gradients["option"], gradients["default"]))
     for ours, theirs in zip(gradients["default"], gradients["everything"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item())
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-5, atol=1e-5 * theirs.abs().max().item()
+        )
 
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("hidden_dim", [48, 2 * afno.HIDDEN_COLUMNS + 64])
 def test_the_two_layers_are_those_of_torch(hidden_dim, autocast):
-    """Same output and gradients, also where autocast makes the products of bfloat16: bit by bit if all in one part."""
+    """Same output and gradients, also where autocast makes the products of bfloat16: bit by bit
+    if all in one part.
+    """
     torch.manual_seed(0)
     mlp, x = afno.MLP(16, hidden_dim), torch.randn(2, 3, 5, 16, requires_grad=True)
     in_parts = hidden_dim > afno.HIDDEN_COLUMNS and not autocast
@@ -151,7 +200,12 @@ def test_the_two_layers_are_those_of_torch(hidden_dim, autocast):
     for forward in (afno.MLP.forward, every_activation_kept):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             output = forward(mlp, x)
-        results.append((output, *torch.autograd.grad(output.square().sum(), (x, *mlp.parameters()))))
+        results.append(
+            (
+                output,
+                *torch.autograd.grad(output.square().sum(), (x, *mlp.parameters())),
+            )
+        )
     assert results[0][0].dtype == (torch.bfloat16 if autocast else torch.float32)
     for ours, theirs in zip(*results, strict=True):
         closeness = 1e-5 * theirs.abs().max().item() if in_parts else 0
@@ -159,18 +213,34 @@ def test_the_two_layers_are_those_of_torch(hidden_dim, autocast):
 
 
 def test_the_corrected_filter_lets_every_zonal_mode_pass():
-    """A wave of the shortest zonal length: stopped by the published filter on a grid twice as wide as high."""
+    """A wave of the shortest zonal length: stopped by the published filter on a grid twice as
+    wide as high.
+    """
     passed = {}
     for modes in ("published", "zonal"):
         torch.manual_seed(0)
         filter_ = FourierFilter(8, 2, 0.0, 1.0, modes)
-        wave = torch.cos(torch.pi * torch.arange(24.0)).expand(1, 12, 24)[..., None].expand(1, 12, 24, 8)
-        passed[modes] = (filter_(wave) - filter_(torch.zeros_like(wave)) - wave).abs().max().item()
+        wave = (
+            torch.cos(torch.pi * torch.arange(24.0))
+            .expand(1, 12, 24)[..., None]
+            .expand(1, 12, 24, 8)
+        )
+        passed[modes] = (
+            (filter_(wave) - filter_(torch.zeros_like(wave)) - wave).abs().max().item()
+        )
     assert passed["published"] < 1e-6 < 1e-4 < passed["zonal"]
 
 
 def small_afno():
-    return AFNO((12, 24), patch_size=4, in_chans=2, out_chans=2, embed_dim=16, depth=2, num_blocks=2)
+    return AFNO(
+        (12, 24),
+        patch_size=4,
+        in_chans=2,
+        out_chans=2,
+        embed_dim=16,
+        depth=2,
+        num_blocks=2,
+    )
 
 
 def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
@@ -178,7 +248,9 @@ def test_a_compiled_network_does_not_make_its_transforms_in_each_step():
     network, x, called = small_afno(), torch.randn(1, 2, 12, 24), []
 
     def backend(graph, _inputs):
-        called.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        called.extend(
+            node.target for node in graph.graph.nodes if node.op == "call_function"
+        )
         return graph.forward
 
     compiled = torch.compile(network, backend=backend)(x)

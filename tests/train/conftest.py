@@ -33,7 +33,12 @@ class Run:
         return {int(rank): json.loads(losses) for rank, losses in told}
 
     def events(self, rank: int = 0) -> list[dict]:
-        return [json.loads(line) for line in (self.run_dir / f"events-rank{rank}.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.run_dir / f"events-rank{rank}.jsonl")
+            .read_text()
+            .splitlines()
+        ]
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +57,14 @@ def train():
         run_dir.mkdir(parents=True)
         config = configuration.make(workload, **parameters)
         settings = json.dumps(configuration.to_dict(config))
-        done = start_ranks(ranks or config.devices, HERE / script, run_dir, settings, dtype, extra=extra)
+        done = start_ranks(
+            ranks or config.devices,
+            HERE / script,
+            run_dir,
+            settings,
+            dtype,
+            extra=extra,
+        )
         return Run(run_dir, done.returncode, done.stdout)
 
     return start
@@ -63,6 +75,9 @@ def phase_times(run_dir: Path) -> list[dict]:
     entries = []
     for rank, (kinds, begin_ns, end_ns, names) in sorted(read_phases(run_dir).items()):
         times_s = (end_ns - begin_ns) / 1e9
-        sums = {f"{name}_s": float(times_s[kinds == kind].sum()) for kind, name in enumerate(names)}
+        sums = {
+            f"{name}_s": float(times_s[kinds == kind].sum())
+            for kind, name in enumerate(names)
+        }
         entries.append({"rank": rank} | sums)
     return entries

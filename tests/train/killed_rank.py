@@ -19,7 +19,9 @@ def end(number=signal.SIGKILL):
 
 
 def agree_or_end(self, checkpoint_is_due=False):
-    """Every rank agrees after each of its steps, and within an evaluation, where no checkpoint is ever due."""
+    """Every rank agrees after each of its steps, and within an evaluation, where no checkpoint
+    is ever due.
+    """
     global steps
     steps += checkpoint_is_due
     if is_dying and checkpoint_is_due and steps == LAST_STEP:
@@ -36,7 +38,11 @@ def writes_the_last_checkpoint():
 
 def fsync_or_end(descriptor):
     path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    if point == "killed with half a file" and writes_the_last_checkpoint() and ".pt." in path.name:
+    if (
+        point == "killed with half a file"
+        and writes_the_last_checkpoint()
+        and ".pt." in path.name
+    ):
         os.ftruncate(descriptor, path.stat().st_size // 2)
         end()
     fsync(descriptor)

@@ -1,4 +1,6 @@
-"""One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's losses as JSON."""
+"""One rank of a short training: rank_main.py RUN_DIR CONFIGURATION DTYPE; prints the rank's
+losses as JSON.
+"""
 
 import importlib
 import json
@@ -15,9 +17,13 @@ config = configuration.from_dict(json.loads(sys.argv[2]))
 run_dir = Path(sys.argv[1])
 torch.set_default_dtype(getattr(torch, sys.argv[3]))
 try:
-    losses = importlib.import_module(f"energynn.train.{config.workload}").main(config, run_dir)
+    losses = importlib.import_module(f"energynn.train.{config.workload}").main(
+        config, run_dir
+    )
 except Interrupted as stop:
-    assert not torch.distributed.is_initialized(), "gloo's threads may abort this process while it ends"
+    assert not torch.distributed.is_initialized(), (
+        "gloo's threads may abort this process while it ends"
+    )
     print(f"interrupted: {stop}", flush=True)
     sys.exit(75)
 except ValueError as error:

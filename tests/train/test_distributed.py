@@ -16,7 +16,8 @@ from energynn.train.distributed import Request
 
 @pytest.fixture
 def two_ranks_of_gpus(monkeypatch):
-    """A function that joins as rank 0 of two, this host's number 2 of GPUs; what it set is returned, or it raises.
+    """A function that joins as rank 0 of two, this host's number 2 of GPUs; what it set is
+    returned, or it raises.
 
     CUDA, NCCL and NVML are stood in for.
     """
@@ -26,13 +27,26 @@ def two_ranks_of_gpus(monkeypatch):
         gpu = SimpleNamespace(name="H100", uuid="aaaa")
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: did.update(device=str(device)))
+        monkeypatch.setattr(
+            torch.cuda, "set_device", lambda device: did.update(device=str(device))
+        )
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-        monkeypatch.setattr(distributed.dist, "init_process_group", lambda backend, **_: did.update(backend=backend))
+        monkeypatch.setattr(
+            distributed.dist,
+            "init_process_group",
+            lambda backend, **_: did.update(backend=backend),
+        )
         monkeypatch.setattr(machine, "pin_to_gpu", lambda uuid: did.update(beside=uuid))
         monkeypatch.setattr(distributed, "be_deterministic", lambda *_, **__: None)
         monkeypatch.setattr(distributed, "_find", lambda timeout: (0, 2, 2, store))
-        distributed.join(config.make("resnet50", device="gpu", devices=2, threads_per_device=torch.get_num_threads()))
+        distributed.join(
+            config.make(
+                "resnet50",
+                device="gpu",
+                devices=2,
+                threads_per_device=torch.get_num_threads(),
+            )
+        )
         return did
 
     return join
@@ -41,13 +55,20 @@ def two_ranks_of_gpus(monkeypatch):
 @pytest.mark.parametrize("visible, device", [(1, "cuda:0"), (4, "cuda:2")])
 def test_a_rank_takes_its_gpu_and_stays_beside_it(two_ranks_of_gpus, visible, device):
     """A launcher may show each rank its own GPU only, which is number 0 then."""
-    assert two_ranks_of_gpus(visible) == dict(device=device, backend="nccl", beside="aaaa")
+    assert two_ranks_of_gpus(visible) == dict(
+        device=device, backend="nccl", beside="aaaa"
+    )
 
 
 def test_warm_up_leaves_no_trace():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
-    before, random_state = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1)
+    )
+    before, random_state = (
+        copy.deepcopy(model.state_dict()),
+        torch.random.get_rng_state(),
+    )
     calls = []
 
     def loss():
@@ -56,7 +77,9 @@ def test_warm_up_leaves_no_trace():
 
     distributed.warm_up(model, loss)
     assert len(calls) == 1
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.state_dict().items()
+    )
     assert torch.equal(torch.random.get_rng_state(), random_state)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -64,16 +87,24 @@ def test_warm_up_leaves_no_trace():
 @pytest.fixture
 def alone():
     """A world of one rank that is joined; signals are handled as before afterwards."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    kept = {
+        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
+    }
+    torch.distributed.init_process_group(
+        "gloo", store=HashStore(), rank=0, world_size=1
+    )
     yield distributed.World(0, 1, 0, torch.device("cpu"), "a")
     torch.distributed.destroy_process_group()
     for number, handler in kept.items():
         signal.signal(number, handler)
 
 
-def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(alone, tmp_path, monkeypatch):
-    """Steps of 0.1 s; the question comes after ever more of them, but never later than after a second."""
+def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(
+    alone, tmp_path, monkeypatch
+):
+    """Steps of 0.1 s; the question comes after ever more of them, but never later than after a
+    second.
+    """
     now = [100.0]
     monkeypatch.setattr(distributed.time, "monotonic", lambda: now[0])
     agreement, asked = distributed.Agreement(alone, tmp_path), []
@@ -87,7 +118,9 @@ def test_ranks_agree_about_once_a_second_by_the_clock_of_rank_0(alone, tmp_path,
 
 def test_the_greatest_request_counts(alone, tmp_path):
     agreement = distributed.Agreement(alone, tmp_path)
-    assert agreement.is_due() and agreement(checkpoint_is_due=True) == Request.CHECKPOINT
+    assert (
+        agreement.is_due() and agreement(checkpoint_is_due=True) == Request.CHECKPOINT
+    )
     os.kill(os.getpid(), signal.SIGUSR1)
     assert agreement(checkpoint_is_due=True) == Request.STOP
 
@@ -104,12 +137,17 @@ def test_gradients_in_buckets_lie_side_by_side():
     try:
         world = distributed.World(0, 1, 0, torch.device("cpu"), "a")
         for is_on in (False, True):
-            about = SimpleNamespace(gradient_buckets=is_on, gradient_compression="none", compile=False)
+            about = SimpleNamespace(
+                gradient_buckets=is_on, gradient_compression="none", compile=False
+            )
             model = distributed.data_parallel(nn.Linear(4, 4), about, world)
             for _ in range(2):  # after the first the buckets have their order
                 model.zero_grad()
                 model(torch.ones(1, 4)).sum().backward()
-            places = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+            places = {
+                parameter.grad.untyped_storage().data_ptr()
+                for parameter in model.parameters()
+            }
             assert len(places) == (1 if is_on else 2)
     finally:
         torch.distributed.destroy_process_group()
@@ -119,7 +157,10 @@ def test_one_rank_has_lost_no_other_and_says_what_nccl_said_last(monkeypatch):
     """As on a machine without a network: in NCCL's error the cause is the last line."""
     words = "NCCL error in: ProcessGroupNCCL.cpp, internal error\nLast error:\nBootstrap : no socket interface found"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    for size, kind in ((2, distributed.LostRank), (1, torch.distributed.DistBackendError)):
+    for size, kind in (
+        (2, distributed.LostRank),
+        (1, torch.distributed.DistBackendError),
+    ):
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda size=size: size)
         with pytest.raises(kind) as raised, distributed.lost_ranks_named():
             raise torch.distributed.DistBackendError(words)

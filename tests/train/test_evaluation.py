@@ -1,4 +1,6 @@
-"""Scores of FourCastNet's forecasts, against the formulas of the published code written out with NumPy."""
+"""Scores of FourCastNet's forecasts, against the formulas of the published code written out with
+NumPy.
+"""
 
 import numpy as np
 import pytest
@@ -20,7 +22,11 @@ def rmse_and_acc(forecast, truth, climatology):
     for row, weight in enumerate(weights):
         f, t = forecast[row] - climatology[row], truth[row] - climatology[row]
         error += weight * ((forecast[row] - truth[row]) ** 2).sum()
-        ours, theirs, both = ours + weight * (f**2).sum(), theirs + weight * (t**2).sum(), both + weight * (f * t).sum()
+        ours, theirs, both = (
+            ours + weight * (f**2).sum(),
+            theirs + weight * (t**2).sum(),
+            both + weight * (f * t).sum(),
+        )
     return np.sqrt(error / truth.size), both / np.sqrt(ours * theirs)
 
 
@@ -36,8 +42,20 @@ def split():
     generator = np.random.default_rng(1)
     sequences = generator.standard_normal((3, 3, 4, 8, 16)).astype(np.float32)
     climatology = 0.3 * generator.standard_normal((4, 8, 16)).astype(np.float32)
-    std, weights = np.array([2.0, 3.0, 500.0, 4.0], np.float32), era5.latitude_weights(LATITUDE_DEG)
-    return era5.Split(sequences, 0 * std, std, weights, climatology, lead_h=6, z500=2, scored_steps=(1, 2))
+    std, weights = (
+        np.array([2.0, 3.0, 500.0, 4.0], np.float32),
+        era5.latitude_weights(LATITUDE_DEG),
+    )
+    return era5.Split(
+        sequences,
+        0 * std,
+        std,
+        weights,
+        climatology,
+        lead_h=6,
+        z500=2,
+        scored_steps=(1, 2),
+    )
 
 
 def test_scores_are_the_formulas(split, monkeypatch):
@@ -45,10 +63,20 @@ def test_scores_are_the_formulas(split, monkeypatch):
     metrics = fourcastnet.evaluate(Drift(), split, WORLD)
     for lead, step in (("6h", 1), ("12h", 2)):
         of = {}
-        for name, forecast in (("model", lambda s, n=step: 0.5**n * np.roll(s, n, -1)), ("persistence", lambda s: s)):
+        for name, forecast in (
+            ("model", lambda s, n=step: 0.5**n * np.roll(s, n, -1)),
+            ("persistence", lambda s: s),
+        ):
             of[name] = np.mean(
                 [
-                    [rmse_and_acc(forecast(sequence[0])[c], sequence[step, c], split.climatology[c]) for c in range(4)]
+                    [
+                        rmse_and_acc(
+                            forecast(sequence[0])[c],
+                            sequence[step, c],
+                            split.climatology[c],
+                        )
+                        for c in range(4)
+                    ]
                     for sequence in split.sequences.astype(np.float64)
                 ],
                 axis=0,

@@ -1,4 +1,6 @@
-"""Two ranks under DistributedDataParallel compute what one rank computes on the same global batch."""
+"""Two ranks under DistributedDataParallel compute what one rank computes on the same global
+batch.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,11 @@ def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gradients")
     results = []
     for ranks in (1, 2):
-        done = start_ranks(ranks, Path(__file__).with_name("rank_gradients.py"), folder / f"{ranks}.npz")
+        done = start_ranks(
+            ranks,
+            Path(__file__).with_name("rank_gradients.py"),
+            folder / f"{ranks}.npz",
+        )
         assert done.returncode == 0, done.stdout
         results.append(dict(np.load(folder / f"{ranks}.npz")))
     return results
@@ -21,7 +27,10 @@ def both(tmp_path_factory):
 
 @pytest.mark.parametrize("network", ["afno1", "afno2", "resnet50"])
 def test_gradients_of_two_ranks_are_those_of_one(both, network):
-    alone, together = ({name: g for name, g in result.items() if name.startswith(network + "/")} for result in both)
+    alone, together = (
+        {name: g for name, g in result.items() if name.startswith(network + "/")}
+        for result in both
+    )
     assert len(alone) == {"afno1": 28, "afno2": 28, "resnet50": 161}[network]
     for name, gradient in alone.items():
         difference = np.linalg.norm(gradient - together[name])

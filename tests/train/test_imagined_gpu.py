@@ -12,15 +12,39 @@ from energynn import records
 from energynn.files import REPOSITORY
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4, epochs=2)
-RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=24, validation_samples=10, epochs=2)
-CHEAP = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, pinned_memory=True, gradient_buckets=True)
-OF_IMAGES = dict(channels_last=True, uint8_to_device=True, image_loading="fast", top5_per_sample=False)
+RESNET50 = dict(
+    local_batch_size=4,
+    image_size=32,
+    training_samples=24,
+    validation_samples=10,
+    epochs=2,
+)
+CHEAP = dict(
+    precision="bfloat16",
+    fused_optimizer=True,
+    deterministic=False,
+    pinned_memory=True,
+    gradient_buckets=True,
+)
+OF_IMAGES = dict(
+    channels_last=True,
+    uint8_to_device=True,
+    image_loading="fast",
+    top5_per_sample=False,
+)
 RECIPES = {
-    "resnet50-fast": ("resnet50", RESNET50 | CHEAP | OF_IMAGES | dict(synchronous_phases=True)),
+    "resnet50-fast": (
+        "resnet50",
+        RESNET50 | CHEAP | OF_IMAGES | dict(synchronous_phases=True),
+    ),
     "resnet50-device": ("resnet50", RESNET50 | dict(image_loading="device")),
     "fourcastnet-fast": (
         "fourcastnet",
-        AFNO | CHEAP | dict(activation_checkpointing=True, accumulation_steps=2, filter_modes="zonal"),
+        AFNO
+        | CHEAP
+        | dict(
+            activation_checkpointing=True, accumulation_steps=2, filter_modes="zonal"
+        ),
     ),
 }
 
@@ -30,34 +54,75 @@ RECIPES = {
 def test_a_training_stays_on_its_gpu(tmp_path, train, name):
     workload, parameters = RECIPES[name]
     here = train(tmp_path / "cpu", workload, device="cpu", **parameters)
-    there = train(tmp_path / "gpu", workload, device="gpu", script="imagined_rank.py", **parameters)
+    there = train(
+        tmp_path / "gpu",
+        workload,
+        device="gpu",
+        script="imagined_rank.py",
+        **parameters,
+    )
     assert here.status == there.status == 0, there.output
     assert there.events()[0]["device"] == "imagined"
-    assert next(event for event in there.events() if event["event"] == "training_end")["memory_gpu_peak_B"] == 10**9
+    assert (
+        next(event for event in there.events() if event["event"] == "training_end")[
+            "memory_gpu_peak_B"
+        ]
+        == 10**9
+    )
     rounding = 0.02 if "fast" in name or "device" in name else 1e-3
     np.testing.assert_allclose(there.losses, here.losses, rtol=rounding)
 
 
 @pytest.mark.slow
 def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
-    """From the command to the record, with a fake NVML of 300 W: its energy is known from the training time."""
-    fakes = [REPOSITORY / "tests/train/imagined", REPOSITORY / "tests/measure/fake_sensors", REPOSITORY]
+    """From the command to the record, with a fake NVML of 300 W: its energy is known from the
+    training time.
+    """
+    fakes = [
+        REPOSITORY / "tests/train/imagined",
+        REPOSITORY / "tests/measure/fake_sensors",
+        REPOSITORY,
+    ]
     gpus = [dict(shape="constant", high_W=300.0, update_s=0.1, averaged=True)]
-    environment = {"PYTHONPATH": os.pathsep.join(map(str, fakes)), "FAKE_GPUS": json.dumps(gpus)}
+    environment = {
+        "PYTHONPATH": os.pathsep.join(map(str, fakes)),
+        "FAKE_GPUS": json.dumps(gpus),
+    }
     sizes = RESNET50 | CHEAP | OF_IMAGES
-    sizes |= dict(workload="resnet50", device="gpu", sampling_period_s=0.02, idle_ready_s=0.5)
-    words = [sys.executable, "-m", "energynn.cli", "run", *(f"{name}={value}" for name, value in sizes.items())]
+    sizes |= dict(
+        workload="resnet50", device="gpu", sampling_period_s=0.02, idle_ready_s=0.5
+    )
+    words = [
+        sys.executable,
+        "-m",
+        "energynn.cli",
+        "run",
+        *(f"{name}={value}" for name, value in sizes.items()),
+    ]
     words += ["--runs-dir", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | environment)
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | environment,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = records.run_dirs(tmp_path)
     record = records.read(folder)
     assert record["valid"], record["invalid_reasons"]
     assert (record["device_kind"], record["device_name"]) == ("gpu", "a fake H100")
-    assert record["memory_gpu_peak_B"] == 10**9 and record["energy_gpu_provenance"] == "simulated"
-    assert record["energy_gpu_J"] == pytest.approx(300 * record["training_time_s"], rel=0.01)
+    assert (
+        record["memory_gpu_peak_B"] == 10**9
+        and record["energy_gpu_provenance"] == "simulated"
+    )
+    assert record["energy_gpu_J"] == pytest.approx(
+        300 * record["training_time_s"], rel=0.01
+    )
     assert record["idle_power_gpu_ready_W"] == pytest.approx(300, rel=0.05)
     lengths_s = {each["phase"]: each["time_s"] for each in record["energy_phases"][:-1]}
-    assert min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0
+    assert (
+        min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0
+    )
     assert lengths_s["idle"] < 0.5 * record["training_time_s"]
     assert records.check(tmp_path) == []

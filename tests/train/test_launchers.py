@@ -1,4 +1,6 @@
-"""The same trainer under mpirun and torchrun: the same numbers, and an end in clear words if a rank is lost."""
+"""The same trainer under mpirun and torchrun: the same numbers, and an end in clear words if a
+rank is lost.
+"""
 
 import json
 import os
@@ -18,7 +20,9 @@ from tests.processes import processes_of, wait_until
 from tests.ranks import ENVIRONMENT, MPIRUN
 from tests.train.conftest import HERE
 
-TINY = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2)
+TINY = dict(
+    workload="fourcastnet", patch_size=6, embed_dim=32, depth=1, num_blocks=4, devices=2
+)
 RESNET50 = dict(
     workload="resnet50",
     devices=2,
@@ -28,11 +32,21 @@ RESNET50 = dict(
     validation_samples=8,
     evaluate_training_set=False,
 )
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--no-python",
+    "--nproc-per-node",
+    "2",
+]
 TIMEOUT_S = 4
 
 
-def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parameters) -> subprocess.Popen:
+def start(
+    launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parameters
+) -> subprocess.Popen:
     """Ranks that print into ``<run_dir>/output``."""
     commands = {
         "mpirun": [MPIRUN, "-n", str(ranks)],
@@ -41,8 +55,17 @@ def start(launcher, run_dir, ranks=2, script="rank_main.py", base=TINY, **parame
     if launcher == "mpirun" and not MPIRUN:
         pytest.skip("no mpirun")
     run_dir.mkdir(exist_ok=True)
-    settings = json.dumps(configuration.to_dict(configuration.make(**base | parameters)))
-    command = [*commands[launcher], sys.executable, str(HERE / script), str(run_dir), settings, "float32"]
+    settings = json.dumps(
+        configuration.to_dict(configuration.make(**base | parameters))
+    )
+    command = [
+        *commands[launcher],
+        sys.executable,
+        str(HERE / script),
+        str(run_dir),
+        settings,
+        "float32",
+    ]
     with open(run_dir / "output", "w") as output:
         return subprocess.Popen(
             command,
@@ -58,7 +81,11 @@ def pids(run_dir) -> dict[int, int]:
     """Rank -> process, once the training has begun on both."""
     begun = lambda: [e for e in read_events(run_dir) if e["event"] == "training_start"]  # noqa: E731
     wait_until(lambda: len(begun()) == 2, what="for the training to begin")
-    return {event["rank"]: event["pid"] for event in read_events(run_dir) if event["event"] == "rank_start"}
+    return {
+        event["rank"]: event["pid"]
+        for event in read_events(run_dir)
+        if event["event"] == "rank_start"
+    }
 
 
 def end(started, run_dir) -> None:
@@ -78,12 +105,15 @@ def test_launchers_start_the_same_trainer(tmp_path):
         assert started.wait(timeout=300) == 0, output.read_text()
         losses = sorted(re.findall(r"losses of rank \d (\[.*?\])", output.read_text()))
         assert len(losses) == 2 and losses == (expected := expected or losses)
-        starts = [event for event in read_events(tmp_path / launcher) if event["event"] == "rank_start"]
-        assert sorted((event["rank"], event["world_size"]) for event in starts) == [(0, 2), (1, 2)]
-
-
-
-
+        starts = [
+            event
+            for event in read_events(tmp_path / launcher)
+            if event["event"] == "rank_start"
+        ]
+        assert sorted((event["rank"], event["world_size"]) for event in starts) == [
+            (0, 2),
+            (1, 2),
+        ]
 
 
 @pytest.mark.slow
@@ -95,31 +125,49 @@ def test_launchers_start_the_same_trainer(tmp_path):
     ],
 )
 def test_a_lost_rank_ends_the_run_in_clear_words(tmp_path, launcher, number, base):
-    """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a collective finds out."""
+    """Silent: stopped, as behind a dead link; nobody is told, and only the timeout of a
+    collective finds out.
+    """
     run_dir = tmp_path / "run"
-    started = start(launcher, run_dir, base=base, epochs=100_000, collective_timeout_s=TIMEOUT_S)
+    started = start(
+        launcher, run_dir, base=base, epochs=100_000, collective_timeout_s=TIMEOUT_S
+    )
     try:
         lost = pids(run_dir)[1]
         time.sleep(1.0)
         os.kill(lost, number)
         killed = time.monotonic()
-        # MPICH ends the other ranks as soon as it misses one, and says so itself; torchrun takes up to 30 s to kill
-        # what does not answer, but the line is there before.
+        # MPICH ends the other ranks as soon as it misses one, and says so itself; torchrun takes
+        # up to 30 s to kill what does not answer, but the line is there before.
         words = "another rank is lost|BAD TERMINATION"
-        wait_until(lambda: re.search(words, (run_dir / "output").read_text()), TIMEOUT_S + 6, "for a clear line")
+        wait_until(
+            lambda: re.search(words, (run_dir / "output").read_text()),
+            TIMEOUT_S + 6,
+            "for a clear line",
+        )
         said_s = time.monotonic() - killed
         assert started.wait(timeout=TIMEOUT_S + 40) != 0
-        print(f"{launcher}, {number.name}: said after {said_s:.1f} s, ended after {time.monotonic() - killed:.1f} s")
-        lines = [line for line in (run_dir / "output").read_text().splitlines() if "LostRank: another rank" in line]
+        print(
+            f"{launcher}, {number.name}: said after {said_s:.1f} s, ended after {time.monotonic() - killed:.1f} s"
+        )
+        lines = [
+            line
+            for line in (run_dir / "output").read_text().splitlines()
+            if "LostRank: another rank" in line
+        ]
         if launcher != "mpirun" or number == signal.SIGSTOP:
-            assert lines and all("goes on from its checkpoint" in line for line in lines)
+            assert lines and all(
+                "goes on from its checkpoint" in line for line in lines
+            )
     finally:
         end(started, run_dir)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])
-def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(tmp_path, launcher):
+def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(
+    tmp_path, launcher
+):
     run_dir = tmp_path / "run"
     started = start(launcher, run_dir, epochs=100_000)
     try:
@@ -129,7 +177,11 @@ def test_sigusr1_to_one_rank_leaves_a_checkpoint_and_a_status_of_its_own(tmp_pat
         output = (run_dir / "output").read_text()
         assert len(re.findall("interrupted: checkpoint after", output)) == 2, output
         # torchrun has one status for whatever its ranks ended with, but says theirs.
-        assert status == 75 if launcher != "torchrun" else re.search(r"exitcode *: 75", output), output
+        assert (
+            status == 75
+            if launcher != "torchrun"
+            else re.search(r"exitcode *: 75", output)
+        ), output
         (mark,) = run_dir.glob("checkpoint/*.sha256")
         saved = torch.load(mark.with_suffix(".pt"), weights_only=True)
         assert saved["optimizer_steps"] > 0 and len(saved["ranks"]) == 2

@@ -13,23 +13,50 @@ from tests.ranks import start_ranks
 from tests.train.conftest import phase_times
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
-RESNET50 = dict(local_batch_size=4, image_size=32, training_samples=24, validation_samples=10)
+RESNET50 = dict(
+    local_batch_size=4, image_size=32, training_samples=24, validation_samples=10
+)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, train):
     folder = tmp_path_factory.mktemp("runs")
     return {
-        "resnet50": train(folder / "images", "resnet50", devices=2, epochs=2, warmup_epochs=1, **RESNET50),
-        "pretrain": train(folder / "first", "fourcastnet", devices=2, epochs=3, save_weights=True, **AFNO),
+        "resnet50": train(
+            folder / "images",
+            "resnet50",
+            devices=2,
+            epochs=2,
+            warmup_epochs=1,
+            **RESNET50,
+        ),
+        "pretrain": train(
+            folder / "first",
+            "fourcastnet",
+            devices=2,
+            epochs=3,
+            save_weights=True,
+            **AFNO,
+        ),
         "finetune": train(
-            folder / "second", "fourcastnet", devices=2, epochs=2, stage="finetune", initial_run="first", **AFNO
+            folder / "second",
+            "fourcastnet",
+            devices=2,
+            epochs=2,
+            stage="finetune",
+            initial_run="first",
+            **AFNO,
         ),
     }
 
 
-# (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x LBS, paper section 3.
-COUNTS = {"resnet50": (48, 68, 6, 24), "pretrain": (60, 30, 30, 20), "finetune": (20, 20, 10, 10)}
+# (samples trained, samples evaluated, optimizer steps, size of the training set): W = steps x n x
+# LBS, paper section 3.
+COUNTS = {
+    "resnet50": (48, 68, 6, 24),
+    "pretrain": (60, 30, 30, 20),
+    "finetune": (20, 20, 10, 10),
+}
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -39,24 +66,38 @@ def test_events_tell_the_whole_run(runs, name):
     trained, evaluated, steps, dataset = COUNTS[name]
     for rank in range(2):
         events = run.events(rank)
-        order = [event["event"] for event in events if event["event"] not in ("epoch", "weights_saved", "progress")]
+        order = [
+            event["event"]
+            for event in events
+            if event["event"] not in ("epoch", "weights_saved", "progress")
+        ]
         assert order == ["rank_start", "training_start", "training_end"]
         by_name = {event["event"]: event for event in events}
-        assert {key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")} == {
+        assert {
+            key: by_name["rank_start"][key] for key in ("rank", "world_size", "device")
+        } == {
             "rank": rank,
             "world_size": 2,
             "device": "cpu",
         }
         start, end = by_name["training_start"], by_name["training_end"]
         assert start["dataset_samples"] == dataset and start["samples_done"] == 0
-        assert (end["samples_trained"], end["samples_evaluated"], end["optimizer_steps"]) == (trained, evaluated, steps)
+        assert (
+            end["samples_trained"],
+            end["samples_evaluated"],
+            end["optimizer_steps"],
+        ) == (trained, evaluated, steps)
         assert end["forward_backward_passes"] == steps
         window_s = (end["t_mono_ns"] - start["t_mono_ns"]) / 1e9
-        phases = {phase: phase_times(run.run_dir)[rank][f"{phase}_s"] for phase in PHASES}
+        phases = {
+            phase: phase_times(run.run_dir)[rank][f"{phase}_s"] for phase in PHASES
+        }
         assert 0.5 * window_s < sum(phases.values()) <= window_s
         assert all(phases[phase] > 0 for phase in PHASES if phase != "checkpoint")
     told = [event["event"] for event in run.events(0) if event["event"] != "progress"]
-    assert told[2] == "epoch" and not [event for event in run.events(1) if event["event"] in ("epoch", "progress")]
+    assert told[2] == "epoch" and not [
+        event for event in run.events(1) if event["event"] in ("epoch", "progress")
+    ]
     assert run.events(0)[-1]["event"] == (
         "training_end" if name == "resnet50" else "weights_saved"
     )  # default of the config
@@ -64,46 +105,82 @@ def test_events_tell_the_whole_run(runs, name):
 
 def test_history_counts_up_to_the_end(runs):
     epochs = [event for event in runs["pretrain"].events() if event["event"] == "epoch"]
-    assert [event["epoch"] for event in epochs] == [1, 2, 3] and {event["epochs"] for event in epochs} == {3}
+    assert [event["epoch"] for event in epochs] == [1, 2, 3] and {
+        event["epochs"] for event in epochs
+    } == {3}
     assert [event["samples_trained"] for event in epochs] == [20, 40, 60]
     # Cosine annealing over the epochs, from 5e-4 (paper, section 3.3.1).
-    assert [event["learning_rate"] for event in epochs] == pytest.approx([5e-4, 3.75e-4, 1.25e-4])
-    end = next(event for event in runs["pretrain"].events() if event["event"] == "training_end")
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(
+        [5e-4, 3.75e-4, 1.25e-4]
+    )
+    end = next(
+        event for event in runs["pretrain"].events() if event["event"] == "training_end"
+    )
     assert all(epochs[-1][name] == value for name, value in end["metrics"].items())
-
-
 
 
 def test_learning_rate_of_resnet50_warms_up_per_epoch(runs):
     epochs = [event for event in runs["resnet50"].events() if event["event"] == "epoch"]
-    assert [event["learning_rate"] for event in epochs] == pytest.approx([0.1, 0.1 * 8 / 256])
+    assert [event["learning_rate"] for event in epochs] == pytest.approx(
+        [0.1, 0.1 * 8 / 256]
+    )
 
 
 def test_persistence_is_the_known_one(runs):
-    for name, metric, height_m in (("pretrain", "z500_rmse_12h", 41.06), ("finetune", "z500_rmse_24h", 64.29)):
+    for name, metric, height_m in (
+        ("pretrain", "z500_rmse_12h", 41.06),
+        ("finetune", "z500_rmse_24h", 64.29),
+    ):
         epochs = [event for event in runs[name].events() if event["event"] == "epoch"]
         assert epochs[0][f"{metric}_persistence_m"] == pytest.approx(height_m, abs=0.01)
-        assert epochs[-1][f"{metric}_m2_s2"] == pytest.approx(9.80665 * epochs[-1][f"{metric}_m"])
-
-
-
-
+        assert epochs[-1][f"{metric}_m2_s2"] == pytest.approx(
+            9.80665 * epochs[-1][f"{metric}_m"]
+        )
 
 
 @pytest.mark.parametrize(
     "workload, ranks, parameters, message",
     [
-        ("fourcastnet", 1, dict(devices=2, **AFNO), "devices: 2 asked for, .* a world of 1.*--mpi=pmi2"),
-        ("fourcastnet", 1, dict(epochs=1, learning_rate=1e6, **AFNO), "loss is (nan|inf) in epoch 1, step [2-5]"),
-        ("fourcastnet", 1, dict(local_batch_size=21, **AFNO), "local_batch_size: 20 samples on each device"),
-        ("fourcastnet", 1, dict(stage="finetune", initial_run="none", **AFNO), "none/weights.pt is missing"),
-        ("resnet50", 1, dict(RESNET50, training_samples=3), "local_batch_size: 3 samples on each device"),
+        (
+            "fourcastnet",
+            1,
+            dict(devices=2, **AFNO),
+            "devices: 2 asked for, .* a world of 1.*--mpi=pmi2",
+        ),
+        (
+            "fourcastnet",
+            1,
+            dict(epochs=1, learning_rate=1e6, **AFNO),
+            "loss is (nan|inf) in epoch 1, step [2-5]",
+        ),
+        (
+            "fourcastnet",
+            1,
+            dict(local_batch_size=21, **AFNO),
+            "local_batch_size: 20 samples on each device",
+        ),
+        (
+            "fourcastnet",
+            1,
+            dict(stage="finetune", initial_run="none", **AFNO),
+            "none/weights.pt is missing",
+        ),
+        (
+            "resnet50",
+            1,
+            dict(RESNET50, training_samples=3),
+            "local_batch_size: 3 samples on each device",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line(tmp_path, train, workload, ranks, parameters, message):
+def test_what_cannot_work_is_refused_in_one_line(
+    tmp_path, train, workload, ranks, parameters, message
+):
     run = train(tmp_path / "run", workload, ranks=ranks, **parameters)
     assert run.status != 0
-    lines = [line for line in run.output.splitlines() if line.startswith("ValueError: ")]
+    lines = [
+        line for line in run.output.splitlines() if line.startswith("ValueError: ")
+    ]
     assert len(lines) == 1
     assert re.search(message, lines[0]), lines[0]
     assert "Traceback" not in run.output
@@ -115,7 +192,8 @@ from energynn.train import fourcastnet
 original, calls = fourcastnet.rollout_loss, []
 def loss(*arguments):
     calls.append(1)
-    return original(*arguments) * (float("nan") if len(calls) > 61 else 1.0)  # the first call is the warm-up
+    # the first call is the warm-up
+    return original(*arguments) * (float("nan") if len(calls) > 61 else 1.0)
 fourcastnet.rollout_loss = loss
 exec(open("tests/train/rank_main.py").read())
 """
@@ -125,33 +203,47 @@ def test_a_loss_that_is_no_number_ends_the_run_and_keeps_the_last_checkpoint(tmp
     made = configuration.make("fourcastnet", epochs=9, checkpoint_period_s=0.05, **AFNO)
     script = tmp_path / "not_a_number.py"
     script.write_text(NOT_A_NUMBER)
-    done = start_ranks(1, script, tmp_path, json.dumps(configuration.to_dict(made)), "float32")
+    done = start_ranks(
+        1, script, tmp_path, json.dumps(configuration.to_dict(made)), "float32"
+    )
     assert done.returncode == 1
     assert done.stdout.strip().endswith(
         "ValueError: loss is nan in epoch 4, step 1; lower learning_rate, or look at the data there"
     )
     newest = torch.load(max(tmp_path.glob("checkpoint/*.pt")), weights_only=True)
     assert 0 < newest["optimizer_steps"] <= 60
-    assert all(torch.isfinite(values).all() for values in newest["parts"]["model"].values())
+    assert all(
+        torch.isfinite(values).all() for values in newest["parts"]["model"].values()
+    )
     assert len(newest["ranks"][0]["losses"]) == newest["optimizer_steps"]
 
 
 def test_what_makes_it_faster_changes_little_of_what_is_learned(tmp_path, train):
     """bfloat16 in products and between ranks, one kernel for all updates, workers that live on."""
     usual = train(tmp_path / "usual", "fourcastnet", epochs=2, devices=2, **AFNO)
-    fast = dict(precision="bfloat16", fused_optimizer=True, deterministic=False, loader_workers=1)
+    fast = dict(
+        precision="bfloat16",
+        fused_optimizer=True,
+        deterministic=False,
+        loader_workers=1,
+    )
     fast |= dict(persistent_workers=True, gradient_compression="bfloat16", devices=2)
     faster = train(tmp_path / "fast", "fourcastnet", epochs=2, **fast, **AFNO)
     assert (usual.status, faster.status) == (0, 0), faster.output
-    assert faster.losses == pytest.approx(usual.losses, rel=0.02) and faster.losses != usual.losses
+    assert (
+        faster.losses == pytest.approx(usual.losses, rel=0.02)
+        and faster.losses != usual.losses
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+@pytest.mark.skipif(
+    not shutil.which("g++"), reason="torch.compile needs a C++ compiler"
+)
 def test_compiled_it_learns_the_same(tmp_path, train):
     usual = train(tmp_path / "usual", "fourcastnet", epochs=1, **AFNO)
-    compiled = train(tmp_path / "compiled", "fourcastnet", epochs=1, compile=True, **AFNO)
+    compiled = train(
+        tmp_path / "compiled", "fourcastnet", epochs=1, compile=True, **AFNO
+    )
     assert compiled.status == 0, compiled.output
     assert compiled.losses == pytest.approx(usual.losses, rel=1e-4)
-
-

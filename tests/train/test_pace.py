@@ -2,11 +2,21 @@
 
 
 def test_steps_keep_their_distance_and_use_one_batch(train, tmp_path):
-    sizes = dict(patch_size=12, embed_dim=32, depth=1, num_blocks=4, epochs=1, local_batch_size=4)
-    pace = dict(step_period_s=0.2, idle_ready_s=0.4, states_on_device=True, loader_workers=2, learning_rate=0.0)
+    sizes = dict(
+        patch_size=12, embed_dim=32, depth=1, num_blocks=4, epochs=1, local_batch_size=4
+    )
+    pace = dict(
+        step_period_s=0.2,
+        idle_ready_s=0.4,
+        states_on_device=True,
+        loader_workers=2,
+        learning_rate=0.0,
+    )
     run = train(tmp_path / "run", "fourcastnet", **sizes, **pace)
     assert run.status == 0, run.output
-    assert len(run.losses) > 3 and len(set(run.losses)) == 1, "with a learning rate of 0, one batch has one loss"
+    assert len(run.losses) > 3 and len(set(run.losses)) == 1, (
+        "with a learning rate of 0, one batch has one loss"
+    )
     by_name = {event["event"]: event["t_mono_ns"] / 1e9 for event in run.events()}
     training_s = by_name["training_end"] - by_name["training_start"]
     assert training_s >= 0.2 * (len(run.losses) - 1)

@@ -17,7 +17,9 @@ from tests.ranks import Ranks
 from tests.train.conftest import HERE
 
 CASES = {
-    "fourcastnet on two ranks": dict(workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=4),
+    "fourcastnet on two ranks": dict(
+        workload="fourcastnet", devices=2, embed_dim=32, depth=1, epochs=4
+    ),
     "resnet50 on two ranks with loader workers": dict(
         workload="resnet50",
         devices=2,
@@ -48,7 +50,15 @@ WRITE_KILLS = [
     ("killed after the checksum", 0),
 ]
 POINTS = dict(
-    zip(CASES, ([STEP_KILL, *WRITE_KILLS, STEP_STOP], [STEP_STOP, STEP_KILL], [STEP_KILL, STEP_STOP]), strict=True)
+    zip(
+        CASES,
+        (
+            [STEP_KILL, *WRITE_KILLS, STEP_STOP],
+            [STEP_STOP, STEP_KILL],
+            [STEP_KILL, STEP_STOP],
+        ),
+        strict=True,
+    )
 )
 STOPPED_IN_EVALUATION = """
 import pathlib, runpy, sys
@@ -68,39 +78,58 @@ def start(run_dir, settings, devices, script=HERE / "rank_main.py", **environmen
 
 def ranks_of(run_dir):
     """Process numbers of the ranks that wrote the newest start."""
-    return {event["rank"]: event["pid"] for event in read_events(run_dir) if event["event"] == "rank_start"}
+    return {
+        event["rank"]: event["pid"]
+        for event in read_events(run_dir)
+        if event["event"] == "rank_start"
+    }
 
 
 def newest(run_dir) -> int:
     """Optimizer steps of the newest checkpoint that is whole."""
-    return max((int(mark.stem) for mark in run_dir.glob("checkpoint/*.sha256")), default=0)
+    return max(
+        (int(mark.stem) for mark in run_dir.glob("checkpoint/*.sha256")), default=0
+    )
 
 
 def outcome(run_dir, output):
     """Weights and losses of a training that came to its end."""
     assert not (run_dir / "checkpoint").exists(), "of no use after the end"
-    losses = sorted(line for line in output.splitlines() if line.startswith("losses "))  # of each rank its own
+    # of each rank its own
+    losses = sorted(line for line in output.splitlines() if line.startswith("losses "))
     return torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"], losses
 
 
 def assert_same(one, other):
     (weights, losses), (other_weights, other_losses) = one, other
-    assert all(torch.equal(weights[key], other_weights[key]) for key in weights), "weights differ"
+    assert all(torch.equal(weights[key], other_weights[key]) for key in weights), (
+        "weights differ"
+    )
     assert losses == other_losses
 
 
 def assert_each_start_went_on_from(steps, run_dir, config):
     """The trainings began after these optimizer steps, every rank of them."""
-    starts = [event["samples_done"] for event in read_events(run_dir) if event["event"] == "training_start"]
-    assert sorted(starts) == sorted(config.devices * [number * config.global_batch_size for number in steps])
+    starts = [
+        event["samples_done"]
+        for event in read_events(run_dir)
+        if event["event"] == "training_start"
+    ]
+    assert sorted(starts) == sorted(
+        config.devices * [number * config.global_batch_size for number in steps]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_kills_at_named_points_change_no_bit(tmp_path, name):
-    """After a step, and within and between the writes of a checkpoint; each start goes on from the newest whole one."""
-    config = configuration.make(**CASES[name], save_weights=True, checkpoint_period_s=0.001)
+    """After a step, and within and between the writes of a checkpoint; each start goes on from
+    the newest whole one.
+    """
+    config = configuration.make(
+        **CASES[name], save_weights=True, checkpoint_period_s=0.001
+    )
     settings = json.dumps(configuration.to_dict(config))
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
     unbroken.mkdir()
@@ -109,22 +138,33 @@ def test_kills_at_named_points_change_no_bit(tmp_path, name):
     expected = [0]
     for point, rank in POINTS[name]:
         dying_rank = str(min(rank, config.devices - 1))
-        dying = start(broken, settings, config.devices, HERE / "killed_rank.py", DIES_AT=point, DYING_RANK=dying_rank)
+        dying = start(
+            broken,
+            settings,
+            config.devices,
+            HERE / "killed_rank.py",
+            DIES_AT=point,
+            DYING_RANK=dying_rank,
+        )
         ended = dying.wait()
-        assert ended.returncode == 75 if point.startswith("asked") else ended.returncode not in (0, 75), ended.stdout
+        assert (
+            ended.returncode == 75
+            if point.startswith("asked")
+            else ended.returncode not in (0, 75)
+        ), ended.stdout
         assert "Traceback" not in ended.stdout, ended.stdout
         expected.append(newest(broken))
         assert expected[-1] > expected[-2], f"{point}: {ended.stdout}"
         temporary = [path for path in broken.glob("checkpoint/.*")]
         assert bool(temporary) == (point == "killed with half a file"), temporary
         newest_file = max(broken.glob("checkpoint/*.pt")).stem
-        assert (int(newest_file) > expected[-1]) == (point == "killed between weights and checksum")
+        assert (int(newest_file) > expected[-1]) == (
+            point == "killed between weights and checksum"
+        )
     last = start(broken, settings, config.devices)
     outputs = [started.wait().stdout for started in (undisturbed, last)]
     assert_each_start_went_on_from(expected, broken, config)
     assert_same(outcome(unbroken, outputs[0]), outcome(broken, outputs[1]))
-
-
 
 
 @pytest.mark.slow
@@ -141,7 +181,9 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         save_weights=True,
     )
     settings = json.dumps(configuration.to_dict(config))
-    (tmp_path / "program.py").write_text(STOPPED_IN_EVALUATION % str(HERE / "rank_main.py"))
+    (tmp_path / "program.py").write_text(
+        STOPPED_IN_EVALUATION % str(HERE / "rank_main.py")
+    )
     weights = []
     for stopped in (False, True):
         run_dir = tmp_path / str(stopped)
@@ -154,18 +196,31 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
                 time.sleep(0.01)
             os.kill(ranks_of(run_dir)[0], signal.SIGTERM)
             ended = started.wait()
-            assert ended.returncode == 75 and "interrupted: checkpoint after 5 of 5 steps" in ended.stdout, ended.stdout
+            assert (
+                ended.returncode == 75
+                and "interrupted: checkpoint after 5 of 5 steps" in ended.stdout
+            ), ended.stdout
         output = start(run_dir, settings, 1).wait().stdout
         assert ("goes on after 5 optimizer steps" in output) == stopped
-        weights.append(torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"])
-        (end,) = [event for event in read_events(run_dir) if event["event"] == "training_end"]
+        weights.append(
+            torch.load(run_dir / "weights.pt", weights_only=True)["state_dict"]
+        )
+        (end,) = [
+            event for event in read_events(run_dir) if event["event"] == "training_end"
+        ]
         assert end["samples_evaluated"] == 120 + 20 and len(end["metrics"]) == 4, output
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, monkeypatch):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    tmp_path, capsys, monkeypatch
+):
     world = World(0, 1, 0, torch.device("cpu"), "h")
-    monkeypatch.setattr(checkpoint.distributed.dist, "all_gather_object", lambda found, own: found.__setitem__(0, own))
+    monkeypatch.setattr(
+        checkpoint.distributed.dist,
+        "all_gather_object",
+        lambda found, own: found.__setitem__(0, own),
+    )
     monkeypatch.setattr(checkpoint.distributed, "barrier", lambda world: None)
     model = torch.nn.Linear(1, 1)
     checkpoints = checkpoint.Checkpoints(tmp_path, world, 0, {"model": model})
@@ -174,41 +229,60 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys, mon
         model.weight.data[:] = steps
         checkpoints.save(steps, losses=[1.0 * steps])
     drawn = torch.rand(3).tolist()
-    assert sorted(path.name for path in checkpoints.folder.glob("*.pt")) == ["000000000020.pt", "000000000030.pt"]
+    assert sorted(path.name for path in checkpoints.folder.glob("*.pt")) == [
+        "000000000020.pt",
+        "000000000030.pt",
+    ]
     model.weight.data[:] = 0
     assert checkpoints.load() == (30, {"losses": [30.0]}) and model.weight.item() == 30
     assert torch.rand(3).tolist() == drawn, "random generators come back"
     newest = checkpoints.folder / "000000000030.pt"
     whole = newest.read_bytes()
-    newest.write_bytes(whole.replace(struct.pack("<f", 30.0), struct.pack("<f", 31.0)))  # torch would load it
-    assert checkpoints.load()[0] == 20 and "its SHA-256 differs" in capsys.readouterr().out
+    # torch would load it
+    newest.write_bytes(whole.replace(struct.pack("<f", 30.0), struct.pack("<f", 31.0)))
+    assert (
+        checkpoints.load()[0] == 20 and "its SHA-256 differs" in capsys.readouterr().out
+    )
     newest.write_bytes(whole[:-3])
     assert checkpoints.load() == (20, {"losses": [20.0]}) and model.weight.item() == 20
     assert "checkpoint 000000000030.pt is damaged" in capsys.readouterr().out
-    (checkpoints.folder / "000000000040.pt").write_bytes(b"half")  # killed before its SHA-256 was written
+    # killed before its SHA-256 was written
+    (checkpoints.folder / "000000000040.pt").write_bytes(b"half")
     assert checkpoints.load()[0] == 20
     capsys.readouterr()
-    checkpoints.save(25, losses=[])  # going on from there: the whole one before stays, not the damaged one
-    assert sorted(path.stem for path in checkpoints.folder.glob("*.pt")) == ["000000000020", "000000000025"]
+    # going on from there: the whole one before stays, not the damaged one
+    checkpoints.save(25, losses=[])
+    assert sorted(path.stem for path in checkpoints.folder.glob("*.pt")) == [
+        "000000000020",
+        "000000000025",
+    ]
 
 
-@pytest.mark.parametrize("period_s, elapsed_s, due", [(0, 1e9, False), (600, 599, False), (600, 601, True)])
+@pytest.mark.parametrize(
+    "period_s, elapsed_s, due", [(0, 1e9, False), (600, 599, False), (600, 601, True)]
+)
 def test_a_checkpoint_is_due_after_its_period_and_never_where_there_is_none(
     tmp_path, monkeypatch, period_s, elapsed_s, due
 ):
-    checkpoints = checkpoint.Checkpoints(tmp_path, World(0, 1, 0, torch.device("cpu"), "h"), period_s, {})
+    checkpoints = checkpoint.Checkpoints(
+        tmp_path, World(0, 1, 0, torch.device("cpu"), "h"), period_s, {}
+    )
     begun = checkpoints.last_s
     monkeypatch.setattr(checkpoint.time, "monotonic", lambda: begun + elapsed_s)
     assert checkpoints.is_due() == due
 
 
 def test_ranks_that_see_different_checkpoints_do_not_go_on(tmp_path, monkeypatch):
-    """As over a shared disk that is late, or damaged for one host: some would wait for the others for ever."""
+    """As over a shared disk that is late, or damaged for one host: some would wait for the
+    others for ever.
+    """
     world = World(0, 2, 0, torch.device("cpu"), "h")
     monkeypatch.setattr(
-        checkpoint.distributed.dist, "all_gather_object", lambda found, own: found.__setitem__(slice(2), [own, "x"])
+        checkpoint.distributed.dist,
+        "all_gather_object",
+        lambda found, own: found.__setitem__(slice(2), [own, "x"]),
     )
-    with pytest.raises(ValueError, match="ranks see different checkpoints .*'', 'x'.*; start again"):
+    with pytest.raises(
+        ValueError, match="ranks see different checkpoints .*'', 'x'.*; start again"
+    ):
         checkpoint.Checkpoints(tmp_path, world, 0, {}).load()
-
-

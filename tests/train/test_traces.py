@@ -1,4 +1,5 @@
-"""Twenty seeded training steps on the CPU, through the trainers' own ``main``, are those that were stored.
+"""Twenty seeded training steps on the CPU, through the trainers' own ``main``, are those that
+were stored.
 
 After a change of a trainer that is meant to change the numbers, write what the test prints to
 tests/train/traces/*.json; say why in the commit.
@@ -11,9 +12,9 @@ import pytest
 
 TRACES = Path(__file__).parent / "traces"
 AFNO = dict(workload="fourcastnet", patch_size=6, embed_dim=32, depth=2, num_blocks=4)
-# ResNet50 runs in float64 and with a small learning rate: its first steps are chaotic, in float32 the last bits, which
-# differ between processors, grow to a tenth of the loss in five steps. As here, they stay below 1e-11 after twenty,
-# while the updates change the loss by several percent.
+# ResNet50 runs in float64 and with a small learning rate: its first steps are chaotic, in float32
+# the last bits, which differ between processors, grow to a tenth of the loss in five steps. As
+# here, they stay below 1e-11 after twenty, while the updates change the loss by several percent.
 RUNS = {
     "resnet50": dict(
         workload="resnet50",
@@ -27,7 +28,9 @@ RUNS = {
         evaluate_training_set=False,
     ),
     "fourcastnet-pretrain": dict(**AFNO, epochs=1, save_weights=True),
-    "fourcastnet-finetune": dict(**AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"),
+    "fourcastnet-finetune": dict(
+        **AFNO, epochs=2, stage="finetune", initial_run="fourcastnet-pretrain"
+    ),
 }
 DTYPES = {"resnet50": "float64"}
 
@@ -36,7 +39,8 @@ DTYPES = {"resnet50": "float64"}
 def runs(tmp_path_factory, train):
     folder = tmp_path_factory.mktemp("runs")
     return {
-        name: train(folder / name, dtype=DTYPES.get(name, "float32"), **parameters) for name, parameters in RUNS.items()
+        name: train(folder / name, dtype=DTYPES.get(name, "float32"), **parameters)
+        for name, parameters in RUNS.items()
     }
 
 
@@ -51,15 +55,30 @@ def test_losses_are_the_stored_ones(runs, name):
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(tmp_path, train):
-    """Four local batches of one sample, against one of four; and two of them on each of two devices."""
-    sizes = dict(workload="fourcastnet", embed_dim=32, depth=1, epochs=2, global_batch_size=4)
+    """Four local batches of one sample, against one of four; and two of them on each of two
+    devices.
+    """
+    sizes = dict(
+        workload="fourcastnet", embed_dim=32, depth=1, epochs=2, global_batch_size=4
+    )
     whole = train(tmp_path / "whole", **sizes)
     parts = train(tmp_path / "parts", **sizes, local_batch_size=1)
     shared = train(tmp_path / "shared", **sizes, local_batch_size=1, devices=2)
-    assert [run.status for run in (whole, parts, shared)] == [0, 0, 0], parts.output + shared.output
-    assert parts.losses == pytest.approx(whole.losses, rel=1e-4) and len(parts.losses) == 10
+    assert [run.status for run in (whole, parts, shared)] == [0, 0, 0], (
+        parts.output + shared.output
+    )
+    assert (
+        parts.losses == pytest.approx(whole.losses, rel=1e-4)
+        and len(parts.losses) == 10
+    )
     (end,) = [event for event in parts.events() if event["event"] == "training_end"]
-    assert (end["optimizer_steps"], end["forward_backward_passes"], end["samples_trained"]) == (10, 40, 40)
+    assert (
+        end["optimizer_steps"],
+        end["forward_backward_passes"],
+        end["samples_trained"],
+    ) == (10, 40, 40)
     # Each of the two sees half of the batch's samples; their mean is the batch's loss.
-    mean = [sum(pair) / 2 for pair in zip(*shared.losses_of_ranks.values(), strict=True)]
+    mean = [
+        sum(pair) / 2 for pair in zip(*shared.losses_of_ranks.values(), strict=True)
+    ]
     assert mean == pytest.approx(whole.losses, rel=1e-4)
