@@ -8,14 +8,16 @@ A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each
 - ``range``: each configuration, by its value.
 
 All are selected by ``where``. Three or more units have an interval from their own scatter (Student's
-t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom.
-``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more),
-"differs" (not "same"), or the lowest and highest relative change.
+t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom, and
+from rounding. ``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much
+down" (by more), "differs" (not "same"), or the lowest and highest relative change.
 
-*Supported*: all intervals lie within what is expected. *Contradicted*: one lies outside.
-*Inconclusive*: else, and where fewer than half of the series are known. *No data*: none is, or
-``reason`` says why no record can test it. *Restated*: the published value is the statement itself.
-Own runs count where they are measured, on GPUs, with the study's data sets.
+*Supported*: all intervals lie within what is expected. *Contradicted*: all lie outside, or one of
+``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all numbers
+of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can test it.
+Values that are the statement itself are ``restated``, and not judged. Derived values decide in a
+column of their own, but not about what they copy. Own runs count where they are measured, on GPUs,
+with the study's data sets.
 """
 
 from __future__ import annotations
@@ -32,20 +34,20 @@ from energynn.analysis import observations, published
 from energynn.files import shipped
 
 CLAIMS = shipped("paper") / "claims.toml"
-VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
-SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
-ABOUT = ("id", "place", "says", "base", "group")
-NOT_OF_THE_TEST = (*ABOUT, "quantity")
-UNIT = ["unit", "series", "value", "error", "freedom"]
+VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
+ABOUT = ("id", "place", "says", "base", "group", "before", "why")
+UNIT = ["unit", "series", "value", "error", "half", "freedom"]
 DATA_SETS = ("imagenet", "era5")
-THRESHOLD = math.log(1.1)
+THRESHOLD = 1.1
+# In units of the log of the threshold.
 EXPECT = {
-    "same": (-THRESHOLD, THRESHOLD),
-    "differs": (-THRESHOLD, THRESHOLD),
+    "same": (-1, 1),
+    "differs": (-1, 1),
     "up": (0, math.inf),
     "down": (-math.inf, 0),
-    "much up": (THRESHOLD, math.inf),
-    "much down": (-math.inf, -THRESHOLD),
+    "much up": (1, math.inf),
+    "much down": (-math.inf, -1),
 }
 OPPOSITE = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
 
@@ -53,11 +55,14 @@ OPPOSITE = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
 def evaluate(runs_dir: str | Path = "runs") -> dict:
     """Judge all statements: ``claims``, one entry each with ``published`` and a list ``own``.
 
-    ``own`` has an entry per system and hardware whose runs can test a statement. Also ``errata``,
-    and the number of each verdict by statement (``counts``) and by fact (``groups``).
+    ``derived`` is there where derived values say more. ``own`` has an entry per system and hardware
+    whose runs can test a statement. Also ``restated`` and ``errata``, and the number of each verdict
+    by statement (``counts``) and by fact (``groups``).
     """
     table = observations.means(observations.load(runs_dir))
-    study = with_scatter(table[table["origin"] == "published"])
+    study = table[table["origin"] == "published"]
+    study = with_scatter(pd.concat([study, observations.published_runs("derived")]))
+    printed = study[study["provenance"] == "published"]
     own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
     own = own[own["dataset"].isin(DATA_SETS)]
     machines = own.groupby(own["system"] + " " + own["hardware"])
@@ -65,11 +70,14 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     all_own = {"all": with_scatter(own)}
     errata = published.errata()
     claims = []
-    for claim in read():
+    for claim in read("claim"):
         entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
         entry["test"] = describe(claim)
         entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
-        entry["published"] = judge(claim, study)
+        entry["published"] = judge(claim, printed)
+        derived = judge(claim, study)
+        if derived.get("units") != entry["published"].get("units"):
+            entry["derived"] = derived
         crosses = "hardware" in claim.get("a", {})
         columns = all_own if crosses else groups
         judged = [{"on": name, **judge(claim, rows)} for name, rows in columns.items()]
@@ -78,23 +86,24 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["own"] = tested or [nothing]
         claims.append(entry)
     counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
-    return {**counted, "claims": claims, "errata": errata}
+    return {**counted, "claims": claims, "restated": read("restated"), "errata": errata}
 
 
-def read() -> list[dict]:
-    """Read the entries of the ledger."""
-    return tomllib.loads(CLAIMS.read_text())["claim"]
+def read(kind: str) -> list[dict]:
+    """Read the entries of the ledger of one kind: "claim" or "restated"."""
+    return tomllib.loads(CLAIMS.read_text())[kind]
 
 
 def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
     """Count the statements ("id"), or the facts that they rest on ("group"), by verdict."""
     rows = []
     for claim in claims:
-        rows.append((claim[by], "published", "", claim["published"]["verdict"]))
+        for column in ("published", "derived"):
+            rows += [(claim[by], column, "", claim[column]["verdict"])] if column in claim else []
         rows += [(claim[by], "own", judged["on"], judged["verdict"]) for judged in claim["own"]]
     table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
     number_of = pd.crosstab(table["verdict"], table["column"])
-    return number_of.reindex(VERDICTS, fill_value=0)[["published", "own"]].to_dict()
+    return number_of.reindex(VERDICTS, fill_value=0)[["published", "derived", "own"]].to_dict()
 
 
 def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,33 +129,29 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high`` of
     the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
-    value), and of which series the statement asks and has. Values are relative changes, exponents
-    less 1, or the quantity's own.
+    value), of which series the statement asks and has, and the verdicts ``at`` other thresholds
+    where they differ. Values are relative changes, exponents less 1, or the quantity's own.
     """
-    if claim.get("restated"):
-        return {"verdict": RESTATED, "reason": "the value is the statement itself"}
     if "reason" in claim:
-        return {"verdict": NO_DATA, "reason": claim["reason"]}
+        return {"verdict": claim.get("verdict", NO_DATA), "reason": claim["reason"]}
+    rows = known(claim, rows)
     table = units(claim, rows)
     if table.empty:
         return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
-    shown = intervals(table, claim.get("every", False))
-    low, high = shown["low"], shown["high"]
-    lowest, highest = allowed(claim)
-    verdict = INCONCLUSIVE
-    if ((low >= lowest) & (high <= highest)).all():
-        verdict = SUPPORTED
-    elif ((high < lowest) | (low > highest)).any():
-        verdict = CONTRADICTED
-    if claim.get("expect") == "differs":
-        verdict = OPPOSITE.get(verdict, verdict)
+    every = claim.get("every", False)
+    shown = intervals(table, every)
+    lowest, highest = allowed(claim, THRESHOLD)
+    verdicts = {at: decide(shown, claim, at) for at in (1.05, THRESHOLD, 1.2)}
     asked = claim.get("series", [])
-    known = [name for name in asked if name in set(table["series"])]
+    there = [name for name in asked if name in set(table["series"])]
+    unknown = set(claim.get("needs", [])) - set(rows["devices"][rows["series"].isin(there)])
     reason = ""
-    if len(known) < len(asked) / 2:
-        verdict = INCONCLUSIVE
-        reason = f"only {len(known)} of its {len(asked)} series are known"
-    room = np.minimum(low - lowest, highest - high).to_numpy()
+    if unknown:
+        reason = f"unknown on {', '.join(map(str, sorted(unknown)))} GPUs"
+    if len(there) < len(asked) / 2:
+        reason = f"only {len(there)} of its {len(asked)} series are known"
+    verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
+    room = np.minimum(shown["low"] - lowest, highest - shown["high"]).to_numpy()
     decisive = shown.iloc[room.argmin()]
     values = zip(table["unit"], table["value"], strict=True)
     return {
@@ -157,30 +162,59 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
         "allowed": [_printed(claim, end) for end in (lowest, highest)],
         "of": decisive["unit"],
         "units": {unit: _printed(claim, log) for unit, log in values},
-        "coverage": {"of": asked, "with": known},
+        "coverage": {"of": asked, "with": there},
+        "at": {
+            f"{at - 1:.0%}": other
+            for at, other in verdicts.items()
+            if other != verdict and not reason
+        },
     }
 
 
-def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compute the log ratios: unit, series, value, its standard error and degrees of freedom."""
+def decide(shown: pd.DataFrame, claim: dict, threshold: float) -> str:
+    """Compare intervals with what is allowed: supported, contradicted or inconclusive."""
+    lowest, highest = allowed(claim, threshold)
+    outside = (shown["high"] < lowest) | (shown["low"] > highest)
+    verdict = INCONCLUSIVE
+    if ((shown["low"] >= lowest) & (shown["high"] <= highest)).all():
+        verdict = SUPPORTED
+    elif outside.all() or (claim.get("every") and outside.any()):
+        verdict = CONTRADICTED
+    return OPPOSITE.get(verdict, verdict) if claim.get("expect") == "differs" else verdict
+
+
+def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows that can test a statement; add log, error, rounding, degrees of freedom."""
     quantity = claim["quantity"]
+    tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
+    rows = match(rows, claim.get("where", {}))
     provenance = observations.provenance(quantity, rows)
-    rows = match(rows[provenance.isin(["published", "measured"])], claim.get("where", {}))
+    rows = rows[provenance.isin(["published", "derived", "measured"]) & (rows["copies"] != tested)]
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
-    spread = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     scatter, freedom = (
-        rows[f"{spread}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
+        rows[f"{tested}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
         for column in ("scatter", "freedom")
     )
-    rows = rows.assign(
+    printed = observations.DERIVED_FROM.get(tested, [tested])
+    return rows.assign(
         value=np.log(rows[quantity].astype(float)),
         error=scatter / np.sqrt(rows["repeats"].astype(float)),
+        half=sum((rows.get(f"{name}_half", np.nan) / rows[name]).fillna(0.0) for name in printed),
         freedom=freedom,
     )
-    if "series" in claim:
-        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+
+
+def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute the log ratios of rows of ``known``: one row of ``UNIT`` each."""
     if "a" in claim:
         return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
+    if "expect" in claim:
+        table = pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+        if "against" in claim and len(table):
+            other = _growth(claim, claim["against"], rows).squeeze()
+            table["value"] -= other["value"]
+            table["error"] = np.hypot(table["error"], other["error"])
+        return table
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
@@ -199,11 +233,14 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     after = after.drop(first, errors="ignore")
     value = after["value"] - before["value"]
     error = np.hypot(before["error"], after["error"])
+    half = before["half"] + after["half"]
     if "per" in claim:
         span = np.log(after[claim["per"]] / before[claim["per"]])
-        value, error = value / span - 1, error / abs(span)
+        value, error, half = value / span - 1, error / abs(span), half / abs(span)
     unit = [f"{name} n={first} to {end}" for end in after.index]
-    changes = after.assign(unit=unit, value=value, error=error, freedom=before["freedom"])
+    changes = after.assign(
+        unit=unit, value=value, error=error, half=half, freedom=before["freedom"]
+    )
     return changes[UNIT].dropna(subset="value")
 
 
@@ -215,6 +252,7 @@ def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
+        half=both["half"] + both["half_b"],
         freedom=both[["freedom", "freedom_b"]].min(axis=1),
     )[UNIT]
 
@@ -223,7 +261,7 @@ def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Compute the means of the runs that are equal in ``names``, and their errors."""
     groups = rows.assign(side="means", square=rows["error"] ** 2).groupby(names)
     error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
-    means = groups.agg({"series": "first", "value": "mean", "freedom": "min"})
+    means = groups.agg({"series": "first", "value": "mean", "half": "mean", "freedom": "min"})
     return means.assign(error=error).reset_index()
 
 
@@ -235,20 +273,21 @@ def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:
             "unit": "mean",
             "value": value.mean(),
             "error": value.sem(),
+            "half": 0.0,
             "freedom": len(value) - 1,
         }
         table = pd.DataFrame([mean])
-    reach = stats.t.ppf(0.975, table["freedom"].astype(float)) * table["error"]
+    reach = stats.t.ppf(0.975, table["freedom"].astype(float)) * table["error"] + table["half"]
     return table.assign(low=table["value"] - reach, high=table["value"] + reach)
 
 
-def allowed(claim: dict) -> tuple[float, float]:
+def allowed(claim: dict, threshold: float) -> tuple[float, float]:
     """Compute the logs between which a unit agrees with the statement."""
     if "range" in claim:
         return tuple(math.log(end) if end > 0 else -math.inf for end in claim["range"])
     if isinstance(claim["expect"], list):
         return tuple(map(math.log1p, claim["expect"]))
-    return EXPECT[claim["expect"]]
+    return tuple(end * math.log(threshold) if end else 0.0 for end in EXPECT[claim["expect"]])
 
 
 def _printed(claim: dict, log: float) -> float | None:
@@ -278,8 +317,8 @@ def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
 
 def describe(claim: dict) -> str:
     """Describe the test in one line."""
-    fields = [f"{name} {value}" for name, value in claim.items() if name not in NOT_OF_THE_TEST]
-    return ", ".join([claim["quantity"], *fields]) if "quantity" in claim else "none"
+    fields = [f"{name} {value}" for name, value in claim.items() if name not in ABOUT]
+    return ", ".join(fields) if "quantity" in claim else "none"
 
 
 def report(found: dict) -> str:
@@ -288,16 +327,19 @@ def report(found: dict) -> str:
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
         lines.append(f"  test: {claim['test']}")
-        for judged in (claim["published"], *claim["own"]):
-            lines.append(f"  {judged.get('on', 'published')}: {words(judged)}")
+        for column in ("published", "derived"):
+            lines += [f"  {column}: {words(claim[column])}"] if column in claim else []
+        lines += [f"  {judged['on']}: {words(judged)}" for judged in claim["own"]]
+    lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
     lines += [f"{what}: {found[what]}" for what in ("counts", "groups")]
     return "\n".join(lines)
 
 
 def words(judged: dict) -> str:
-    """Write a verdict with its value, its interval and its reason."""
+    """Write a verdict with its value, its interval, its reason and what other thresholds say."""
     parts = [judged["verdict"], judged["reason"]]
     if "value" in judged:
         interval = "{of}: {value:.3g} [{low}, {high}]".format_map(judged)
         parts.insert(1, interval.replace("None", "?"))
+        parts += [f"at {at}: {verdict}" for at, verdict in judged["at"].items()]
     return "; ".join(filter(None, parts))
