@@ -4,10 +4,10 @@ A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each
 
 - ``series``: the configuration ``to`` over that ``from`` (the last over the first) of each series;
   with ``per``, the exponent of the quantity in ``per``, minus 1;
-- ``a`` and ``b``: the pairs that are equal in ``match``, or the ratio of their means;
+- ``a`` over ``b``: the ratio of the means of those that are equal in ``match``;
 - ``range``: each configuration, by its value.
 
-All are selected by ``where``. Three or more units have an interval from their own scatter (Student's
+All are selected by ``where``, a query of pandas. Three or more units have an interval from their own scatter (Student's
 t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom, and
 from rounding. ``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much
 down" (by more), "differs" (not "same"), or the lowest and highest relative change.
@@ -36,6 +36,7 @@ from energynn.files import shipped
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
+COLUMNS = ("published", "derived", "own")
 ABOUT = ("id", "place", "says", "base", "group", "before", "why")
 UNIT = ["unit", "series", "value", "error", "half", "freedom"]
 DATA_SETS = ("imagenet", "era5")
@@ -53,11 +54,11 @@ OPPOSITE = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
 
 
 def evaluate(runs_dir: str | Path = "runs") -> dict:
-    """Judge all statements: ``claims``, one entry each with ``published`` and a list ``own``.
+    """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
-    ``derived`` is there where derived values say more. ``own`` has an entry per system and hardware
-    whose runs can test a statement. Also ``restated`` and ``errata``, and the number of each verdict
-    by statement (``counts``) and by fact (``groups``).
+    ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
+    hardware whose runs can test a statement. Also ``restated`` and ``errata``, and the number of
+    each verdict by statement (``counts``) and by fact (``groups``).
     """
     table = observations.means(observations.load(runs_dir))
     study = table[table["origin"] == "published"]
@@ -65,25 +66,25 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     printed = study[study["provenance"] == "published"]
     own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
     own = own[own["dataset"].isin(DATA_SETS)]
-    machines = own.groupby(own["system"] + " " + own["hardware"])
-    groups = {name: with_scatter(rows) for name, rows in machines}
-    all_own = {"all": with_scatter(own)}
+    machines = {"all": own, **dict(list(own.groupby(own["system"] + " " + own["hardware"])))}
+    machines = {name: with_scatter(rows) for name, rows in machines.items()}
     errata = published.errata()
     claims = []
     for claim in read("claim"):
         entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
-        entry["test"] = describe(claim)
+        entry["test"] = {name: value for name, value in claim.items() if name not in ABOUT}
         entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
         entry["published"] = judge(claim, printed)
         derived = judge(claim, study)
-        if derived.get("units") != entry["published"].get("units"):
-            entry["derived"] = derived
-        crosses = "hardware" in claim.get("a", {})
-        columns = all_own if crosses else groups
-        judged = [{"on": name, **judge(claim, rows)} for name, rows in columns.items()]
-        tested = [verdict for verdict in judged if "value" in verdict]
-        nothing = {"on": "", "verdict": NO_DATA, "reason": "no measured own run tests it"}
-        entry["own"] = tested or [nothing]
+        says_more = derived.get("units") != entry["published"].get("units")
+        entry["derived"] = [derived] if says_more else []
+        crosses = "hardware" in claim.get("a", "")
+        judged = [
+            {"on": name, **judge(claim, rows)}
+            for name, rows in machines.items()
+            if (name == "all") == crosses
+        ]
+        entry["own"] = [verdict for verdict in judged if "value" in verdict]
         claims.append(entry)
     counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
     return {**counted, "claims": claims, "restated": read("restated"), "errata": errata}
@@ -94,16 +95,23 @@ def read(kind: str) -> list[dict]:
     return tomllib.loads(CLAIMS.read_text())[kind]
 
 
+def columns(claim: dict) -> list[tuple[str, dict]]:
+    """List the verdicts on a statement, each with its column."""
+    lists = [claim["published"]], claim["derived"], claim["own"]
+    pairs = zip(COLUMNS, lists, strict=True)
+    return [(column, judged) for column, verdicts in pairs for judged in verdicts]
+
+
 def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
     """Count the statements ("id"), or the facts that they rest on ("group"), by verdict."""
-    rows = []
-    for claim in claims:
-        for column in ("published", "derived"):
-            rows += [(claim[by], column, "", claim[column]["verdict"])] if column in claim else []
-        rows += [(claim[by], "own", judged["on"], judged["verdict"]) for judged in claim["own"]]
+    rows = [
+        (claim[by], column, judged.get("on"), judged["verdict"])
+        for claim in claims
+        for column, judged in columns(claim)
+    ]
     table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
     number_of = pd.crosstab(table["verdict"], table["column"])
-    return number_of.reindex(VERDICTS, fill_value=0)[["published", "derived", "own"]].to_dict()
+    return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
 
 def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
@@ -128,7 +136,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     """Judge one statement on rows of ``with_scatter``.
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high`` of
-    the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
+    the mean or of the unit nearest to the ends of what is allowed, the ``units`` (name ->
     value), of which series the statement asks and has, and the verdicts ``at`` other thresholds
     where they differ. Values are relative changes, exponents less 1, or the quantity's own.
     """
@@ -157,9 +165,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     return {
         "verdict": verdict,
         "reason": reason,
-        "quantity": claim["quantity"],
         **{name: _printed(claim, decisive[name]) for name in ("value", "low", "high")},
-        "allowed": [_printed(claim, end) for end in (lowest, highest)],
         "of": decisive["unit"],
         "units": {unit: _printed(claim, log) for unit, log in values},
         "coverage": {"of": asked, "with": there},
@@ -187,7 +193,7 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Select the rows that can test a statement; add log, error, rounding, degrees of freedom."""
     quantity = claim["quantity"]
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
-    rows = match(rows, claim.get("where", {}))
+    rows = rows.query(claim.get("where", "devices > 0"))
     provenance = observations.provenance(quantity, rows)
     rows = rows[provenance.isin(["published", "derived", "measured"]) & (rows["copies"] != tested)]
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
@@ -207,14 +213,9 @@ def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
 def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
     """Compute the log ratios of rows of ``known``: one row of ``UNIT`` each."""
     if "a" in claim:
-        return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
+        return _pairs(claim, *(observations.distinct(rows.query(claim[side])) for side in "ab"))
     if "expect" in claim:
-        table = pd.concat([_growth(claim, name, rows) for name in claim["series"]])
-        if "against" in claim and len(table):
-            other = _growth(claim, claim["against"], rows).squeeze()
-            table["value"] -= other["value"]
-            table["error"] = np.hypot(table["error"], other["error"])
-        return table
+        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
@@ -224,10 +225,7 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
-    first, last = (
-        end.get(name) if isinstance(end, dict) else end
-        for end in (claim.get("from", rows.index.min()), claim.get("to", rows.index.max()))
-    )
+    first, last = claim.get("from", rows.index.min()), claim.get("to", rows.index.max())
     before = rows.reindex([first]).iloc[0]
     after = rows[rows.index.isin(last if isinstance(last, list) else [last])]
     after = after.drop(first, errors="ignore")
@@ -245,8 +243,8 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Compare runs that are equal in ``match``, or the means of both sides."""
-    names = claim.get("match", ["side"])
+    """Compare the means of the runs that are equal in ``match``."""
+    names = claim["match"]
     both = _means(a, names).merge(_means(b, names), on=names, suffixes=("", "_b"))
     return both.assign(
         unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
@@ -259,7 +257,7 @@ def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Compute the means of the runs that are equal in ``names``, and their errors."""
-    groups = rows.assign(side="means", square=rows["error"] ** 2).groupby(names)
+    groups = rows.assign(square=rows["error"] ** 2).groupby(names)
     error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
     means = groups.agg({"series": "first", "value": "mean", "half": "mean", "freedom": "min"})
     return means.assign(error=error).reset_index()
@@ -284,7 +282,7 @@ def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:
 def allowed(claim: dict, threshold: float) -> tuple[float, float]:
     """Compute the logs between which a unit agrees with the statement."""
     if "range" in claim:
-        return tuple(math.log(end) if end > 0 else -math.inf for end in claim["range"])
+        return tuple(map(math.log, claim["range"]))
     if isinstance(claim["expect"], list):
         return tuple(map(math.log1p, claim["expect"]))
     return tuple(end * math.log(threshold) if end else 0.0 for end in EXPECT[claim["expect"]])
@@ -303,33 +301,13 @@ def _printed(claim: dict, log: float) -> float | None:
     return float(f"{value:.6g}")
 
 
-def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
-    """Select the rows that equal a value or one of a list, or lie at least _min, at most _max."""
-    for name, wanted in conditions.items():
-        if name.endswith("_min"):
-            rows = rows[rows[name.removesuffix("_min")] >= wanted]
-        elif name.endswith("_max"):
-            rows = rows[rows[name.removesuffix("_max")] <= wanted]
-        else:
-            rows = rows[rows[name].isin(wanted if isinstance(wanted, list) else [wanted])]
-    return rows
-
-
-def describe(claim: dict) -> str:
-    """Describe the test in one line."""
-    fields = [f"{name} {value}" for name, value in claim.items() if name not in ABOUT]
-    return ", ".join(fields) if "quantity" in claim else "none"
-
-
 def report(found: dict) -> str:
     """Write the ledger as text: a line per statement and column, and the counts."""
     lines = []
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
-        lines.append(f"  test: {claim['test']}")
-        for column in ("published", "derived"):
-            lines += [f"  {column}: {words(claim[column])}"] if column in claim else []
-        lines += [f"  {judged['on']}: {words(judged)}" for judged in claim["own"]]
+        for column, judged in columns(claim):
+            lines.append(f"  {judged.get('on', column)}: {words(judged)}")
     lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
     lines += [f"{what}: {found[what]}" for what in ("counts", "groups")]
     return "\n".join(lines)

@@ -74,6 +74,5 @@ def _statement(claim: dict) -> dict:
     return {
         "place": claim["place"],
         "statement": claim["says"] + base + errata,
-        "published values": claims.words(claim["published"]),
-        "own runs": "; ".join(f"{one['on']} {claims.words(one)}" for one in claim["own"]),
+        "verdicts": "; ".join(f"{judged.get('on', column)}: {claims.words(judged)}" for column, judged in claims.columns(claim)),
     }
