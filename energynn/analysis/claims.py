@@ -50,7 +50,6 @@ EXPECT = {
     "much up": (1, math.inf),
     "much down": (-math.inf, -1),
 }
-OPPOSITE = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
 
 
 def evaluate(runs_dir: str | Path = "runs") -> dict:
@@ -146,10 +145,10 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     table = units(claim, rows)
     if table.empty:
         return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
-    every = claim.get("every", False)
-    shown = intervals(table, every)
-    lowest, highest = allowed(claim, THRESHOLD)
-    verdicts = {at: decide(shown, claim, at) for at in (1.05, THRESHOLD, 1.2)}
+    numbers = table[["value", "error", "half", "freedom"]].to_numpy(float).T
+    shown = intervals(*numbers, claim.get("every", False))
+    _, low, high = shown
+    verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
     asked = claim.get("series", [])
     there = [name for name in asked if name in set(table["series"])]
     unknown = set(claim.get("needs", [])) - set(rows["devices"][rows["series"].isin(there)])
@@ -159,14 +158,15 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     if len(there) < len(asked) / 2:
         reason = f"only {len(there)} of its {len(asked)} series are known"
     verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
-    room = np.minimum(shown["low"] - lowest, highest - shown["high"]).to_numpy()
-    decisive = shown.iloc[room.argmin()]
+    lowest, highest = allowed(claim, THRESHOLD)
+    place = np.minimum(low - lowest, highest - high).argmin()
+    names = ("value", "low", "high")
     values = zip(table["unit"], table["value"], strict=True)
     return {
         "verdict": verdict,
         "reason": reason,
-        **{name: _printed(claim, decisive[name]) for name in ("value", "low", "high")},
-        "of": decisive["unit"],
+        **{name: _printed(claim, ends[place]) for name, ends in zip(names, shown, strict=True)},
+        "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
         "units": {unit: _printed(claim, log) for unit, log in values},
         "coverage": {"of": asked, "with": there},
         "at": {
@@ -177,16 +177,15 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     }
 
 
-def decide(shown: pd.DataFrame, claim: dict, threshold: float) -> str:
-    """Compare intervals with what is allowed: supported, contradicted or inconclusive."""
+def decide(low: np.ndarray, high: np.ndarray, claim: dict, threshold: float) -> np.ndarray:
+    """Compare intervals with what is allowed; the last axis counts them, others count worlds."""
     lowest, highest = allowed(claim, threshold)
-    outside = (shown["high"] < lowest) | (shown["low"] > highest)
-    verdict = INCONCLUSIVE
-    if ((shown["low"] >= lowest) & (shown["high"] <= highest)).all():
-        verdict = SUPPORTED
-    elif outside.all() or (claim.get("every") and outside.any()):
-        verdict = CONTRADICTED
-    return OPPOSITE.get(verdict, verdict) if claim.get("expect") == "differs" else verdict
+    inside = ((low >= lowest) & (high <= highest)).all(axis=-1)
+    outside = (high < lowest) | (low > highest)
+    outside = outside.any(axis=-1) if claim.get("every") else outside.all(axis=-1)
+    if claim.get("expect") == "differs":
+        inside, outside = outside, inside
+    return np.select([inside, outside], [SUPPORTED, CONTRADICTED], INCONCLUSIVE)
 
 
 def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
@@ -263,20 +262,18 @@ def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     return means.assign(error=error).reset_index()
 
 
-def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:
-    """Add 95 % intervals: of the mean of three or more units, else of each by repeats."""
-    if len(table) >= 3 and not every:
-        value = table["value"]
-        mean = {
-            "unit": "mean",
-            "value": value.mean(),
-            "error": value.sem(),
-            "half": 0.0,
-            "freedom": len(value) - 1,
-        }
-        table = pd.DataFrame([mean])
-    reach = stats.t.ppf(0.975, table["freedom"].astype(float)) * table["error"] + table["half"]
-    return table.assign(low=table["value"] - reach, high=table["value"] + reach)
+def intervals(value, error, half, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
+    """Compute value, low and high at 95 %: of the mean of three or more units, else of each.
+
+    The last axis counts units, others count worlds; of ``every`` unit there is one interval.
+    """
+    number = value.shape[-1]
+    if number >= 3 and not every:
+        error = value.std(axis=-1, ddof=1, keepdims=True) / math.sqrt(number)
+        value = value.mean(axis=-1, keepdims=True)
+        half, freedom = 0.0, number - 1
+    reach = stats.t.ppf(0.975, freedom) * error + half
+    return value, value - reach, value + reach
 
 
 def allowed(claim: dict, threshold: float) -> tuple[float, float]:
