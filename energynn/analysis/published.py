@@ -40,7 +40,9 @@ def runs(name: str = "values") -> pd.DataFrame:
     """Make one row per run of ``name``.csv: what was run, and the value of each quantity.
 
     ``name`` is "values" (printed) or "derived" (it follows from printed values; ``copies`` names the
-    quantity that its derivation takes from another series). Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
+    quantity that its derivation takes from another series).
+
+    Units stand in names. ``<quantity>_std`` is over ``repeats`` (divisor repeats - 1), ``_half``
     half a unit of the last printed digit (0 for full precision), ``_place`` where the value stands.
     ``series`` names all series of the run, separated by spaces.
     """
@@ -54,10 +56,11 @@ def runs(name: str = "values") -> pd.DataFrame:
     table["quantity"] += unit.where(table["quantity"] != "gpu_hours", "")
     is_of_sample = table["spread_ddof"] != "0"
     divisor = table["repeats"] - (~is_of_sample)
+    given = (table["high"] - table["low"]) / 2
     columns = {
         "": table["value"].map(float),
         "_std": table["spread"] * np.sqrt(table["repeats"] / divisor).mask(is_of_sample, 1.0),
-        "_half": (0.5 * 10.0 ** -table["decimals"]).fillna((table["high"] - table["low"]) / 2).fillna(0.0),
+        "_half": (0.5 * 10.0 ** -table["decimals"]).fillna(given).fillna(0.0),
         "_place": table["stands_in"],
     }
     described = ["run", "series", *RUN, "repeats", "provenance", "copies"]
