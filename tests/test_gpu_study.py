@@ -173,7 +173,7 @@ def test_two_kinds_of_gpu_never_have_one_name(monkeypatch):
 
 
 def test_the_commit_travels_where_git_is_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "COMMIT", tmp_path / "build" / "commit")
+    monkeypatch.setattr(machine, "COMMIT", tmp_path / "commit")
     state = machine.git_state()
     machine.write_commit()
     monkeypatch.setattr(machine, "git", lambda *words: "")

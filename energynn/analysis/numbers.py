@@ -15,7 +15,8 @@ from energynn.files import write_json
 from energynn.measure import energy, machine
 from energynn.reading import json_table
 
-PROVENANCES = (*energy.PROVENANCES, "derived", "exact")  # exact: counted, or chosen by us
+# derived: from published numbers by a stated step; exact: counted, or chosen by us
+PROVENANCES = (*energy.PROVENANCES, "derived", "exact")
 PACKAGES = ("altair", "numpy", "pandas", "statsmodels", "typst", "vl-convert-python", "xarray")
 
 

@@ -53,5 +53,7 @@ def captions(build_dir: str | Path = "build") -> dict[str, str]:
     """Read the captions of the paper's figures as plain text, by the figure's name."""
     inputs = {"build": str(Path(build_dir).resolve())}
     about = {"field": "value", "root": "/", "ignore_system_fonts": True, "sys_inputs": inputs}
-    answer = typst.query(PAPER / "energynn.typ", "<drawing>", **about)
-    return {figure["name"]: " ".join(figure["caption"].split()) for figure in json.loads(answer)}
+    found = []
+    for path in MANUSCRIPTS.values():
+        found += json.loads(typst.query(path, "<drawing>", **about))
+    return {figure["name"]: " ".join(figure["caption"].split()) for figure in found}

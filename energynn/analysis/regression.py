@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import statsmodels.formula.api as smf
-from scipy import stats
 from statsmodels.regression.linear_model import RegressionResultsWrapper
 
 # With fewer degrees of freedom the robust HC3 covariance rests on too few residuals.
@@ -98,33 +97,3 @@ def describe(fits: dict[str, Fit]) -> pd.DataFrame:
             "largest_leverage": one.leverage.max(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").rename(columns={"value": "slope"})
-
-
-def weights(data: pd.DataFrame, y: str, x: str, slope: float) -> np.ndarray:
-    """Compute inverse variances of the means of y, with x's variance carried over by the slope.
-
-    Needs the columns ``<y>_std``, ``<x>_std`` (divisor repeats - 1) and ``repeats``.
-    """
-    variance = data[f"{y}_std"] ** 2 + (slope * data[f"{x}_std"]) ** 2
-    return (data["repeats"] / variance).to_numpy(float)
-
-
-def linearity(data: pd.DataFrame, y: str, x: str) -> dict:
-    """Ask whether y is proportional to x.
-
-    Returns the ``exponent`` of the power law y ~ x^exponent with its interval, the probability of
-    one at least as far from 1 if y were proportional to x, and the largest deviation of a row from
-    the line through the origin, in percent of the line.
-    """
-    power = fit(f"np.log({y}) ~ np.log({x})", data)
-    line = fit(f"{y} ~ 0 + {x}", data)
-    slope = power.slope
-    t = (slope["value"] - 1) / slope["standard_error"]
-    return {
-        "exponent": slope["value"],
-        "exponent_low": slope["low"],
-        "exponent_high": slope["high"],
-        "proportional_p": 2 * stats.t.sf(abs(t), power.results.df_resid),
-        "deviation_through_origin_percent": 100
-        * np.abs(line.residuals / line.results.fittedvalues).max(),
-    }

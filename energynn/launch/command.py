@@ -171,7 +171,7 @@ def report(record: dict) -> str:
             lines.append(_energy_line(record, component))
     if "energy_perun_total_J" in record:
         total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
-        lines.append(f"  perun's method: {total}")
+        lines.append(f"  perun itself: {total}")
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")

@@ -10,21 +10,26 @@ import sys
 import tempfile
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import launchers
-from energynn.files import INSTALL, IS_CHECKOUT
+from energynn.files import INSTALL
 from energynn.measure import energy, machine, sensors
 from energynn.measure.perun_adapter import PERUN_VERSION
 from energynn.measure.sampler_process import find
 from energynn.measure.samples import read_samples
 
-TO_TRAIN = INSTALL if IS_CHECKOUT else f"to train, {INSTALL}; to measure commands, nothing"
-GOOD, WEAK, BAD = "good", "weak", "bad"
-EXIT_STATUS = {GOOD: 0, WEAK: 1, BAD: 2}  # all is measured; something is not; no run is possible
+# All is measured; something is not; no run is possible. The exit status is the place of the worst.
+STATES = GOOD, WEAK, BAD = "good", "weak", "bad"
 LOOK_S = 3.0  # how long all sensors are sampled
 PERIOD_S = 0.04
+# One write per rank, so that the ranks' lines do not mix.
+MPI_RANK = (
+    "import os; from mpi4py import MPI; "
+    "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
+)
 
 
 @dataclass(frozen=True)
@@ -40,25 +45,24 @@ class Finding:
 def examine(devices: int = 2) -> list[Finding]:
     """Look at sensors, GPUs, packages, and an MPI world of so many ranks; takes a few seconds."""
     findings = _sensor_findings()
-    if exit_status(findings) < EXIT_STATUS[BAD]:  # a silent driver would not answer here
+    if BAD not in [finding.state for finding in findings]:  # a silent driver would not answer here
         findings += _gpu_findings()
     packages = [_package_finding("torch"), _package_finding("perun", PERUN_VERSION)]
     return [*findings, *packages, _mpi_finding(devices)]
 
 
 def exit_status(findings: list[Finding]) -> int:
-    return max(EXIT_STATUS[finding.state] for finding in findings)
+    return max(STATES.index(finding.state) for finding in findings)
 
 
 def report(findings: list[Finding]) -> str:
-    """Write the findings for a person, one or two entries each, in lines of 79 columns."""
+    """Write the findings for a person, in lines of 79 columns."""
     lines = []
     for finding in findings:
-        mark = "ok" if finding.state == GOOD else finding.state.upper()
-        entries = {f"{mark:4}  {finding.subject:7} ": finding.found, " " * 14 + "-> ": finding.remedy}
-        for begin, text in entries.items():
-            indent = " " * len(begin)
-            lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
+        begin = f"{finding.state.upper():4}  {finding.subject:7} "
+        text = " -> ".join(filter(None, [finding.found, finding.remedy]))
+        indent = " " * len(begin)
+        lines += textwrap.wrap(text, 79, initial_indent=begin, subsequent_indent=indent)
     return "\n".join(lines)
 
 
@@ -79,13 +83,13 @@ def _sensor_findings() -> list[Finding]:
         time.sleep(LOOK_S)
         sampler.stop()
         samples = read_samples(sampler.path)
-    t_s = samples.t_ns / 1e9
-    curves = energy.curves(t_s, samples.readings, samples.header["sensors"], PERIOD_S)
+    t_s, described = samples.t_ns / 1e9, samples.header["sensors"]
+    curves = energy.curves(t_s, samples.readings, described, PERIOD_S)
     doubts = energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts] + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     findings += [Finding("sensor", WEAK, reason) for reason in reasons]
-    if not any(sensor.component == "ram" for sensor in inventory.sensors):
+    if "ram" not in [sensor.component for sensor in inventory.sensors]:
         remedy = "say so where you compare totals"
         findings.append(Finding("RAM", WEAK, "no sensor; its energy will be absent", remedy))
     return findings
@@ -108,22 +112,20 @@ def _finding_of_sensor(sensor: sensors.Sensor) -> Finding:
 def _gpu_findings() -> list[Finding]:
     findings = []
     for gpu in machine.gpus():
-        said = f"{gpu['index']}: {gpu['name']}, driver {gpu.get('driver')}"
-        findings.append(Finding("GPU", GOOD, f"{said}, power limit {gpu.get('limit_W')} W"))
-        if fault := machine.fault_of_split(gpu):
-            findings.append(Finding("GPU", BAD, *fault.split("; ")))
+        driver, limit_W, fault = gpu.get("driver"), gpu.get("limit_W"), machine.fault_of_split(gpu)
+        said = f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"
+        findings.append(Finding("GPU", BAD if fault else GOOD, said, fault))
     said = "none to be seen; one CPU core will stand for one device"
     return findings or [Finding("GPU", GOOD, said)]
 
 
 def _package_finding(package: str, needed: str = "") -> Finding:
-    try:
+    version = "is not installed"
+    with suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return Finding(package, BAD, "is not installed", TO_TRAIN)
-    if version.startswith(needed):
-        return Finding(package, GOOD, version)
-    return Finding(package, BAD, version, f"install {needed}: {TO_TRAIN}")
+        if version.startswith(needed):
+            return Finding(package, GOOD, version)
+    return Finding(package, BAD, version, f"to train, {INSTALL}")
 
 
 def _mpi_finding(devices: int) -> Finding:
@@ -131,12 +133,9 @@ def _mpi_finding(devices: int) -> Finding:
 
     A mismatch gives many worlds of one rank and no error.
     """
-    # One write per rank, so that the ranks' lines do not mix.
-    program = "import os; from mpi4py import MPI; "
-    program += "os.write(1, f'world of {MPI.COMM_WORLD.size}\\n'.encode())"
     try:
         start = launchers.mpi_start(*launchers.find_mpi(), devices)
-        command = [*start, sys.executable, "-c", program]
+        command = [*start, sys.executable, "-c", MPI_RANK]
         environment = launchers.mpi_environment()
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     except (ValueError, subprocess.TimeoutExpired) as error:

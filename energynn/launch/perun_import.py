@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 from msgspec.json import encode
 
-from energynn import processes, records
+from energynn import records
 from energynn.files import sha256, staged, write_json
-from energynn.measure import energy, perun_adapter
-from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor
+from energynn.measure.energy import COMPONENTS
+from energynn.measure.perun_adapter import READ_WITHIN_S, PerunRun, PerunSensor, read_runs
 from energynn.measure.sensors import Sensor
+from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
 KINDS = {"J": "energy", "W": "power"}
@@ -28,19 +29,19 @@ METHOD = (
 
 
 def import_file(path: Path, runs_dir: Path) -> list[Path]:
-    """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file; returns the folders.
+    """Write a run folder ``imported/<application>-<run>-<digest>`` for every run in a perun file.
 
-    Each has its record; rounds of a run are its segments. Importing a file again changes nothing. Raises
-    ValueError for what is no perun file.
+    Returns the folders. Each has its record; rounds of a run are its segments. Importing a file
+    again changes nothing. Raises ValueError for what is no perun file.
     """
-    processes.require_an_end(perun_adapter.read_runs, path, READ_WITHIN_S)
-    runs = perun_adapter.read_runs(path)
+    require_an_end(read_runs, path, READ_WITHIN_S)
+    runs = read_runs(path)
     digest = sha256(path)
     return [_import_run(path, digest, run, runs_dir) for run in runs]
 
 
 def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
-    """The folder of one run, written unless it is there already."""
+    """Write the folder of one run, unless it is there already; return it."""
     suffix = hashlib.sha256(f"{digest} {run.name}".encode()).hexdigest()[:8]
     folder = runs_dir / "imported" / _file_name(f"{run.application}-{run.name}-{suffix}")
     if folder.exists():
@@ -62,20 +63,26 @@ def _import_run(path: Path, digest: str, run: PerunRun, runs_dir: Path) -> Path:
 
 def _energy_sensors(run: PerunRun) -> list[PerunSensor]:
     """List sensors that perun adds up; "other" is not summed, and not all others are energy."""
-    counted = [sensor for sensor in run.sensors if sensor.component in energy.COMPONENTS]
-    return [sensor for sensor in counted if sensor.unit in KINDS]
+    return [
+        sensor
+        for sensor in run.sensors
+        if sensor.component in COMPONENTS and sensor.unit in KINDS
+    ]
 
 
 def _describe(theirs: PerunSensor) -> dict:
     """Describe a sensor of perun's as one of ours, for the header of a samples file."""
-    number = re.search(r"(?:^CUDA:|^ROCM:|_)([0-9a-fA-F-]+)(?=_)", theirs.name)
-    device = number[1] if number else theirs.name
-    kind = KINDS[theirs.unit]
-    ours = Sensor(theirs.name, theirs.component, device, kind, "measured", read=float)
-    ours.to_SI = theirs.to_SI
-    if kind == "energy" and theirs.valid_max < 2**63:  # 64 bits never wrap
-        ours.wraps_at = theirs.valid_max
-    return ours.describe()
+    wraps_at = theirs.valid_max if theirs.unit == "J" else np.inf
+    return Sensor(
+        theirs.name,
+        theirs.component,
+        theirs.name,
+        KINDS[theirs.unit],
+        "measured",
+        read=float,
+        to_SI=theirs.to_SI,
+        wraps_at=wraps_at if wraps_at < 2**63 else None,  # 64 bits never wrap
+    ).describe()
 
 
 def _readings(theirs: PerunSensor) -> list[float | None]:
@@ -105,7 +112,8 @@ def _raw_files(run: PerunRun):
     for (round_, host), group in groupby(sensors, _place):
         own = list(group)
         seconds = own[0].seconds.astype(float)
-        if not (np.isfinite(seconds).all() and (np.diff(seconds) >= 0).all()):
+        steps_s = np.diff(seconds)
+        if not ((steps_s >= 0) & (steps_s < np.inf)).all():
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         folder = f"segment-{number + 1}/" if number else ""
@@ -113,7 +121,7 @@ def _raw_files(run: PerunRun):
         header = {
             "header": "energynn-samples/1",
             "host": host,
-            "period_s": float(np.median(np.diff(seconds))) if len(seconds) > 1 else 0.0,
+            "period_s": float(np.median(steps_s)) if len(steps_s) else 0.0,
             "sensors": list(map(_describe, own)),
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
@@ -132,6 +140,7 @@ def _raw_files(run: PerunRun):
 
 
 def _intent(path: Path, digest: str, run: PerunRun) -> dict:
+    source = {"source": path.name, "source_sha256": digest}
     # Every round of a run has the same sensors.
     sensors = {(sensor.host, sensor.name): sensor.component for sensor in _energy_sensors(run)}
     hosts, components = {host for host, _ in sensors}, list(sensors.values())
@@ -140,12 +149,7 @@ def _intent(path: Path, digest: str, run: PerunRun) -> dict:
         "system": "imported",
         "started_at": run.started,
         "perun_run": run.name,
-        "config": {
-            "source": path.name,
-            "source_sha256": digest,
-            "application": run.application,
-            "run": run.name,
-        },
+        "config": source | {"application": run.application, "run": run.name},
         "machine": {"sockets": components.count("cpu") // max(1, len(hosts))},
         "devices": components.count("gpu") or 1,
         "method": METHOD,

@@ -275,7 +275,7 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(ini, period_s, gpus)
-    ranks = perun_adapter.command(TRAIN_SCRIPT, folder, ini, launchers.python_of_ranks())
+    ranks = perun_adapter.command(launchers.python_of_ranks(), TRAIN_SCRIPT, folder, ini)
     if SRUN_VARIABLE in os.environ:
         fixed = ["srun", "--export=ALL", "--kill-on-bad-exit=1", "--label", f"--ntasks={devices}"]
         return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]

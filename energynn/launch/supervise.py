@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 
@@ -22,17 +23,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 def take_host() -> socket.socket:
     """Take what the one measured run of this host holds; ValueError while another one goes on.
 
-    It is a name without a file: it is free when its process ends.
+    It is a name without a file: it is free when its process ends. A batch job waits a minute for
+    the end of the one before.
     """
     name = os.environ.get(HOST_LOCK, os.uname().nodename)
+    until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
     held = socket.socket(socket.AF_UNIX)
-    try:
-        held.bind(f"\0energynn-measured-run-on-{name}")
-    except OSError as error:
-        held.close()
-        remedy = "one at a time; in a batch job give sbatch --exclusive"
-        raise ValueError(f"another measured run goes on on this machine; {remedy}") from error
-    return held
+    while True:
+        try:
+            held.bind(f"\0energynn-measured-run-on-{name}")
+            return held
+        except OSError as error:
+            if time.monotonic() > until_s:
+                held.close()
+                remedy = "one at a time; in a batch job give sbatch --exclusive"
+                raise ValueError(f"another measured run goes on on this machine; {remedy}") from error
+        time.sleep(1)
 
 
 def facts(run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool) -> dict:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,6 +33,7 @@ CPU_MODEL = {
 TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit what you know better.
 [cpu_model]
 """
+CPU_INFO = Path("/proc/cpuinfo")
 SPLIT = (
     "GPU {index} is split into parts (MIG), which have no energy each; "
     "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
@@ -45,7 +46,7 @@ JOB_FACTS = (
 
 
 def describe_machine() -> dict:
-    """Return hostname, CPU, cores, sockets, GPUs and kernel of this host.
+    """Return hostname, CPU, cores, sockets and GPUs of this host.
 
     The cores are those that this process may use, which can be fewer than the machine has.
     """
@@ -53,30 +54,23 @@ def describe_machine() -> dict:
         "hostname": platform.node(),
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", _cpu_info()))) or 1,
-        "kernel": platform.platform(),
+        "sockets": len(set(re.findall(r"physical id\s*:\s*(\d+)", CPU_INFO.read_text()))) or 1,
         "gpus": gpus(),
     }
 
 
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
-    model = re.search(r"model name\s*:\s*(.+)", _cpu_info())
+    model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
     return model[1].strip() if model else platform.processor() or platform.machine()
-
-
-def _cpu_info() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
 
 
 def facts_of_run(described: dict, on_gpu: bool) -> dict:
     """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
-    gpus = described["gpus"]
     return {
         "job": batch_job(),
         "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": gpus[0]["name"] if on_gpu and gpus else described["cpu"],
+        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
         "versions": versions(),
         "machine": described,
     }
@@ -92,7 +86,7 @@ def batch_job() -> dict:
     told = [name for name in JOB_FACTS if name in os.environ]
     facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
         if sharing := re.search(r"OverSubscribe=(\w+)", done.stdout):
             facts["is_exclusive"] = sharing[1].startswith("NO")
@@ -123,7 +117,7 @@ def pin_to_gpu(uuid: str) -> None:
 
     Without NVML, or where it does not know them, nothing changes: another NUMA node is slower.
     """
-    with contextlib.suppress(Exception):
+    with suppress(Exception):
         pynvml, _ = sensors.list_gpus()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
         pynvml.nvmlDeviceSetCpuAffinity(handle)
@@ -138,7 +132,7 @@ def versions() -> dict[str, str]:
         return {"container": " ".join(python_of_ranks())}
     releases = {"python": platform.python_version()}
     for package in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        with suppress(importlib.metadata.PackageNotFoundError):
             releases[package] = importlib.metadata.version(package)
     return releases
 
@@ -166,7 +160,6 @@ def git_state() -> tuple[str, bool]:
 
 def write_commit() -> None:
     """Write down commit and state of this checkout for a machine that gets its files without git."""
-    COMMIT.parent.mkdir(parents=True, exist_ok=True)
     write_json(COMMIT, git_state())
 
 

@@ -6,7 +6,6 @@ writes its own HDF5. Our samples come from a thread of our own inside that same 
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import platform
@@ -69,7 +68,7 @@ def write_configuration(path: Path, period_s: float, gpus: list[int]) -> None:
 
 
 def command(
-    script: Path, run_dir: Path, configuration: Path, python: list[str] | None = None
+    python: list[str], script: Path, run_dir: Path, configuration: Path
 ) -> list[str]:
     """Return the command of each rank: a Python script under perun, with our sampler attached.
 
@@ -79,9 +78,9 @@ def command(
     """
     hook = Path(__file__).with_name("perun_hook.py")
     out = os.path.relpath(run_dir / "perun").replace("%", "%%")  # perun's parser interpolates
-    perun = [*(python or [sys.executable]), "-c", PERUN, "-c", str(configuration)]
+    perun = [*python, "-c", PERUN, "-c", str(configuration), "monitor"]
     options = ["--data_out", out, "--live-callback-files", str(hook)]
-    return [*perun, "monitor", *options, "--", str(script), str(run_dir)]
+    return [*perun, *options, "--", str(script), str(run_dir)]
 
 
 def environment(run_dir: Path, given: dict[str, str]) -> dict[str, str]:
@@ -99,8 +98,6 @@ def attach() -> None:
     import perun
 
     write_whole_lines()
-    for handler in logging.getLogger("perun").handlers:  # perun has opened its log by now
-        handler.setStream(sys.stdout)
     cpuinfo.get_cpu_info = processor
     # Sampler and hook share memory with the rank only if forked; Python 3.14 would use a server.
     multiprocessing.set_start_method("fork", force=True)
@@ -227,16 +224,13 @@ def _read_run(application: str, name: str, run) -> PerunRun:
 
 
 def _read_sensor(raw, *place: str) -> PerunSensor:
-    times, series = raw["timesteps"], raw["values"]
-    kept = raw.get("alt_values", series)
-    if kept.attrs["unit"] == "J":
-        series = kept
+    times, series = raw["timesteps"], raw.get("alt_values", raw["values"])
     seconds = times[:].astype("float32") * np.float32(times.attrs["mag"])
     if not len(seconds) or len(series) != len(seconds):
         raise ValueError(f"{raw.name}: its times and values do not match")
     facts = series.attrs
-    valid_max = float(facts.get("valid_max", np.inf))
-    return PerunSensor(*place, seconds, series[:], facts["unit"], float(facts["mag"]), valid_max)
+    to_SI, valid_max = float(facts["mag"]), float(facts.get("valid_max", np.inf))
+    return PerunSensor(*place, seconds, series[:], facts["unit"], to_SI, valid_max)
 
 
 def read_results(path: Path, run: str | None = None, is_trusted: bool = False) -> dict[str, float]:

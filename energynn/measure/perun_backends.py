@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -14,6 +13,7 @@ import numpy as np
 
 from energynn.measure.sensors import Inventory, Sensor
 
+HWMON = Path("/sys/class/hwmon")
 AMD_DRIVER = Path("/sys/module/amdgpu")
 NO_POWER_W = 65535.0  # amdsmi's "not supported" has all of 16 or 32 bits set
 
@@ -24,10 +24,12 @@ def add_backends(inventory: Inventory, gpus: bool = True) -> None:
     Absent hardware or libraries are no problem, and are found absent without importing perun,
     whose back ends take 0.25 s to import and, for Grace, 1 s to start.
     """
-    has_amd = gpus and AMD_DRIVER.exists() and bool(find_spec("amdsmi"))
-    for is_there, add_sensors in ((has_amd, _add_amd), (bool(_grace_labels()), _add_grace)):
+    has_amd = gpus and AMD_DRIVER.exists() and find_spec("amdsmi")
+    for is_there, add_sensors in ((has_amd, _add_amd), (_grace_labels(), _add_grace)):
         try:
             if is_there and find_spec("perun"):
+                # perun would log a traceback for each failed read; ours is a gap in the samples.
+                logging.getLogger("perun.backend").setLevel(logging.CRITICAL)
                 add_sensors(inventory)
         except Exception as error:  # whatever a vendor's library throws
             fault = f"perun's back end does not start: {type(error).__name__}: {error}"
@@ -41,7 +43,6 @@ def _add_amd(inventory: Inventory) -> None:
     """
     from perun.backend.rocmsmi import ROCMBackend
 
-    _silence("perun.backend.rocmsmi")
     backend = ROCMBackend()
     if not hasattr(backend, "_uuid_map"):  # perun has logged the exception and gone on
         raise ValueError("amdsmi_init fails; `amd-smi list` tells why")
@@ -61,52 +62,41 @@ def _amd_power_W(amdsmi, handle) -> int:
 
 
 def _grace_labels() -> list[str]:
-    """List labels of this host's Grace power sensors; other machines have other meters there."""
-    grace = sys.modules.get("perun.backend.hwmon_grace")
-    folder = Path(getattr(grace, "HWMON_PATH", "/sys/class/hwmon/"))
+    """List labels of this host's Grace CPUs; other machines have other meters there."""
     labels = []
-    for path in sorted(folder.glob("*/device/power*_oem_info")):
+    for path in sorted(HWMON.glob("*/device/power*_oem_info")):
         with suppress(OSError):
-            labels += re.findall("(?:CPU|Grace) Power Socket.*", path.read_text())
+            labels += re.findall("CPU Power Socket.*", path.read_text())
     return labels
 
 
 def _add_grace(inventory: Inventory) -> None:
-    """Add power in microwatts of the Grace CPUs.
+    """Add power in microwatts of the Grace CPUs: "CPU Power Socket".
 
-    "CPU Power Socket" is the CPU. "Grace Power Socket" holds the CPU, its DRAM and "SysIO Power
-    Socket": a cross-check from above, as a device of its own. SysIO alone is no CPU, and "Module
-    Power Socket" holds the GPU, which NVML counts: both are left out.
+    "Grace Power Socket" holds their DRAM, too, and "Module Power Socket" the GPU that NVML counts.
     https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
     """
     from perun.backend import hwmon_grace
 
-    _silence("perun.backend.hwmon_grace")
+    hwmon_grace.HWMON_PATH = f"{HWMON}/"
     backend = hwmon_grace.HWMonGraceBackend()
-    is_real = Path(hwmon_grace.HWMON_PATH).resolve().is_relative_to("/sys")
-    labels = set(_grace_labels())
-    for theirs in backend.getSensors(sorted(backend.availableSensors())):
-        label = theirs.metadata["device_name"]
-        to_SI = float(theirs.dataType.mag.value)
-        if label in labels:
-            labels.remove(label)
-            ours = Sensor(
-                theirs.id,
-                "cpu",
-                label,
-                "power",
-                "measured" if is_real else "simulated",
-                read=partial(_read_theirs, theirs, to_SI),
-                to_SI=to_SI,
-                primary=label.startswith("CPU"),
-                notes={"power": "average"},
-            )
-            inventory.sensors.append(ours)
-    inventory.unaccounted += [f"{label}: its power cannot be opened" for label in sorted(labels)]
+    provenance = "measured" if HWMON.resolve().is_relative_to("/sys") else "simulated"
+    meters = backend.getSensors(sorted(backend.availableSensors()))
+    by_label = {meter.metadata["device_name"]: meter for meter in meters}
+    for label in _grace_labels():
+        meter = by_label.get(label)
+        if meter is None:
+            inventory.unaccounted.append(f"{label}: its power cannot be opened")
+            continue
+        to_SI = float(meter.dataType.mag.value)
+        read = partial(_read_meter, meter, to_SI)
+        sensor = Sensor(meter.id, "cpu", label, "power", provenance, read, to_SI)
+        sensor.notes = {"power": "average"}
+        inventory.sensors.append(sensor)
 
 
-def _read_theirs(theirs, to_SI: float):
-    return _credible(np.asarray(theirs.read()).item(), to_SI)
+def _read_meter(meter, to_SI: float):
+    return _credible(np.asarray(meter.read()).item(), to_SI)
 
 
 def _credible(power, to_SI: float):
@@ -114,8 +104,3 @@ def _credible(power, to_SI: float):
     if not 0 < power * to_SI < NO_POWER_W:
         raise ValueError(f"a failed reading: {power}")
     return power
-
-
-def _silence(logger: str) -> None:
-    """Keep perun from logging a traceback for each failed read; ours is a gap in the samples."""
-    logging.getLogger(logger).setLevel(logging.CRITICAL)

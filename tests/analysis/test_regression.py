@@ -47,32 +47,3 @@ def test_few_rows_get_classical_errors():
 def test_too_few_rows_are_refused():
     with pytest.raises(ValueError, match="1 observations are too few"):
         regression.fit(ORIGIN, observations().head(1))
-
-
-def test_a_power_law_is_told_from_a_line_through_the_origin():
-    data = observations(noise=0.0)
-    curved = data.assign(energy_kWh=0.3 * data["gpu_hours"] ** 0.8 * (1 + 1e-3 * np.cos(data["gpu_hours"])))
-    straight = data.assign(energy_kWh=data["energy_kWh"] * (1 + 1e-3 * np.cos(data["gpu_hours"])))
-    for rows, exponent in ((curved, 0.8), (straight, 1.0)):
-        found = regression.linearity(rows, "energy_kWh", "gpu_hours")
-        assert found["exponent"] == pytest.approx(exponent, abs=1e-3)
-        assert found["exponent_low"] < exponent < found["exponent_high"]
-    assert regression.linearity(curved, "energy_kWh", "gpu_hours")["proportional_p"] < 1e-6
-    assert regression.linearity(straight, "energy_kWh", "gpu_hours")["proportional_p"] > 0.05
-    affine = regression.linearity(data.assign(energy_kWh=5 + 0.3 * data["gpu_hours"]), "energy_kWh", "gpu_hours")
-    assert affine["deviation_through_origin_percent"] > 50
-
-
-def test_weights_carry_both_errors():
-    data = pd.DataFrame({"y": [1.0, 2.0], "x": [1.0, 2.0], "y_std": [0.3, 0.3], "x_std": [0.0, 0.4], "repeats": [9, 4]})
-    assert regression.weights(data, "y", "x", 2.0) == pytest.approx([9 / 0.09, 4 / (0.09 + 0.64)])
-
-
-def test_a_probability_is_that_of_both_sides():
-    """In worlds where y is proportional to x it is anything from 0 to 1, here by cautious standard errors."""
-    x, random = np.geomspace(1, 256, 9), np.random.default_rng(3)
-    found = []
-    for _ in range(60):
-        data = pd.DataFrame({"x": x, "y": 0.3 * x * np.exp(random.normal(0, 0.02, len(x)))})
-        found.append(regression.linearity(data, "y", "x")["proportional_p"])
-    assert np.mean(np.array(found) < 0.5) == pytest.approx(0.45, abs=0.15) and max(found) > 0.9

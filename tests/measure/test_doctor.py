@@ -20,7 +20,8 @@ def quick(monkeypatch):
 
 
 def of(findings, subject):
-    return " ".join(finding.found for finding in findings if finding.subject == subject)
+    told = [finding for finding in findings if finding.subject == subject]
+    return " ".join(f"{finding.found} {finding.remedy}" for finding in told)
 
 
 def test_a_machine_without_sensors_is_weak_and_says_why(capsys):

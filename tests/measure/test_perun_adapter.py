@@ -26,7 +26,9 @@ def test_perun_is_told_everything_and_the_environment_cannot_overrule_it(tmp_pat
         ini["output"]["format"] == "hdf5"
         and str(tmp_path) not in (tmp_path / "perun.ini").read_text()
     )
-    command = perun_adapter.command(Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini")
+    command = perun_adapter.command(
+        ["python"], Path("train.py"), tmp_path / "100%", tmp_path / "perun.ini"
+    )
     assert command[command.index("--data_out") + 1] == os.path.relpath(tmp_path / "100%%" / "perun")
     excluded = ini["monitor"]["exclude_sensors"].split(" ")
     powers = {number: f"CUDA:{number}_POWER" for number in (0, 1, 2, 11, 12, 120)}

@@ -1,4 +1,4 @@
-"""perun files of each layout, with closed-form power: what they import to, by perun's method and by ours."""
+"""perun files of each layout, with closed-form power: what they import to, beside what perun wrote."""
 
 import hashlib
 import json
@@ -107,12 +107,7 @@ def test_counters_of_0_8_are_differenced_over_their_wrap_around(tmp_path):
     assert samples.t_ns[:2].tolist() == [0, 10**9]
     assert samples.wall_ns[1] == STARTED_NS + 10**9
     cpu, gpu, ram = samples.header["sensors"]
-    assert (cpu["kind"], cpu["wraps_at"], cpu["to_SI"], cpu["device"]) == (
-        "energy",
-        RANGE_UJ,
-        1e-6,
-        "0",
-    )
+    assert (cpu["kind"], cpu["wraps_at"], cpu["to_SI"]) == ("energy", RANGE_UJ, 1e-6)
     assert (gpu["kind"], gpu["wraps_at"], gpu["to_SI"]) == ("power", None, 1e-3)
     assert {sensor["provenance"] for sensor in (cpu, ram, gpu)} == {"measured"}
     raw = json.loads((folder / "samples-a.jsonl").read_text().splitlines()[1])["v"][0]
@@ -137,7 +132,6 @@ def test_counters_of_1_0_are_not_integrated_again(tmp_path):
     assert record["energy_cpu_J"] == pytest.approx(3500)
     assert record["energy_gpu_J"] == pytest.approx(8000)
     assert record["energy_total_J"] == pytest.approx(11500), "what perun does not sum we do not"
-    assert samples.header["sensors"][1]["device"] == "00ff74a0-0000-1000"
 
 
 def test_two_hosts_have_a_file_each(tmp_path):
