@@ -5,19 +5,20 @@ A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each
 - ``series``: the configuration ``to`` over that ``from`` (the last over the first) of each series;
   with ``per``, the exponent of the quantity in ``per``, minus 1;
 - ``a`` over ``b``: the ratio of the means of those that are equal in ``match``;
-- ``range``: each configuration, by its value.
+- neither: each configuration, by its value.
 
-All are selected by ``where``, a query of pandas. Three or more units have an interval from their own scatter (Student's
-t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom, and
-from rounding. ``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much
-down" (by more), "differs" (not "same"), or the lowest and highest relative change.
+All are selected by ``where``, a query of pandas. Three or more units have an interval from their
+own scatter (Student's t), one or two, or ``every`` one, from the scatter of repeated runs with its
+degrees of freedom, and from rounding. ``range``: lowest and highest value or ratio. ``expect``:
+"up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more), "differs"
+(not "same").
 
 *Supported*: all intervals lie within what is expected. *Contradicted*: all lie outside, or one of
-``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all numbers
-of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can test it.
-Values that are the statement itself are ``restated``, and not judged. Derived values decide in a
-column of their own, but not about what they copy. Own runs count where they are measured, on GPUs,
-with the study's data sets.
+``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all
+numbers of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can
+test it. Values that are the statement itself are ``restated``, and not judged. Derived values
+decide in a column of their own, but not about what they copy. Own runs count where they are
+measured, on GPUs, with the study's data sets.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
 COLUMNS = ("published", "derived", "own")
 ABOUT = ("id", "place", "says", "base", "group", "before", "why")
-UNIT = ["unit", "series", "value", "error", "half", "freedom"]
+UNIT = ["unit", "series", "value", "error", "freedom"]
 DATA_SETS = ("imagenet", "era5")
 THRESHOLD = 1.1
 # In units of the log of the threshold.
@@ -57,7 +58,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
     hardware whose runs can test a statement. Also ``restated`` and ``errata``, and the number of
-    each verdict by statement (``counts``) and by fact (``groups``).
+    each verdict (``counts``).
     """
     table = observations.means(observations.load(runs_dir))
     study = table[table["origin"] == "published"]
@@ -85,8 +86,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         ]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
         claims.append(entry)
-    counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
-    return {**counted, "claims": claims, "restated": read("restated"), "errata": errata}
+    parts = {"claims": claims, "restated": read("restated"), "errata": errata}
+    return {"counts": counts(claims), **parts}
 
 
 def read(kind: str) -> list[dict]:
@@ -96,19 +97,13 @@ def read(kind: str) -> list[dict]:
 
 def columns(claim: dict) -> list[tuple[str, dict]]:
     """List the verdicts on a statement, each with its column."""
-    lists = [claim["published"]], claim["derived"], claim["own"]
-    pairs = zip(COLUMNS, lists, strict=True)
-    return [(column, judged) for column, verdicts in pairs for judged in verdicts]
+    return [(column, one) for column in COLUMNS for one in np.atleast_1d(claim[column])]
 
 
-def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
-    """Count the statements ("id"), or the facts that they rest on ("group"), by verdict."""
-    rows = [
-        (claim[by], column, judged.get("on"), judged["verdict"])
-        for claim in claims
-        for column, judged in columns(claim)
-    ]
-    table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
+def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
+    """Count the statements by column and verdict."""
+    every = [(column, one["verdict"]) for claim in claims for column, one in columns(claim)]
+    table = pd.DataFrame(every, columns=["column", "verdict"])
     number_of = pd.crosstab(table["verdict"], table["column"])
     return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
@@ -145,7 +140,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     table = units(claim, rows)
     if table.empty:
         return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
-    numbers = table[["value", "error", "half", "freedom"]].to_numpy(float).T
+    numbers = table[["value", "error", "freedom"]].to_numpy(float).T
     shown = intervals(*numbers, claim.get("every", False))
     _, low, high = shown
     verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
@@ -154,7 +149,7 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     unknown = set(claim.get("needs", [])) - set(rows["devices"][rows["series"].isin(there)])
     reason = ""
     if unknown:
-        reason = f"unknown on {', '.join(map(str, sorted(unknown)))} GPUs"
+        reason = f"unknown on {sorted(unknown)} GPUs"
     if len(there) < len(asked) / 2:
         reason = f"only {len(there)} of its {len(asked)} series are known"
     verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
@@ -189,22 +184,23 @@ def decide(low: np.ndarray, high: np.ndarray, claim: dict, threshold: float) -> 
 
 
 def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows that can test a statement; add log, error, rounding, degrees of freedom."""
+    """Select the rows that can test a statement; add log, error, degrees of freedom."""
     quantity = claim["quantity"]
     tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     rows = rows.query(claim.get("where", "devices > 0"))
     provenance = observations.provenance(quantity, rows)
-    rows = rows[provenance.isin(["published", "derived", "measured"]) & (rows["copies"] != tested)]
+    rows = rows[~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)]
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
     scatter, freedom = (
         rows[f"{tested}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
         for column in ("scatter", "freedom")
     )
     printed = observations.DERIVED_FROM.get(tested, [tested])
+    rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
+    squares = sum(part.fillna(0.0) ** 2 / 3 for part in rounding)  # all between its ends is alike
     return rows.assign(
         value=np.log(rows[quantity].astype(float)),
-        error=scatter / np.sqrt(rows["repeats"].astype(float)),
-        half=sum((rows.get(f"{name}_half", np.nan) / rows[name]).fillna(0.0) for name in printed),
+        error=np.sqrt(scatter**2 / rows["repeats"].astype(float) + squares),
         freedom=freedom,
     )
 
@@ -224,20 +220,17 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
-    first, last = claim.get("from", rows.index.min()), claim.get("to", rows.index.max())
+    first, last = claim.get("from", rows.index.min()), claim.get("to", [rows.index.max()])
     before = rows.reindex([first]).iloc[0]
-    after = rows[rows.index.isin(last if isinstance(last, list) else [last])]
+    after = rows[rows.index.isin(last)]
     after = after.drop(first, errors="ignore")
     value = after["value"] - before["value"]
     error = np.hypot(before["error"], after["error"])
-    half = before["half"] + after["half"]
     if "per" in claim:
         span = np.log(after[claim["per"]] / before[claim["per"]])
-        value, error, half = value / span - 1, error / abs(span), half / abs(span)
+        value, error = value / span - 1, error / abs(span)
     unit = [f"{name} n={first} to {end}" for end in after.index]
-    changes = after.assign(
-        unit=unit, value=value, error=error, half=half, freedom=before["freedom"]
-    )
+    changes = after.assign(unit=unit, value=value, error=error, freedom=before["freedom"])
     return changes[UNIT].dropna(subset="value")
 
 
@@ -249,7 +242,6 @@ def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
         unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
         value=both["value"] - both["value_b"],
         error=np.hypot(both["error"], both["error_b"]),
-        half=both["half"] + both["half_b"],
         freedom=both[["freedom", "freedom_b"]].min(axis=1),
     )[UNIT]
 
@@ -258,11 +250,11 @@ def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Compute the means of the runs that are equal in ``names``, and their errors."""
     groups = rows.assign(square=rows["error"] ** 2).groupby(names)
     error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
-    means = groups.agg({"series": "first", "value": "mean", "half": "mean", "freedom": "min"})
+    means = groups.agg({"series": "first", "value": "mean", "freedom": "min"})
     return means.assign(error=error).reset_index()
 
 
-def intervals(value, error, half, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
+def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
     """Compute value, low and high at 95 %: of the mean of three or more units, else of each.
 
     The last axis counts units, others count worlds; of ``every`` unit there is one interval.
@@ -271,8 +263,8 @@ def intervals(value, error, half, freedom, every: bool = False) -> tuple[np.ndar
     if number >= 3 and not every:
         error = value.std(axis=-1, ddof=1, keepdims=True) / math.sqrt(number)
         value = value.mean(axis=-1, keepdims=True)
-        half, freedom = 0.0, number - 1
-    reach = stats.t.ppf(0.975, freedom) * error + half
+        freedom = number - 1
+    reach = stats.t.ppf(0.975, freedom) * error
     return value, value - reach, value + reach
 
 
@@ -280,22 +272,15 @@ def allowed(claim: dict, threshold: float) -> tuple[float, float]:
     """Compute the logs between which a unit agrees with the statement."""
     if "range" in claim:
         return tuple(map(math.log, claim["range"]))
-    if isinstance(claim["expect"], list):
-        return tuple(map(math.log1p, claim["expect"]))
-    return tuple(end * math.log(threshold) if end else 0.0 for end in EXPECT[claim["expect"]])
+    return tuple(end * math.log(threshold) for end in EXPECT[claim["expect"]])
 
 
 def _printed(claim: dict, log: float) -> float | None:
     """Turn a log into what is printed, with six digits; None for an end that is not there."""
     if not math.isfinite(log):
         return None
-    if "range" in claim:
-        value = math.exp(log)
-    elif "per" in claim:
-        value = log
-    else:
-        value = math.expm1(log)
-    return float(f"{value:.6g}")
+    value = math.exp(log) if "range" in claim else math.expm1(log)
+    return float(f"{log if 'per' in claim else value:.6g}")
 
 
 def report(found: dict) -> str:
@@ -303,11 +288,9 @@ def report(found: dict) -> str:
     lines = []
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
-        for column, judged in columns(claim):
-            lines.append(f"  {judged.get('on', column)}: {words(judged)}")
+        lines += [f"  {one.get('on', column)}: {words(one)}" for column, one in columns(claim)]
     lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
-    lines += [f"{what}: {found[what]}" for what in ("counts", "groups")]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"counts: {found['counts']}"])
 
 
 def words(judged: dict) -> str:

@@ -70,11 +70,11 @@ def test_published_values_give_the_numbers_of_a_recomputation(judged, claim, ver
 @pytest.mark.parametrize(
     ("claim", "verdict", "value", "low", "high"),
     [
-        ("lbs-speed-up-below-optimal", "supported", 0.277, 0.208, 0.349),
-        ("lbs-energy-minimum", "inconclusive", 0.217, 0.171, 0.264),  # 2 and 8 GPUs are unknown
+        ("lbs-speed-up-below-optimal", "supported", 0.277, 0.211, 0.346),
+        ("lbs-energy-minimum", "inconclusive", 0.217, 0.178, 0.257),  # 2 and 8 GPUs are unknown
         ("fixed-lbs-samples-decrease", "supported", -0.330, -0.461, -0.167),
         ("fixed-gbs-samples-decrease", "supported", -0.268, -0.389, -0.122),
-        ("lbs-cpu-share-constant", "inconclusive", 0.141, 0.031, 0.262),
+        ("lbs-cpu-share-constant", "inconclusive", 0.141, 0.048, 0.242),
     ],
 )
 def test_derived_values_have_a_column_of_their_own(found, judged, claim, verdict, value, low, high):
@@ -114,8 +114,6 @@ def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(judged
     assert few["verdict"] == "inconclusive" and few["coverage"]["with"] == ["F3", "F4"]
     assert "lbs-cpu-energy-falls" not in judged and len(found["restated"]) == len(RESTATED) == 22
     assert sum(found["counts"]["published"].values()) == len(ENTRIES)
-    groups = {one.get("group", one["id"]) for one in ENTRIES}
-    assert len(groups) <= sum(found["groups"]["published"].values()) < len(ENTRIES)
 
 
 def test_own_runs_are_judged_in_a_column_of_their_own(found):
@@ -125,7 +123,7 @@ def test_own_runs_are_judged_in_a_column_of_their_own(found):
     assert verdict["lbs-speed-up-near-optimal"] == "contradicted"  # 32^0.04 is 1.149
     assert "gbs-energy-minimum" not in verdict
     (pairs,) = next(one["own"] for one in found["claims"] if one["id"] == "h100-time")
-    assert pairs["on"] == "all" and pairs["value"] == pytest.approx(1 / 1.35 - 1, abs=0.01)
+    assert pairs["on"] == "all" and pairs["value"] == pytest.approx(1 / 1.35, abs=0.01)
 
 
 @pytest.mark.parametrize("provenance", ["estimated", "simulated"])
@@ -155,10 +153,10 @@ def test_the_command_prints_the_ledger(synthetic, tmp_path, capsys):
 
 
 def test_an_interval_is_from_units_or_from_repeats():
-    _, low, high = claims.intervals(np.array([0.1, 0.2, 0.3]), 9.0, 0.5, 2)
+    _, low, high = claims.intervals(np.array([0.1, 0.2, 0.3]), 9.0, 2)
     assert high - low == pytest.approx(2 * A95 * 0.1 / 3**0.5, rel=1e-3)
-    _, low, high = claims.intervals(np.array([0.1, 0.2]), 0.05, 0.01, 2)  # with rounding
-    assert high - low == pytest.approx(np.full(2, 2 * (A95 * 0.05 + 0.01)), rel=1e-3)
+    _, low, high = claims.intervals(np.array([0.1, 0.2]), 0.05, 2)
+    assert high - low == pytest.approx(np.full(2, 2 * A95 * 0.05), rel=1e-3)
 
 
 def test_one_of_two_series_outside_does_not_contradict_but_every_run_does():
@@ -175,7 +173,7 @@ def test_in_worlds_with_known_truth_intervals_hold_95_percent_and_verdicts_are_r
     random = np.random.default_rng(units * 100 + freedom)
     value = random.normal(0, 0.036, (worlds, units))
     error = 0.036 * np.sqrt(random.chisquare(freedom, (worlds, 1)) / freedom)
-    _, low, high = claims.intervals(value, error, 0, freedom)
+    _, low, high = claims.intervals(value, error, freedom)
     near = 0.01 if worlds == 4000 else 0.035
     assert ((low <= 0) & (high >= 0)).mean() == pytest.approx(0.95, abs=near)
     if freedom == 2:  # what normal quantiles would have held
