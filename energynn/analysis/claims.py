@@ -72,17 +72,17 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     claims = []
     for claim in read("claim"):
         entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
-        entry["test"] = {name: value for name, value in claim.items() if name not in ABOUT}
+        test = [f"{name} {value}" for name, value in claim.items() if name not in ABOUT]
+        entry["test"] = ", ".join(test)
         entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
         entry["published"] = judge(claim, printed)
         derived = judge(claim, study)
         says_more = derived.get("units") != entry["published"].get("units")
         entry["derived"] = [derived] if says_more else []
-        crosses = "hardware" in claim.get("a", "")
         judged = [
             {"on": name, **judge(claim, rows)}
             for name, rows in machines.items()
-            if (name == "all") == crosses
+            if (name == "all") == ("hardware" in claim.get("a", ""))
         ]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
         claims.append(entry)
@@ -102,9 +102,8 @@ def columns(claim: dict) -> list[tuple[str, dict]]:
 
 def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     """Count the statements by column and verdict."""
-    every = [(column, one["verdict"]) for claim in claims for column, one in columns(claim)]
-    table = pd.DataFrame(every, columns=["column", "verdict"])
-    number_of = pd.crosstab(table["verdict"], table["column"])
+    every = [(one["verdict"], column) for claim in claims for column, one in columns(claim)]
+    number_of = pd.crosstab(*map(np.array, zip(*every, strict=True)))
     return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
 
@@ -160,8 +159,10 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     return {
         "verdict": verdict,
         "reason": reason,
+        "quantity": claim["quantity"],
         **{name: _printed(claim, ends[place]) for name, ends in zip(names, shown, strict=True)},
         "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
+        "allowed": [_printed(claim, end) for end in (lowest, highest)],
         "units": {unit: _printed(claim, log) for unit, log in values},
         "coverage": {"of": asked, "with": there},
         "at": {
