@@ -40,7 +40,7 @@ SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
 COLUMNS = ("published", "derived", "own")
 ABOUT = ("id", "place", "says", "base", "group", "before", "why")
 UNIT = ["unit", "series", "value", "error", "freedom"]
-DATA_SETS = ("imagenet", "era5")
+OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
 THRESHOLD = 1.1
 # In units of the log of the threshold.
 EXPECT = {
@@ -64,8 +64,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     study = table[table["origin"] == "published"]
     study = with_scatter(pd.concat([study, observations.published_runs("derived")]))
     printed = study[study["provenance"] == "published"]
-    own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
-    own = own[own["dataset"].isin(DATA_SETS)]
+    own = table.query(OF_GPUS)
     machines = {"all": own, **dict(list(own.groupby(own["system"] + " " + own["hardware"])))}
     machines = {name: with_scatter(rows) for name, rows in machines.items()}
     errata = published.errata()
