@@ -68,7 +68,7 @@ WHAT = [
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
-COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
+COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", "copies", *PARTS]
 COLUMNS += [
     name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")
 ]
@@ -160,9 +160,9 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
     return of_energy.replace("estimated", "measured")
 
 
-def published_runs() -> pd.DataFrame:
-    """Make the published rows of ``load``."""
-    runs = published.runs()
+def published_runs(name: str = "values") -> pd.DataFrame:
+    """Make the published rows of ``load``, or ("derived") those that follow from them."""
+    runs = published.runs(name)
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *QUANTITIES])))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
@@ -174,9 +174,7 @@ def published_runs() -> pd.DataFrame:
     runs["passes_per_gpu_hour"] = (
         runs["samples_per_gpu_hour"] / runs["local_batch_size"]
     )
-    alike = dict.fromkeys(
-        ("origin", "recipe", "recipe_at_any_pace", "provenance"), "published"
-    )
+    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace"), "published")
     runs = _with_derived(
         runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike)
     )

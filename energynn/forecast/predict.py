@@ -192,18 +192,6 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     return lines
 
 
-def loss_by_cause(fit: Fit, few: np.recarray, many: np.recarray) -> pd.DataFrame:
-    """Say what makes GPU hours grow from one configuration to another: shares with intervals.
-
-    fixed: starts and fill together. Causes that shrink have a negative share.
-    """
-    before, after = (times_of_draws(fit, work) for work in (few, many))
-    grown = many.devices[0] * after - few.devices[0] * before
-    shares = grown.div(grown.sum(axis="columns"), axis="index")
-    shares["fixed"] = shares["starts"] + shares["fill"]
-    return with_ends(shares)
-
-
 def times_of_draws(fit: Fit, work: np.recarray) -> pd.DataFrame:
     """Draw seconds of one configuration by cause: the best parameters first, then by chance."""
     points = np.random.default_rng(0).multivariate_normal(
