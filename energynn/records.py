@@ -21,10 +21,7 @@ from energynn.launchers import WITHOUT_PERUN
 from energynn.measure import energy
 from energynn.measure.account import account
 from energynn.measure.perun_adapter import read_results
-from energynn.measure.samples import (
-    events_of_kind,
-    events_of_segments,
-)
+from energynn.measure.samples import events_of_kind, events_of_segments
 from energynn.reading import json_table, one_fault
 
 SCHEMA = "energynn-record/3"
@@ -56,7 +53,7 @@ GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha25
 NO_RAW_FILES = {"record.json", "notebook.ipynb", "job", "checkpoint"}
 COUNTS = ("samples_trained", "samples_evaluated", "optimizer_steps", "forward_backward_passes")
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
-OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank")  # fields of every event
+OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")  # fields of every event
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
 
 

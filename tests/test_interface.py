@@ -175,7 +175,7 @@ def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
 
 
 def test_a_window_that_goes_on_has_no_energy_yet(monkeypatch):
-    monkeypatch.setattr("energynn.measure.window._running_meter", lambda: None)
+    monkeypatch.setattr("energynn.measure.window._samples_file", lambda: REPOSITORY)
     with energynn.window("block") as window, pytest.raises(ValueError, match="when it has ended"):
         _ = window.energy_J
     assert window.time_s == window.time_s  # it has ended

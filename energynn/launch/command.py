@@ -21,8 +21,8 @@ from energynn.files import default_runs_dir, is_locked, lock, write_json
 from energynn.launch import supervise
 from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import start_sampler, until
-from energynn.measure.samples import Events, events_of_kind, limit_s, read_events, segments
+from energynn.measure.sampler_process import READY_S, start_sampler, until
+from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.processes import end_marked
 from energynn.reading import json_table
 
@@ -147,7 +147,7 @@ def _status(exit_status: int) -> tuple[str, str]:
 
 def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
-    quiet_s, patience_s = 0.0, 0.0 if stopped else limit_s("ready_limit_s")
+    quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
     while len(events_of_kind(read_events(folder), "rank_end")) < size and quiet_s <= patience_s:
         time.sleep(0.5)
         quiet_s = 0.0 if any(map(is_locked, folder.glob(".ranks-*"))) else quiet_s + 0.5

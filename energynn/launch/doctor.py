@@ -83,9 +83,8 @@ def _sensor_findings() -> list[Finding]:
         time.sleep(LOOK_S)
         sampler.stop()
         samples = read_samples(sampler.path)
-    t_s, described = samples.t_ns / 1e9, samples.header["sensors"]
-    curves = energy.curves(t_s, samples.readings, described, PERIOD_S)
-    doubts = energy.doubts(curves, t_s[0], t_s[-1], inventory.unaccounted)
+    first_s, last_s = samples.t_ns[[0, -1]] / 1e9
+    doubts = energy.doubts(energy.curves(samples), first_s, last_s, inventory.unaccounted)
     reasons = [f"no record would be valid: {doubt}" for doubt in doubts] + inventory.problems
     findings = [_finding_of_sensor(sensor) for sensor in inventory.sensors]
     findings += [Finding("sensor", WEAK, reason) for reason in reasons]

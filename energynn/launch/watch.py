@@ -52,7 +52,7 @@ def _devices(host: Samples, starts: dict[str, int], ends: dict[str, int]) -> lis
     """Describe the primary sensors of a host; the power is the mean of the last second."""
     devices = []
     begin_s, end_s = (times.get(host.host, math.inf) / 1e9 for times in (starts, ends))
-    for one in curves(host.t_ns / 1e9, host.readings, host.header["sensors"], host.period_s):
+    for one in curves(host):
         last_s = one.t_s[-1]
         recent_s = min(1.0, last_s - one.t_s[0])
         if not one.sensor["primary"] or not recent_s:

@@ -5,7 +5,7 @@ Each host is accounted on its own clock, between the marks that its own ranks wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,7 +17,6 @@ from energynn.measure.energy import COMPONENTS, THRESHOLDS, Curve
 from energynn.measure.samples import (
     Samples,
     events_of_kind,
-    host_of_rank,
     read_events,
     read_hosts,
     read_phases,
@@ -26,6 +25,7 @@ from energynn.measure.samples import (
 
 FEWEST_IDLE_SAMPLES = 5
 IDLE = ("before", "ready", "after")  # the training
+PLACE = ("rank", "host", "device", "phase")
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Host:
     """What one host did in one segment, a start of the run.
 
     time_s: of its training; 0 if none began. sensors: with their energies. doubts: reasons against
-    them. idle_W: by the names of a record. phases: of its ranks, with times and energies.
+    them. idle_W: by the names of a record. phases: times and energies by PLACE.
     """
 
     name: str
@@ -45,15 +45,11 @@ class Host:
     time_s: float = 0.0
     sensors: list[dict] = field(default_factory=list)
     idle_W: dict[str, float] = field(default_factory=dict)
-    phases: list[dict] = field(default_factory=list)
+    phases: dict[tuple, Counter] = field(default_factory=dict)
 
     @property
-    def components(self) -> set[str]:
-        return {sensor["component"] for sensor in self.sensors if sensor["primary"]}
-
-    def least(self, name: str) -> float:
-        """Return a number of the primary sensor that has the least of it; 0 without a sensor."""
-        return min((sensor[name] for sensor in self.sensors if sensor["primary"]), default=0)
+    def primary(self) -> list[dict]:
+        return [sensor for sensor in self.sensors if sensor["primary"]]
 
 
 def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> dict:
@@ -65,15 +61,15 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
     """
     limits = THRESHOLDS | (thresholds or {})
     starts = enumerate(events.items(), start=1)
-    parts = [read_segment(*files, number, limits) for number, files in starts]
+    parts = [_read_segment(*files, number, limits) for number, files in starts]
     hosts = list(chain.from_iterable(parts))
     trained = [part for part in parts if _time_s(part)]
+    segments = list(map(_segment, trained))
     result = {
-        "segments": list(map(_segment, trained)),
+        "segments": segments,
         "sensors": [sensor for host in hosts for sensor in host.sensors],
         "flags": sorted({problem for host in hosts for problem in host.problems}),
         "doubts": [text for host in hosts for text in host.doubts],
-        "phases": [],
         "energy_phases": [],
     }
     if hosts:
@@ -81,45 +77,42 @@ def account(events: dict[Path, list[dict]], thresholds: dict | None = None) -> d
         result["sampling_period_s"] = max(host.period_s for host in hosts)
     if not trained:
         return result
-    result["doubts"] += _absences(list(chain.from_iterable(trained)))
-    result["doubts"] += _overlaps(result["segments"])
-    time_s = sum(map(_time_s, trained))
+    result["doubts"] += _absences(list(chain.from_iterable(trained))) + _overlaps(segments)
+    time_s = sum(segment["training_time_s"] for segment in segments)
     result["training_time_s"] = time_s
-    result["samples_in_training"] = sum(_least(part, "samples") for part in trained)
-    result["coverage"] = min(_least(part, "coverage") for part in trained)
+    result["samples_in_training"] = sum(segment["samples"] for segment in segments)
+    result["coverage"] = min(segment["coverage"] for segment in segments)
     result |= energy.totals(result["sensors"], time_s)
     result |= _idle(trained)
     result["energy_phases"] = _phases(hosts, result)
-    result["phases"] = _phase_times(result["energy_phases"])
     return result
 
 
-def _time_s(part: list[Host]) -> float:
-    return max((host.time_s for host in part), default=0.0)
+def _time_s(hosts: list[Host]) -> float:
+    return max((host.time_s for host in hosts), default=0.0)
 
 
-def _least(part: list[Host], name: str) -> float:
-    return min(host.least(name) for host in part)
-
-
-def _segment(part: list[Host]) -> dict:
-    """Say when a segment began, how long it trained, and what it took."""
-    sensors = [sensor for host in part for sensor in host.sensors]
+def _segment(hosts: list[Host]) -> dict:
+    """Say when a segment began, how long it trained, how well it was sampled, what it took."""
+    primary = [sensor for host in hosts for sensor in host.primary]
     return {
-        "start_wall_ns": min(host.start_wall_ns for host in part),
-        "training_time_s": _time_s(part),
-        "energy_total_J": energy.totals(sensors, 1.0).get("energy_total_J"),
+        "start_wall_ns": min(host.start_wall_ns for host in hosts),
+        "training_time_s": _time_s(hosts),
+        "samples": min((sensor["samples"] for sensor in primary), default=0),
+        "coverage": min((sensor["coverage"] for sensor in primary), default=0.0),
+        "energy_total_J": energy.totals(primary, 1.0).get("energy_total_J"),
     }
 
 
 def _absences(hosts: list[Host]) -> list[str]:
     """D: a component that another host or segment has."""
-    everywhere = set.union(*(host.components for host in hosts))
-    return [
-        f"D: {host.name} in segment {host.segment} has no sensor of {component}"
-        for host in hosts
-        for component in sorted(everywhere - host.components)
-    ]
+    everywhere = {sensor["component"] for host in hosts for sensor in host.primary}
+    reasons = []
+    for host in hosts:
+        own = {sensor["component"] for sensor in host.primary}
+        where = f"{host.name} in segment {host.segment}"
+        reasons += [f"D: {where} has no sensor of {each}" for each in sorted(everywhere - own)]
+    return reasons
 
 
 def _overlaps(segments: list[dict]) -> list[str]:
@@ -132,27 +125,26 @@ def _overlaps(segments: list[dict]) -> list[str]:
 # ----------------------------------------------------------------------------------- one segment
 
 
-def read_segment(folder: Path, events: list[dict], number: int, limits: dict) -> list[Host]:
+def _read_segment(folder: Path, events: list[dict], number: int, limits: dict) -> list[Host]:
     """Read the samples and phases of one start of a run, host by host."""
-    names = host_of_rank(events)
     phases = read_phases(folder)
     hosts = []
     for samples in read_hosts(folder):
-        own = [event for event in events if names.get(event["rank"]) == samples.host]
+        own = [event for event in events if event["host"] == samples.host]
         hosts.append(_read_host(samples, own, number, phases, limits))
-    for name in sorted({*names.values()} - {host.name for host in hosts}):
+    names = {event["host"] for event in events} - {None}
+    for name in sorted(names - {host.name for host in hosts}):
         hosts.append(Host(name, number, [f"D: no samples of {name}: its energy is missing"]))
     return hosts
 
 
 def _read_host(samples: Samples, events, number: int, phases: dict, limits: dict) -> Host:
     """Account for one host; events: of its own ranks."""
-    header, t_s = samples.header, samples.t_ns / 1e9
+    header = samples.header
     host = Host(samples.host, number, problems=samples.problems, period_s=samples.period_s)
-    sensors, unread = in_use(header["sensors"], events)
-    curves = energy.curves(t_s, samples.readings, sensors, samples.period_s)
+    header["sensors"], unread = in_use(header["sensors"], events)
+    curves = energy.curves(samples)
     primary = [one for one in curves if one.sensor["primary"]]
-    starts = events_of_kind(events, "training_start")
     begin_s = min(_times_ns(events, "training_start").values(), default=np.inf) / 1e9
     # A run that died trained until its last sample.
     last_ns = samples.t_ns.max(initial=0)
@@ -163,7 +155,8 @@ def _read_host(samples: Samples, events, number: int, phases: dict, limits: dict
         host.sensors = [where | entry for entry in entries]
         unread += header.get("unaccounted", [])
         host.doubts = energy.doubts(curves, begin_s, end_s, unread, limits)
-        host.phases = list(_phases_of_ranks(host.name, events, phases, primary, last_ns))
+        host.phases = _phases_of_ranks(host.name, events, phases, primary, last_ns)
+        starts = events_of_kind(events, "training_start")
         host.start_wall_ns = min(event["t_wall_ns"] for event in starts)
         host.time_s = end_s - begin_s
     for when in IDLE:
@@ -198,7 +191,7 @@ def _gpus_of_ranks(events: list[dict]) -> dict[int, str | None]:
 
 
 def _uuid_of(sensor: dict) -> str | None:
-    return _plain((sensor.get("notes") or {}).get("uuid"))
+    return _plain(sensor["notes"].get("uuid"))
 
 
 def _plain(uuid: str | None) -> str | None:
@@ -239,7 +232,7 @@ def _idle(parts: list[list[Host]]) -> dict:
 # ---------------------------------------------------------------------------------------- phases
 
 
-def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> Iterator[dict]:
+def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> dict:
     """Give time and energy of each phase of each rank; ``idle`` is what lies in no phase.
 
     A rank has all of its GPU's energy and an equal part of its host's CPU and RAM. Phases shorter
@@ -247,12 +240,13 @@ def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> 
     """
     starts_ns, ends_ns = _times_ns(events, "training_start"), _times_ns(events, "training_end")
     gpus = _gpus_of_ranks(events)
+    sums: dict[tuple, Counter] = defaultdict(Counter)
     for rank in gpus.keys() & phases.keys() & starts_ns.keys():
         kinds, begin_ns, end_ns, names = phases[rank]
         training_ns = starts_ns[rank], ends_ns.get(rank, last_ns)
         spans_ns = np.clip([begin_ns, end_ns], *training_ns)
         spans_ns = np.column_stack([spans_ns, training_ns])  # the last: the training
-        columns = {"time_s": np.diff(spans_ns, axis=0)[0] / 1e9}
+        columns = [("time_s", np.diff(spans_ns, axis=0)[0] / 1e9)]
         for curve in primary:
             component = curve.sensor["component"]
             joules = np.diff(curve.at(spans_ns / 1e9), axis=0)[0]
@@ -260,40 +254,27 @@ def _phases_of_ranks(host: str, events, phases: dict, primary, last_ns: int) -> 
                 joules = joules / len(gpus)
             elif _uuid_of(curve.sensor) != gpus[rank]:
                 continue
-            name = f"energy_{component}_J"
-            columns[name] = columns.get(name, 0.0) + joules
-        where = {"rank": rank, "host": host, "device": gpus[rank] or "cpu"}
-        for index, phase in enumerate(names):
-            sums = {name: float(each[:-1][kinds == index].sum()) for name, each in columns.items()}
-            yield where | {"phase": phase} | sums
-        idle = {name: float(each[-1] - each[:-1].sum()) for name, each in columns.items()}
-        yield where | {"phase": "idle"} | idle
+            columns.append((f"energy_{component}_J", joules))
+        for name, amounts in columns:
+            of_phases = np.bincount(kinds, amounts[:-1], len(names))
+            idle = amounts[-1] - of_phases.sum()
+            for phase, amount in zip([*names, "idle"], [*of_phases, idle], strict=True):
+                sums[rank, host, gpus[rank] or "cpu", phase][name] += float(amount)
+    return sums
 
 
 def _phases(hosts: list[Host], totals: dict) -> list[dict]:
-    """Give energy per rank, device and phase, and what belongs to no rank; together the totals."""
-    sums: dict[tuple, dict] = {}
-    for entry in chain.from_iterable(host.phases for host in hosts):
-        same = sums.setdefault((entry["rank"], entry["phase"]), entry)
-        if same is not entry:  # of an earlier segment
-            for name in entry.keys() - {"rank", "host", "device", "phase"}:
-                same[name] = same.get(name, 0.0) + entry[name]
-    rest = {"rank": None, "host": None, "device": None, "phase": "unattributed"}
+    """Give energy by PLACE, and what belongs to no rank; together the totals."""
+    sums: dict[tuple, Counter] = defaultdict(Counter)
+    for place, amounts in chain.from_iterable(host.phases.items() for host in hosts):
+        sums[place].update(amounts)
+    entries = [dict(zip(PLACE, place, strict=True)) | sums[place] for place in sorted(sums)]
+    rest = dict.fromkeys(PLACE) | {"phase": "unattributed"}
     for name in [f"energy_{component}_J" for component in COMPONENTS]:
         if name in totals:
-            of_ranks_J = sum(entry.get(name, 0.0) for entry in sums.values())
+            of_ranks_J = sum(entry.get(name, 0.0) for entry in entries)
             rest[name] = round(totals[name] - of_ranks_J, 3)  # the rest is rounding
-    return [*(sums[key] for key in sorted(sums)), rest] if sums else []
-
-
-def _phase_times(entries: Iterable[dict]) -> list[dict]:
-    """Give seconds of each rank in each phase, from the entries of ``_phases``."""
-    ranks: dict[int, dict] = {}
-    for entry in entries:
-        if entry["phase"] not in ("idle", "unattributed"):
-            times = ranks.setdefault(entry["rank"], {"rank": entry["rank"]})
-            times[f"{entry['phase']}_s"] = entry["time_s"]
-    return list(ranks.values())
+    return [*entries, rest] if entries else []
 
 
 # ---------------------------------------------------------------------------------------- traces
@@ -303,21 +284,17 @@ def power_trace(run_dir: Path, period_s: float = 0.5) -> dict[str, tuple[np.ndar
     """Give the mean power in W of every sensor in steps of ``period_s``; the training starts at 0.
 
     Returns sensor id -> (t_s, power_W), each (steps,), t_s the middle of a step; of several hosts
-    the id carries the host's name. Hosts are put on one axis by their wall clocks.
+    the id carries the host's name. On each host the training starts where its own ranks say so.
     """
     hosts = [samples for samples in read_hosts(run_dir) if len(samples.t_ns) > 1]
-    ahead_ns = {one.host: one.wall_ns[0] - one.t_ns[0] for one in hosts}
     starts_ns = times_of_hosts(read_events(run_dir), "training_start")
-    walls_ns = [starts_ns[host] + ahead_ns[host] for host in starts_ns.keys() & ahead_ns.keys()]
     traces = {}
     for samples in hosts:
-        begin_ns = min(walls_ns, default=samples.wall_ns[0])
-        t_s = (samples.t_ns + ahead_ns[samples.host] - begin_ns) / 1e9
-        sensors = samples.header["sensors"]
-        for curve in energy.curves(t_s, samples.readings, sensors, samples.period_s):
-            first, last = curve.t_s[[0, -1]] / period_s
+        begin_s = starts_ns.get(samples.host, samples.t_ns[0]) / 1e9
+        for curve in energy.curves(samples):
+            first, last = (curve.t_s[[0, -1]] - begin_s) / period_s
             edges_s = np.arange(np.ceil(first), np.floor(last) + 1) * period_s
             name = curve.sensor["id"] if len(hosts) == 1 else f"{samples.host}:{curve.sensor['id']}"
-            watts = np.diff(curve.at(edges_s)) / period_s
+            watts = np.diff(curve.at(begin_s + edges_s)) / period_s
             traces[name] = ((edges_s[1:] + edges_s[:-1]) / 2, watts)
     return traces

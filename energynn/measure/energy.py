@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from energynn.measure.samples import Samples
+
 JOULE_PER_KWH = 3.6e6
 SECOND_PER_HOUR = 3600.0
 COMPONENTS = ("gpu", "cpu", "ram")
@@ -116,11 +118,9 @@ class Curve:
 def curve(sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float) -> Curve:
     """Make the energy of one sensor from its readings, NaN where one failed; shapes (samples,)."""
     good = np.flatnonzero(np.isfinite(readings))
-    read_s, values = t_s[good], readings[good] * sensor["to_SI"]
     if len(good) < 2:
-        nothing = np.full(2, np.nan)
-        always = np.array([[-np.inf, np.inf]])
-        return Curve(sensor, np.zeros(2), nothing, nothing, nothing, always, period_s, 0.0)
+        good, t_s, readings = np.arange(2), np.zeros(2), np.full(2, np.nan)
+    read_s, values = t_s[good], readings[good] * sensor["to_SI"]
     is_gap = (np.diff(read_s) > max(2 * period_s, 0.2)) | (np.diff(good) > 1)
     begins_s = np.concatenate([[-np.inf], read_s[:-1][is_gap], read_s[-1:]])
     ends_s = np.concatenate([read_s[:1], read_s[1:][is_gap], [np.inf]])
@@ -130,9 +130,10 @@ def curve(sensor: dict, t_s: np.ndarray, readings: np.ndarray, period_s: float) 
     return Curve(sensor, read_s, values, energy_J, missed_J2, gaps_s, period_s, late_s)
 
 
-def curves(t_s, readings, sensors: Iterable[dict], period_s: float) -> list[Curve]:
-    """Make the energies of all sensors of a host; readings: (samples, sensors)."""
-    columns = zip(sensors, readings.T, strict=True)
+def curves(samples: Samples) -> list[Curve]:
+    """Make the energies of all sensors of a host."""
+    columns = zip(samples.header["sensors"], samples.readings.T, strict=True)
+    t_s, period_s = samples.t_ns / 1e9, samples.period_s
     return [curve(sensor, t_s, column, period_s) for sensor, column in columns]
 
 
@@ -141,29 +142,30 @@ def _count(sensor, t_s, values, period_s):
     energy_J = np.append(0.0, np.cumsum(_steps_J(sensor, values)))
     knots = np.unique([0, *(np.flatnonzero(np.diff(values)) + 1), len(values) - 1])
     energy_J = np.interp(t_s, t_s[knots], energy_J[knots])
-    return energy_J, np.zeros(len(values)), period_s + _update_s(sensor, t_s, values)
+    late_s = sensor.get("update_s") or update_s(t_s, values) or 0.0
+    return energy_J, np.zeros(len(values)), period_s + late_s
 
 
 def _steps_J(sensor: dict, values: np.ndarray) -> np.ndarray:
     steps_J = np.diff(values)
-    wraps_J = (sensor.get("wraps_at") or 0.0) * sensor["to_SI"]
+    wraps_J = (sensor["wraps_at"] or 0.0) * sensor["to_SI"]
     return np.where(steps_J < 0, steps_J + wraps_J, steps_J)
 
 
-def _update_s(sensor: dict, t_s: np.ndarray, values: np.ndarray) -> float:
-    """How often a sensor shows something new, as the sampler saw it or as its readings tell."""
+def update_s(t_s: np.ndarray, values: np.ndarray) -> float | None:
+    """How often a sensor shows something new, by its readings; None if they do not tell."""
     new_s = t_s[1:][np.diff(values) != 0]
-    seen_s = float(np.median(np.diff(new_s))) if len(new_s) > 3 else 0.0
-    return sensor.get("update_s") or seen_s
+    return float(np.median(np.diff(new_s))) if len(new_s) > 3 else None
 
 
 def _integrate(sensor, t_s, watts, period_s):
     """Integrate a power by the trapezoidal rule; before a mean over 1 s lies what was before it."""
     apart_s, steps_W = np.diff(t_s), np.diff(watts)
     energy_J = np.append(0.0, np.cumsum(apart_s * (watts[1:] + watts[:-1]) / 2))
-    late_s = max(period_s, min(_update_s(sensor, t_s, watts), LONGEST_UPDATE_S))
+    renewed_s = sensor.get("update_s") or update_s(t_s, watts) or 0.0
+    late_s = max(period_s, min(renewed_s, LONGEST_UPDATE_S))
     missed_J2 = np.append(0.0, np.cumsum((steps_W * np.maximum(apart_s, late_s) / 2) ** 2))
-    if "average over 1 s" in (sensor.get("notes") or {}).get("power", ""):
+    if "average over 1 s" in sensor["notes"].get("power", ""):
         middle_s = t_s - AVERAGED_S / 2
         before_J = np.interp(middle_s, t_s, energy_J)
         before_J += np.minimum(middle_s - t_s[0], 0.0) * watts[0]
@@ -185,7 +187,7 @@ def _estimate(sensor, t_s, core_s, period_s):
 
 
 def doubts(
-    curves: Iterable[Curve],
+    curves: list[Curve],
     begin_s: float,
     end_s: float,
     unaccounted: Iterable[str] = (),
@@ -195,7 +197,6 @@ def doubts(
 
     curves: of all sensors of devices in use; unaccounted: in words, devices that no sensor reads.
     """
-    curves = list(curves)
     primary = {one.sensor["id"]: one for one in curves if one.sensor["primary"]}
     # D: every device is accounted for, and none twice.
     reasons = [f"D: {text}" for text in unaccounted]
@@ -232,7 +233,7 @@ def impossible(one: Curve, begin_s: float, end_s: float, limits: dict = THRESHOL
         reasons.append(
             f"S: {name} showed the same for {still_s:.1f} s, {most_s:.1f} s at most is usual"
         )
-    limit_W = (one.sensor.get("notes") or {}).get("limit_W") or 0.0
+    limit_W = one.sensor["notes"].get("limit_W", 0.0)
     least_W = max(limits[f"least_{component}_W"], limits["least_share"] * limit_W)
     most_W = limits[f"over_limit_{component}"] * limit_W or limits[f"most_{component}_W"]
     if is_power:
@@ -295,7 +296,7 @@ def _disagreement(counter: Curve, power: Curve, begin_s, end_s, limits: dict) ->
 
 def _are_one(one: Curve, other: Curve) -> bool:
     """Tell whether two sensors have one UUID, or two counters the same readings."""
-    uuids = [(each.sensor.get("notes") or {}).get("uuid") for each in (one, other)]
+    uuids = [each.sensor["notes"].get("uuid") for each in (one, other)]
     if uuids[0] and uuids[0] == uuids[1]:
         return True
     are_counters = one.sensor["kind"] == other.sensor["kind"] == "energy"
@@ -307,7 +308,7 @@ def _are_one(one: Curve, other: Curve) -> bool:
 
 
 def entries_of(
-    curves: Iterable[Curve], begin_s: float, end_s: float, limits: dict = THRESHOLDS
+    curves: list[Curve], begin_s: float, end_s: float, limits: dict = THRESHOLDS
 ) -> list[dict]:
     """Describe each sensor with its coverage and, if its readings can be true, its energy in J."""
     entries = []

@@ -15,11 +15,13 @@ from energynn.files import is_locked, lock
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure import sensors
 from energynn.measure.perun_backends import add_backends
-from energynn.measure.samples import has_begun, limit_s
+from energynn.measure.samples import has_begun
 from energynn.processes import end_marked
 from energynn.reading import json_table
 
 STOPPING_S = 30.0
+# For a sampler process, and for ranks that wait for each other's files on a slow file system.
+READY_S = float(os.environ.get("ENERGYNN_READY_LIMIT_S", "60"))
 
 
 def start_sampler(folder: Path, size: int, stopped: list[int], take_host: Callable | None = None):
@@ -107,11 +109,10 @@ def find(cpu_model: dict, visible: str | None, gpus: bool = True) -> sensors.Inv
     return inventory
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for what a shared folder tells. Raises ValueError after ``ready_limit_s``."""
-    most_s = limit_s("ready_limit_s")
-    deadline_s = time.monotonic() + most_s
+def until(condition: Callable[[], bool], what: str, pause_s: float = 0.2) -> None:
+    """Wait for what others write. Raises ValueError after ``READY_S``."""
+    deadline_s = time.monotonic() + READY_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise ValueError(f"waited {most_s:.0f} s for {what}")
-        time.sleep(0.2)  # hundreds of ranks ask one disk
+            raise ValueError(f"waited {READY_S:.0f} s for {what}")
+        time.sleep(pause_s)  # hundreds of ranks ask one disk

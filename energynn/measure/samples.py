@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,27 +16,20 @@ import numpy as np
 from energynn.reading import require_file
 
 LARGEST_B = 2**32  # of a file that is read as a whole
-# Timeouts in s. Increase them in systems/NAME.toml if your file system is slow.
-LIMITS_S = {
-    "silence_limit_s": 90.0,  # for a sample that somebody waits for
-    "ready_limit_s": 60.0,  # for a sampler process, and for ranks that wait for each other's files
-}
-
-
-def limit_s(name: str) -> float:
-    """Return one of LIMITS_S, or what the environment says (ENERGYNN_SILENCE_LIMIT_S ...)."""
-    return float(os.environ.get(f"ENERGYNN_{name.upper()}", LIMITS_S[name]))
 
 
 # ----------------------------------------------------------------------------------------- samples
 
 
-class Sample(msgspec.Struct):
-    """One line of readings; lines of what perun read have no ``v``."""
+Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
-    t: Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
-    w: Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)] = 0
-    v: list[float | None] | None = None
+
+class Sample(msgspec.Struct):
+    """One line of readings."""
+
+    t: Instant
+    v: list[float | None]
+    w: Instant = 0
 
 
 @dataclass
@@ -52,7 +44,7 @@ class Samples:
     t_ns: np.ndarray
     wall_ns: np.ndarray
     readings: np.ndarray
-    problems: list[str] = field(default_factory=list)
+    problems: list[str]
 
     @property
     def host(self) -> str:
@@ -63,70 +55,43 @@ class Samples:
         return self.header["period_s"]
 
 
-class Reader:
-    """Read a samples file as it grows; each ``read`` takes the whole lines that are new."""
+def read_samples(path: Path, begin_B: int = 0) -> Samples | None:
+    """Read a samples file, of its samples only those from a byte on; None without a header.
 
+    What is no whole line, as at the end of a file that is being written, is skipped.
+    """
+    require_file(path, LARGEST_B)
     decode_sample = msgspec.json.Decoder(Sample).decode
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.offset = 0
-        self.header: dict | None = None
-        self.samples_read: list[Sample] = []
-        self.problems: list[str] = []
-
-    def read(self) -> None:
-        require_file(self.path, LARGEST_B)
-        with open(self.path, "rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.offset += len(line)
-                with suppress(ValueError, LookupError, TypeError, AttributeError):  # a cut line
-                    self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        if line.startswith(b'{"t"'):
-            sample = self.decode_sample(line)
-            if len(sample.v) == len(self.header["sensors"]):
-                self.samples_read.append(sample)
-            return
-        values = msgspec.json.decode(line)
-        if "header" in values:
-            self.header = values
-            self.problems += values.get("problems", [])
-        elif "problem" in values:
-            self.problems.append(values["problem"])
-
-    def samples(self) -> Samples:
-        """Return what was read so far. Raises ValueError without a header."""
-        if self.header is None:
-            raise ValueError(f"{self.path}: no header line; the samples cannot be read")
-        shape = len(self.samples_read), len(self.header["sensors"])
-        rows = [sample.v for sample in self.samples_read]
-        return Samples(
-            header=self.header,
-            t_ns=np.array([sample.t for sample in self.samples_read], dtype=np.int64),
-            wall_ns=np.array([sample.w for sample in self.samples_read], dtype=np.int64),
-            readings=np.array(rows, dtype=float).reshape(shape),
-            problems=self.problems,
-        )
-
-
-def read_samples(path: Path) -> Samples:
-    """Read a samples file. Raises ValueError where the header is missing."""
-    reader = Reader(path)
-    reader.read()
-    return reader.samples()
+    samples = []
+    with open(path, "rb") as file:
+        first = file.readline()
+        if not first.endswith(b"\n"):
+            return None
+        header = msgspec.json.decode(first)
+        problems = header.get("problems", [])
+        file.seek(max(begin_B, file.tell()))
+        for line in file:
+            with suppress(ValueError):
+                if line.startswith(b'{"problem"'):
+                    problems.append(msgspec.json.decode(line)["problem"])
+                    continue
+                sample = decode_sample(line)
+                if len(sample.v) == len(header["sensors"]):
+                    samples.append(sample)
+    readings = np.array([sample.v for sample in samples], dtype=float)
+    return Samples(
+        header=header,
+        t_ns=np.array([sample.t for sample in samples], dtype=np.int64),
+        wall_ns=np.array([sample.w for sample in samples], dtype=np.int64),
+        readings=readings.reshape(len(samples), len(header["sensors"])),
+        problems=problems,
+    )
 
 
 def read_hosts(folder: Path) -> list[Samples]:
     """Read the samples of every host of a folder; a file cut off before its header has none."""
-    readers = [Reader(path) for path in sorted(folder.glob("samples-*.jsonl"))]
-    for reader in readers:
-        reader.read()
-    return [reader.samples() for reader in readers if reader.header]
+    paths = sorted(folder.glob("samples-*.jsonl"))
+    return list(filter(None, map(read_samples, paths)))
 
 
 def has_begun(folder: Path, host: str) -> bool:
@@ -158,14 +123,32 @@ class Events:
             self.mark("idle_end", when=when)
 
 
+class EventLine(msgspec.Struct):
+    """What every event has; ``host`` only ``rank_start``."""
+
+    event: str
+    t_mono_ns: Instant
+    t_wall_ns: Instant
+    rank: int = 0
+    host: str = ""
+
+
 def read_events(folder: Path) -> list[dict]:
-    """Read the events of rank 0, then those of rank 1 ...; lines that a crash cut are skipped."""
-    return [
-        {"rank": rank} | line
-        for rank, path in _files_of_ranks(folder, "events")
-        for line in _lines_of(path)
-        if _is_event(line)
-    ]
+    """Read the events of rank 0, then those of rank 1 ...; lines that a crash cut are skipped.
+
+    ``host`` is where the rank ran, None if its file was cut before it said so.
+    """
+    events = []
+    for rank, path in _files_of_ranks(folder, "events"):
+        own = []
+        for line in _lines_of(path):
+            with suppress(ValueError):
+                msgspec.convert(line, EventLine)
+                own.append(line)
+        hosts = [event["host"] for event in own if event["event"] == "rank_start"]
+        place = {"rank": rank, "host": hosts[-1] if hosts else None}
+        events += [place | event for event in own]
+    return events
 
 
 def _files_of_ranks(folder: Path, kind: str) -> list[tuple[int, Path]]:
@@ -184,11 +167,6 @@ def _lines_of(path: Path) -> Iterator[dict]:
                     yield values
 
 
-def _is_event(line: dict) -> bool:
-    kinds = {type(line.get("t_mono_ns")), type(line.get("t_wall_ns")), type(line.get("rank", 0))}
-    return kinds == {int} and isinstance(line.get("event"), str)
-
-
 def events_of_segments(run_dir: Path) -> dict[Path, list[dict]]:
     """Read the events of each start of a run, by its folder."""
     return {folder: read_events(folder) for folder in segments(run_dir)}
@@ -198,24 +176,16 @@ def events_of_kind(events: Iterable[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
-def host_of_rank(events: list[dict]) -> dict[int, str]:
-    """Tell on which host each rank ran; a rank whose file was cut before its start is not there."""
-    return {event["rank"]: event["host"] for event in events_of_kind(events, "rank_start")}
-
-
 def times_of_hosts(events: list[dict], kind: str) -> dict[str, int]:
     """Tell when an event came last on each host, in ns of its monotonic clock."""
-    hosts = host_of_rank(events)
-    known = [event for event in events_of_kind(events, kind) if event["rank"] in hosts]
-    return {hosts[event["rank"]]: event["t_mono_ns"] for event in known}
+    return {event["host"]: event["t_mono_ns"] for event in events_of_kind(events, kind)}
 
 
-def read_phases(
-    folder: Path,
-) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]:
+def read_phases(folder: Path) -> dict[int, tuple]:
     """Read the phases of each rank on its host's monotonic clock.
 
-    Returns rank -> (phase index, begin ns, end ns, names); phases of one rank do not overlap.
+    Returns rank -> (phase index, begin ns, end ns, names): arrays (phases,) of int, which do not
+    overlap, and a list of names.
     """
     phases = {}
     for rank, path in _files_of_ranks(folder, "phases"):

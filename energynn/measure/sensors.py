@@ -20,6 +20,8 @@ import msgspec
 import numpy as np
 import psutil
 
+from energynn.measure import energy
+
 POWERCAP = "/sys/class/powercap"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
@@ -53,10 +55,6 @@ class Sensor:
     notes: dict = field(default_factory=dict)
 
     @property
-    def place(self) -> tuple[str, str]:
-        return self.component, self.device
-
-    @property
     def is_zone(self) -> bool:
         return self.kind == "energy" and self.component != "gpu"
 
@@ -79,18 +77,17 @@ def choose(inventory: Inventory, faults: dict[str, str]) -> None:
 
     Where no RAPL zone works at all, as in many virtual machines, the estimate stands for the CPU.
     """
-    listed = inventory.sensors
-    working = [sensor for sensor in listed if sensor.id not in faults]
+    broken = [sensor for sensor in inventory.sensors if sensor.id in faults]
+    working = [sensor for sensor in inventory.sensors if sensor.id not in faults]
     if any(sensor.component == "cpu" and sensor.kind != "busy" for sensor in working):
         working = [sensor for sensor in working if sensor.kind != "busy"]
+    has_rapl = any(sensor.is_zone for sensor in working)
     first: dict[tuple[str, str], Sensor] = {}
-    for sensor in working:
-        primary = first.setdefault(sensor.place, sensor)
+    for sensor in working + broken:
+        primary = first.setdefault((sensor.component, sensor.device), sensor)
         if primary is not sensor:
             sensor.primary, sensor.checks = False, primary.id
-    has_rapl = any(sensor.is_zone for sensor in working)
-    for sensor in listed:
-        if sensor.id in faults and first.setdefault(sensor.place, sensor) is sensor:
+        elif sensor.id in faults:
             is_absent = sensor.is_zone and not has_rapl
             lines = inventory.problems if is_absent else inventory.unaccounted
             lines.append(f"{sensor.id} {faults[sensor.id]}")
@@ -114,6 +111,7 @@ def rapl_sensors() -> list[Sensor]:
         component = {"package": "cpu", "dram": "ram"}.get(re.split(r"[-\d]", name)[0])
         if component is None:
             continue
+        limits_W = [int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")]
         sensor = Sensor(
             f"{component}_{package}_{name}",
             component,
@@ -123,10 +121,8 @@ def rapl_sensors() -> list[Sensor]:
             read=partial(_read_counter, zone / "energy_uj"),
             to_SI=1e-6,
             wraps_at=float((zone / "max_energy_range_uj").read_text()),
+            notes={"limit_W": max(limits_W)} if any(limits_W) else {},
         )
-        limits_W = [int(path.read_text()) / 1e6 for path in zone.glob("constraint_*_limit_uw")]
-        if max(limits_W, default=0) > 0:
-            sensor.notes["limit_W"] = max(limits_W)
         sensors.append(sensor)
     return sensors
 
@@ -172,16 +168,20 @@ def add_nvidia(inventory: Inventory, visible: str | None) -> None:
         pynvml, notes = list_gpus()
     except Exception as error:  # no library, no driver, no permission
         if there:
-            fault = f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error})"
-            inventory.unaccounted.append(f"{fault}; {remedy}")
+            inventory.unaccounted.append(
+                f"NVIDIA GPUs {' '.join(there)}: NVML does not start ({error}); {remedy}"
+            )
         return
     if visible is None and len(there) > len(notes):
-        fault = f"NVML lists {len(notes)} of the NVIDIA GPUs {' '.join(there)}"
-        inventory.unaccounted.append(f"{fault}; {remedy}")
+        inventory.unaccounted.append(
+            f"NVML lists {len(notes)} of the NVIDIA GPUs {' '.join(there)}; {remedy}"
+        )
     chosen, unknown = visible_devices([gpu.get("uuid", "") for gpu in notes], visible)
     for entry in unknown:
-        fault = f"CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host"
-        inventory.unaccounted.append(f"{fault}; write a number, or a UUID of `nvidia-smi -L`")
+        inventory.unaccounted.append(
+            f"CUDA_VISIBLE_DEVICES names {entry}, no whole GPU of this host; "
+            "write a number, or a UUID of `nvidia-smi -L`"
+        )
     for index in chosen:
         inventory.sensors += _sensors_of_gpu(pynvml, index, notes[index])
 
@@ -222,8 +222,7 @@ def list_gpus():
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
         with suppress(Exception):  # a GPU without such a mode raises
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            notes["is_split"] = bool(pynvml.nvmlDeviceGetMigMode(gpu)[0])
+            notes["is_split"] = bool(_read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0])
         gpus.append(notes)
     return pynvml, gpus
 
@@ -300,7 +299,7 @@ class Sampler:
     def __init__(self, path: Path, inventory: Inventory, period_s: float):
         self.path, self.inventory, self.period_s = path, inventory, period_s
         self.stopping, self.has_begun = threading.Event(), threading.Event()
-        self.thread = threading.Thread(target=self._run, name="energynn-sampler", daemon=True)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.asked = ""  # the sensor that is being read; a driver may never answer
         self.faults: dict[str, str] = {}  # by sensor, the first in words
         self.file = open(path, "ab", buffering=0)
@@ -353,8 +352,9 @@ class Sampler:
 
     def _watch(self) -> None:
         """Note how often each sensor changes, and the faults of those that tell nothing."""
-        times_s, rows = [time.monotonic()], []
-        while times_s[-1] < times_s[0] + WATCH_S:
+        times_s, rows = [], []
+        end_s = time.monotonic() + WATCH_S
+        while time.monotonic() < end_s:
             rows.append(self._read_all())
             times_s.append(time.monotonic())
             time.sleep(0.001)
@@ -363,10 +363,8 @@ class Sampler:
             if not good.any():
                 continue
             self.faults.pop(sensor.id, None)
-            new_s = np.array(times_s[1:])[good][1:][np.diff(column[good]) != 0]
-            if len(new_s) > 1:
-                sensor.update_s = float(np.median(np.diff(new_s)))
-            elif sensor.kind == "energy" and not len(new_s):
+            sensor.update_s = energy.update_s(np.array(times_s)[good], column[good])
+            if sensor.kind == "energy" and not np.ptp(column[good]):
                 self.faults[sensor.id] = f"does not move: it shows {column[good][0]:.0f}"
 
     def _sample(self) -> None:

@@ -8,17 +8,18 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
 from energynn.files import write_json
 from energynn.measure import energy, machine
-from energynn.measure.sampler_process import start_sampler
-from energynn.measure.samples import Reader, Samples, limit_s
+from energynn.measure.sampler_process import start_sampler, until
+from energynn.measure.samples import read_samples
 
 PERIOD_S = 0.04
-MARGIN_NS = 3_000_000_000
-_meters: dict[int, _Meter] = {}  # by process: a fork begins its own
+MARGIN_B = 2**18  # of the samples file before a window: some seconds, with dozens of sensors
+_files: dict[int, Path] = {}  # of samples, by process: a fork begins its own
 _starting = threading.Lock()
 
 
@@ -35,7 +36,8 @@ class Window:
         self.start_ns = self.end_ns = 0
 
     def __enter__(self) -> Window:
-        self._meter = _running_meter()
+        self._file = _samples_file()
+        self._begin_B = self._file.stat().st_size - MARGIN_B
         self.start_ns = time.monotonic_ns()
         return self
 
@@ -56,14 +58,18 @@ class Window:
         """
         if not self.end_ns:
             raise ValueError(f"window {self.name}: its energy is known when it has ended")
-        samples = self._meter.samples_until(self.end_ns)
-        # Some seconds on both sides: what happened long before is no reason against this window.
-        near = (samples.t_ns > self.start_ns - MARGIN_NS) & (samples.t_ns < self.end_ns + MARGIN_NS)
-        t_s, readings, header = samples.t_ns[near] / 1e9, samples.readings[near], samples.header
-        curves = energy.curves(t_s, readings, header["sensors"], samples.period_s)
+        until(self._is_sampled, f"samples in {self._file}; the sampler is dead", PERIOD_S)
+        samples = read_samples(self._file, self._begin_B)
+        curves = energy.curves(samples)
         window_s = self.start_ns / 1e9, self.end_ns / 1e9
-        doubts = energy.doubts(curves, *window_s, header["unaccounted"])
+        doubts = energy.doubts(curves, *window_s, samples.header["unaccounted"])
         return energy.totals(energy.entries_of(curves, *window_s), self.time_s) | {"doubts": doubts}
+
+    def _is_sampled(self) -> bool:
+        """Tell whether each sensor has had time to show the end of the block."""
+        samples = read_samples(self._file, self._begin_B)
+        late_s = max(sensor["update_s"] or 0.0 for sensor in samples.header["sensors"])
+        return samples.t_ns[-1] > self.end_ns + late_s * 1e9
 
     @property
     def energy_J(self) -> float:
@@ -74,12 +80,11 @@ class Window:
         text = f"{self.name}: {self.time_s:.2f} s"
         if not self.end_ns:
             return f"{text} so far"
-        doubts = "".join(f"\n  NOT valid: {reason}" for reason in self.energies["doubts"])
-        if "energy_total_J" not in self.energies:
-            return f"{text}, energy unknown; `energynn doctor` says more{doubts}"
-        total = {name: self.energies[f"energy_total_{name}"] for name in ("bound_J", "provenance")}
-        energy_text = f"{self.energy_J:.2f} +- {total['bound_J']:.2f} J {total['provenance']}"
-        return f"{text}, {energy_text}{doubts}"
+        if "energy_total_J" in self.energies:
+            bound_J = self.energies["energy_total_bound_J"]
+            text += f", {self.energy_J:.2f} +- {bound_J:.2f} J"
+            text += f" {self.energies['energy_total_provenance']}"
+        return "\n  NOT valid: ".join([text, *self.energies["doubts"]])
 
 
 def window(name: str = "window") -> Window:
@@ -91,43 +96,21 @@ def window(name: str = "window") -> Window:
     return Window(name)
 
 
-class _Meter:
-    """The sampler of this process, a child that ends with it, and what it has written so far."""
-
-    def __init__(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-        intent = {"cpu_model": machine.CPU_MODEL, "config": {"sampling_period_s": PERIOD_S}}
-        write_json(self.folder / "run.json", intent)
-        self.stop_sampler = start_sampler(self.folder, 1, [0])  # waits for no other rank
-        atexit.register(self._stop, os.getpid())
-        self.reader = Reader(self.folder / f"samples-{os.uname().nodename}.jsonl")
-        self.reader.read()
-        updates_s = [sensor["update_s"] or 0.0 for sensor in self.reader.header["sensors"]]
-        self.late_ns = max(updates_s) * 1e9
-        self.lock = threading.Lock()
-
-    def _stop(self, process: int) -> None:
-        if process == os.getpid():  # no fork that ends
-            self.stop_sampler()
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def samples_until(self, end_ns: int) -> Samples:
-        """Return all samples, with one an update of each sensor after an instant.
-
-        Raises ValueError if none comes.
-        """
-        deadline_s = time.monotonic() + limit_s("silence_limit_s")
-        with self.lock:
-            while self.reader.samples_read[-1].t < end_ns + self.late_ns:
-                if time.monotonic() > deadline_s:
-                    raise ValueError(f"window: no samples in {self.folder}; the sampler is dead")
-                time.sleep(PERIOD_S / 4)
-                self.reader.read()
-            return self.reader.samples()
-
-
-def _running_meter() -> _Meter:
+def _samples_file() -> Path:
+    """Return what the sampler of this process writes; the first call starts it, as a child."""
+    process = os.getpid()
     with _starting:
-        if os.getpid() not in _meters:
-            _meters[os.getpid()] = _Meter()
-        return _meters[os.getpid()]
+        if process not in _files:
+            folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
+            intent = {"cpu_model": machine.CPU_MODEL, "config": {"sampling_period_s": PERIOD_S}}
+            write_json(folder / "run.json", intent)
+            stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
+            atexit.register(_end, process, folder, stop_sampler)
+            _files[process] = folder / f"samples-{os.uname().nodename}.jsonl"
+        return _files[process]
+
+
+def _end(process: int, folder: Path, stop_sampler: Callable) -> None:
+    if process == os.getpid():  # no fork that ends
+        stop_sampler()
+        shutil.rmtree(folder, ignore_errors=True)

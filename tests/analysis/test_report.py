@@ -43,7 +43,7 @@ def built(synthetic, executed, tmp_path_factory):
     folder = executed("with own runs", synthetic.write_study)
     runs_dir = shutil.copytree(folder / "runs", tmp_path_factory.mktemp("measured") / "runs")
     command = {"command": "python train.py", "sampling_period_s": 0.04}
-    names = ("ended_at", "history", "phases", "segments", "files", "record_sha256")
+    names = ("ended_at", "history", "segments", "files", "record_sha256")
     about = {name: value for name, value in minimal_record().items() if name in names}
     about |= dict(workload="command", system="measured", run_id=COMMAND, config=command)
     run = config.make("resnet50", repeat=9)

@@ -250,6 +250,10 @@ def test_who_looks_sees_power_energy_and_what_is_left(run_dir):
     assert state["time_left_s"] == pytest.approx(10) and state["status"] == "training"
     assert "120.0 W" in watch.text(state)
     assert cli.main(["status", "--watch", str(run_dir.parent)]) == 2
+    kept[-2]["samples_done"] = 160  # of an earlier segment, which took its own joules
+    path.write_text("".join(json.dumps(event) + "\n" for event in kept))
+    resumed = watch.look(run_dir)
+    assert resumed["energy_per_sample_J"] == pytest.approx(1200 / 160, rel=0.02)
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     file.write_text("".join(lines))
     after = watch.look(run_dir)["energy_J"]
