@@ -1,4 +1,4 @@
-"""The rows of runs/published/values.csv as text: what the study printed, read once, without pandas."""
+"""The tables of runs/published as text: what the study printed, read once, without pandas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PUBLISHED = shipped("runs/published")
 
 
 @functools.cache
-def rows() -> list[dict[str, str]]:
-    """Every row by its column names; "" where nothing is given."""
-    with open(PUBLISHED / "values.csv", newline="") as file:
+def rows(name: str = "values") -> list[dict[str, str]]:
+    """Read the rows of ``name``.csv by column names; "" where nothing is given."""
+    with open(PUBLISHED / f"{name}.csv", newline="") as file:
         return list(csv.DictReader(file))

@@ -4,18 +4,21 @@ A statement is a log ratio ``u = ln(after / before)`` of a ``quantity`` for each
 
 - ``series``: the configuration ``to`` over that ``from`` (the last over the first) of each series;
   with ``per``, the exponent of the quantity in ``per``, minus 1;
-- ``a`` and ``b``: the pairs that are equal in ``match``, or the ratio of their means;
-- ``range``: each configuration, by its value.
+- ``a`` over ``b``: the ratio of the means of those that are equal in ``match``;
+- neither: each configuration, by its value.
 
-All are selected by ``where``. Three or more units have an interval from their own scatter (Student's
-t), one or two, or ``every`` one, from the scatter of repeated runs with its degrees of freedom.
-``expect``: "up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more),
-"differs" (not "same"), or the lowest and highest relative change.
+All are selected by ``where``, a query of pandas. Three or more units have an interval from their
+own scatter (Student's t), one or two, or ``every`` one, from the scatter of repeated runs with its
+degrees of freedom, and from rounding. ``range``: lowest and highest value or ratio. ``expect``:
+"up" or "down" (by anything), "same" (within 10 %), "much up" or "much down" (by more), "differs"
+(not "same").
 
-*Supported*: all intervals lie within what is expected. *Contradicted*: one lies outside.
-*Inconclusive*: else, and where fewer than half of the series are known. *No data*: none is, or
-``reason`` says why no record can test it. *Restated*: the published value is the statement itself.
-Own runs count where they are measured, on GPUs, with the study's data sets.
+*Supported*: all intervals lie within what is expected. *Contradicted*: all lie outside, or one of
+``every``. *Inconclusive*: else, and where fewer than half of the series are known, or not all
+numbers of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can
+test it. Values that are the statement itself are ``restated``, and not judged. Derived values
+decide in a column of their own, but not about what they copy. Own runs count where they are
+measured, on GPUs, with the study's data sets.
 """
 
 from __future__ import annotations
@@ -32,69 +35,75 @@ from energynn.analysis import observations, published
 from energynn.files import shipped
 
 CLAIMS = shipped("paper") / "claims.toml"
-VERDICTS = ("supported", "contradicted", "inconclusive", "no data", "restated")
-SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA, RESTATED = VERDICTS
-ABOUT = ("id", "place", "says", "base", "group")
-NOT_OF_THE_TEST = (*ABOUT, "quantity")
+VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
+SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
+COLUMNS = ("published", "derived", "own")
+ABOUT = ("id", "place", "says", "base", "group", "before", "why")
 UNIT = ["unit", "series", "value", "error", "freedom"]
-DATA_SETS = ("imagenet", "era5")
-THRESHOLD = math.log(1.1)
+OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
+THRESHOLD = 1.1
+# In units of the log of the threshold.
 EXPECT = {
-    "same": (-THRESHOLD, THRESHOLD),
-    "differs": (-THRESHOLD, THRESHOLD),
+    "same": (-1, 1),
+    "differs": (-1, 1),
     "up": (0, math.inf),
     "down": (-math.inf, 0),
-    "much up": (THRESHOLD, math.inf),
-    "much down": (-math.inf, -THRESHOLD),
+    "much up": (1, math.inf),
+    "much down": (-math.inf, -1),
 }
-OPPOSITE = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
 
 
 def evaluate(runs_dir: str | Path = "runs") -> dict:
-    """Judge all statements: ``claims``, one entry each with ``published`` and a list ``own``.
+    """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
-    ``own`` has an entry per system and hardware whose runs can test a statement. Also ``errata``,
-    and the number of each verdict by statement (``counts``) and by fact (``groups``).
+    ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
+    hardware whose runs can test a statement. Also ``restated`` and ``errata``, and the number of
+    each verdict (``counts``).
     """
     table = observations.means(observations.load(runs_dir))
-    study = with_scatter(table[table["origin"] == "published"])
-    own = table[(table["origin"] == "own") & (table["device_kind"] == "gpu")]
-    own = own[own["dataset"].isin(DATA_SETS)]
-    machines = own.groupby(own["system"] + " " + own["hardware"])
-    groups = {name: with_scatter(rows) for name, rows in machines}
-    all_own = {"all": with_scatter(own)}
+    study = table[table["origin"] == "published"]
+    study = with_scatter(pd.concat([study, observations.published_runs("derived")]))
+    printed = study[study["provenance"] == "published"]
+    own = table.query(OF_GPUS)
+    machines = {"all": own, **dict(list(own.groupby(own["system"] + " " + own["hardware"])))}
+    machines = {name: with_scatter(rows) for name, rows in machines.items()}
     errata = published.errata()
     claims = []
-    for claim in read():
+    for claim in read("claim"):
         entry = {"group": claim["id"]} | {name: claim[name] for name in ABOUT if name in claim}
-        entry["test"] = describe(claim)
+        test = [f"{name} {value}" for name, value in claim.items() if name not in ABOUT]
+        entry["test"] = ", ".join(test)
         entry["errata"] = [one["id"] for one in errata if claim["id"] in one.get("claims", [])]
-        entry["published"] = judge(claim, study)
-        crosses = "hardware" in claim.get("a", {})
-        columns = all_own if crosses else groups
-        judged = [{"on": name, **judge(claim, rows)} for name, rows in columns.items()]
-        tested = [verdict for verdict in judged if "value" in verdict]
-        nothing = {"on": "", "verdict": NO_DATA, "reason": "no measured own run tests it"}
-        entry["own"] = tested or [nothing]
+        entry["published"] = judge(claim, printed)
+        derived = judge(claim, study)
+        says_more = derived.get("units") != entry["published"].get("units")
+        entry["derived"] = [derived] if says_more else []
+        judged = [
+            {"on": name, **judge(claim, rows)}
+            for name, rows in machines.items()
+            if (name == "all") == ("hardware" in claim.get("a", ""))
+        ]
+        entry["own"] = [verdict for verdict in judged if "value" in verdict]
         claims.append(entry)
-    counted = {"counts": counts(claims, "id"), "groups": counts(claims, "group")}
-    return {**counted, "claims": claims, "errata": errata}
+    parts = {"claims": claims, "restated": read("restated"), "errata": errata}
+    return {"counts": counts(claims), **parts}
 
 
-def read() -> list[dict]:
-    """Read the entries of the ledger."""
-    return tomllib.loads(CLAIMS.read_text())["claim"]
+def read(kind: str) -> list[dict]:
+    """Read the entries of the ledger of one kind: "claim" or "restated"."""
+    return tomllib.loads(CLAIMS.read_text())[kind]
 
 
-def counts(claims: list[dict], by: str) -> dict[str, dict[str, int]]:
-    """Count the statements ("id"), or the facts that they rest on ("group"), by verdict."""
-    rows = []
-    for claim in claims:
-        rows.append((claim[by], "published", "", claim["published"]["verdict"]))
-        rows += [(claim[by], "own", judged["on"], judged["verdict"]) for judged in claim["own"]]
-    table = pd.DataFrame(rows, columns=["name", "column", "on", "verdict"]).drop_duplicates()
-    number_of = pd.crosstab(table["verdict"], table["column"])
-    return number_of.reindex(VERDICTS, fill_value=0)[["published", "own"]].to_dict()
+def columns(claim: dict) -> list[tuple[str, dict]]:
+    """List the verdicts on a statement, each with its column."""
+    return [(column, one) for column in COLUMNS for one in np.atleast_1d(claim[column])]
+
+
+def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
+    """Count the statements by column and verdict."""
+    every = [(one["verdict"], column) for claim in claims for column, one in columns(claim)]
+    number_of = pd.crosstab(*map(np.array, zip(*every, strict=True)))
+    return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
 
 def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:
@@ -119,68 +128,89 @@ def judge(claim: dict, rows: pd.DataFrame) -> dict:
     """Judge one statement on rows of ``with_scatter``.
 
     Returns ``verdict`` and ``reason``, and, where there are data, ``value``, ``low`` and ``high`` of
-    the mean or of the unit nearest to the ends of what is ``allowed``, the ``units`` (name ->
-    value), and of which series the statement asks and has. Values are relative changes, exponents
-    less 1, or the quantity's own.
+    the mean or of the unit nearest to the ends of what is allowed, the ``units`` (name ->
+    value), of which series the statement asks and has, and the verdicts ``at`` other thresholds
+    where they differ. Values are relative changes, exponents less 1, or the quantity's own.
     """
-    if claim.get("restated"):
-        return {"verdict": RESTATED, "reason": "the value is the statement itself"}
     if "reason" in claim:
-        return {"verdict": NO_DATA, "reason": claim["reason"]}
+        return {"verdict": claim.get("verdict", NO_DATA), "reason": claim["reason"]}
+    rows = known(claim, rows)
     table = units(claim, rows)
     if table.empty:
         return {"verdict": NO_DATA, "reason": f"no {claim['quantity']} of what it asks for"}
-    shown = intervals(table, claim.get("every", False))
-    low, high = shown["low"], shown["high"]
-    lowest, highest = allowed(claim)
-    verdict = INCONCLUSIVE
-    if ((low >= lowest) & (high <= highest)).all():
-        verdict = SUPPORTED
-    elif ((high < lowest) | (low > highest)).any():
-        verdict = CONTRADICTED
-    if claim.get("expect") == "differs":
-        verdict = OPPOSITE.get(verdict, verdict)
+    numbers = table[["value", "error", "freedom"]].to_numpy(float).T
+    shown = intervals(*numbers, claim.get("every", False))
+    _, low, high = shown
+    verdicts = {at: str(decide(low, high, claim, at)) for at in (1.05, THRESHOLD, 1.2)}
     asked = claim.get("series", [])
-    known = [name for name in asked if name in set(table["series"])]
+    there = [name for name in asked if name in set(table["series"])]
+    unknown = set(claim.get("needs", [])) - set(rows["devices"][rows["series"].isin(there)])
     reason = ""
-    if len(known) < len(asked) / 2:
-        verdict = INCONCLUSIVE
-        reason = f"only {len(known)} of its {len(asked)} series are known"
-    room = np.minimum(low - lowest, highest - high).to_numpy()
-    decisive = shown.iloc[room.argmin()]
+    if unknown:
+        reason = f"unknown on {sorted(unknown)} GPUs"
+    if len(there) < len(asked) / 2:
+        reason = f"only {len(there)} of its {len(asked)} series are known"
+    verdict = INCONCLUSIVE if reason else verdicts[THRESHOLD]
+    lowest, highest = allowed(claim, THRESHOLD)
+    place = np.minimum(low - lowest, highest - high).argmin()
+    names = ("value", "low", "high")
     values = zip(table["unit"], table["value"], strict=True)
     return {
         "verdict": verdict,
         "reason": reason,
         "quantity": claim["quantity"],
-        **{name: _printed(claim, decisive[name]) for name in ("value", "low", "high")},
+        **{name: _printed(claim, ends[place]) for name, ends in zip(names, shown, strict=True)},
+        "of": table["unit"].iloc[place] if len(low) == len(table) else "mean",
         "allowed": [_printed(claim, end) for end in (lowest, highest)],
-        "of": decisive["unit"],
         "units": {unit: _printed(claim, log) for unit, log in values},
-        "coverage": {"of": asked, "with": known},
+        "coverage": {"of": asked, "with": there},
+        "at": {
+            f"{at - 1:.0%}": other
+            for at, other in verdicts.items()
+            if other != verdict and not reason
+        },
     }
 
 
-def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
-    """Compute the log ratios: unit, series, value, its standard error and degrees of freedom."""
+def decide(low: np.ndarray, high: np.ndarray, claim: dict, threshold: float) -> np.ndarray:
+    """Compare intervals with what is allowed; the last axis counts them, others count worlds."""
+    lowest, highest = allowed(claim, threshold)
+    inside = ((low >= lowest) & (high <= highest)).all(axis=-1)
+    outside = (high < lowest) | (low > highest)
+    outside = outside.any(axis=-1) if claim.get("every") else outside.all(axis=-1)
+    if claim.get("expect") == "differs":
+        inside, outside = outside, inside
+    return np.select([inside, outside], [SUPPORTED, CONTRADICTED], INCONCLUSIVE)
+
+
+def known(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Select the rows that can test a statement; add log, error, degrees of freedom."""
     quantity = claim["quantity"]
+    tested = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
+    rows = rows.query(claim.get("where", "devices > 0"))
     provenance = observations.provenance(quantity, rows)
-    rows = match(rows[provenance.isin(["published", "measured"])], claim.get("where", {}))
+    rows = rows[~provenance.isin(["estimated", "simulated"]) & (rows["copies"] != tested)]
     rows = rows.dropna(subset=[quantity, claim.get("per", quantity)])
-    spread = "energy_per_gpu_hour_kW" if claim.get("per") == "gpu_hours" else quantity
     scatter, freedom = (
-        rows[f"{spread}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
+        rows[f"{tested}_{column}"].fillna(rows[f"energy_total_kWh_{column}"])
         for column in ("scatter", "freedom")
     )
-    rows = rows.assign(
+    printed = observations.DERIVED_FROM.get(tested, [tested])
+    rounding = (rows.get(f"{name}_half", np.nan) / rows[name] for name in printed)
+    squares = sum(part.fillna(0.0) ** 2 / 3 for part in rounding)  # all between its ends is alike
+    return rows.assign(
         value=np.log(rows[quantity].astype(float)),
-        error=scatter / np.sqrt(rows["repeats"].astype(float)),
+        error=np.sqrt(scatter**2 / rows["repeats"].astype(float) + squares),
         freedom=freedom,
     )
-    if "series" in claim:
-        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
+
+
+def units(claim: dict, rows: pd.DataFrame) -> pd.DataFrame:
+    """Compute the log ratios of rows of ``known``: one row of ``UNIT`` each."""
     if "a" in claim:
-        return _pairs(claim, *(observations.distinct(match(rows, claim[side])) for side in "ab"))
+        return _pairs(claim, *(observations.distinct(rows.query(claim[side])) for side in "ab"))
+    if "expect" in claim:
+        return pd.concat([_growth(claim, name, rows) for name in claim["series"]])
     each = observations.distinct(rows)
     return each.assign(unit=each["series"] + " n=" + each["devices"].astype(str))[UNIT]
 
@@ -190,12 +220,9 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["series"] == name].sort_values("devices")
     rows = rows[rows["recipe"].isin(rows["recipe"].mode()[:1])]
     rows = rows.drop_duplicates("devices").set_index("devices")
-    first, last = (
-        end.get(name) if isinstance(end, dict) else end
-        for end in (claim.get("from", rows.index.min()), claim.get("to", rows.index.max()))
-    )
+    first, last = claim.get("from", rows.index.min()), claim.get("to", [rows.index.max()])
     before = rows.reindex([first]).iloc[0]
-    after = rows[rows.index.isin(last if isinstance(last, list) else [last])]
+    after = rows[rows.index.isin(last)]
     after = after.drop(first, errors="ignore")
     value = after["value"] - before["value"]
     error = np.hypot(before["error"], after["error"])
@@ -208,8 +235,8 @@ def _growth(claim: dict, name: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    """Compare runs that are equal in ``match``, or the means of both sides."""
-    names = claim.get("match", ["side"])
+    """Compare the means of the runs that are equal in ``match``."""
+    names = claim["match"]
     both = _means(a, names).merge(_means(b, names), on=names, suffixes=("", "_b"))
     return both.assign(
         unit=[", ".join(map(str, key)) for key in both[names].itertuples(index=False)],
@@ -221,65 +248,39 @@ def _pairs(claim: dict, a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
 
 def _means(rows: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Compute the means of the runs that are equal in ``names``, and their errors."""
-    groups = rows.assign(side="means", square=rows["error"] ** 2).groupby(names)
+    groups = rows.assign(square=rows["error"] ** 2).groupby(names)
     error = np.sqrt(groups["square"].sum(min_count=1)) / groups.size()
     means = groups.agg({"series": "first", "value": "mean", "freedom": "min"})
     return means.assign(error=error).reset_index()
 
 
-def intervals(table: pd.DataFrame, every: bool) -> pd.DataFrame:
-    """Add 95 % intervals: of the mean of three or more units, else of each by repeats."""
-    if len(table) >= 3 and not every:
-        value = table["value"]
-        mean = {
-            "unit": "mean",
-            "value": value.mean(),
-            "error": value.sem(),
-            "freedom": len(value) - 1,
-        }
-        table = pd.DataFrame([mean])
-    reach = stats.t.ppf(0.975, table["freedom"].astype(float)) * table["error"]
-    return table.assign(low=table["value"] - reach, high=table["value"] + reach)
+def intervals(value, error, freedom, every: bool = False) -> tuple[np.ndarray, ...]:
+    """Compute value, low and high at 95 %: of the mean of three or more units, else of each.
+
+    The last axis counts units, others count worlds; of ``every`` unit there is one interval.
+    """
+    number = value.shape[-1]
+    if number >= 3 and not every:
+        error = value.std(axis=-1, ddof=1, keepdims=True) / math.sqrt(number)
+        value = value.mean(axis=-1, keepdims=True)
+        freedom = number - 1
+    reach = stats.t.ppf(0.975, freedom) * error
+    return value, value - reach, value + reach
 
 
-def allowed(claim: dict) -> tuple[float, float]:
+def allowed(claim: dict, threshold: float) -> tuple[float, float]:
     """Compute the logs between which a unit agrees with the statement."""
     if "range" in claim:
-        return tuple(math.log(end) if end > 0 else -math.inf for end in claim["range"])
-    if isinstance(claim["expect"], list):
-        return tuple(map(math.log1p, claim["expect"]))
-    return EXPECT[claim["expect"]]
+        return tuple(map(math.log, claim["range"]))
+    return tuple(end * math.log(threshold) for end in EXPECT[claim["expect"]])
 
 
 def _printed(claim: dict, log: float) -> float | None:
     """Turn a log into what is printed, with six digits; None for an end that is not there."""
     if not math.isfinite(log):
         return None
-    if "range" in claim:
-        value = math.exp(log)
-    elif "per" in claim:
-        value = log
-    else:
-        value = math.expm1(log)
-    return float(f"{value:.6g}")
-
-
-def match(rows: pd.DataFrame, conditions: dict) -> pd.DataFrame:
-    """Select the rows that equal a value or one of a list, or lie at least _min, at most _max."""
-    for name, wanted in conditions.items():
-        if name.endswith("_min"):
-            rows = rows[rows[name.removesuffix("_min")] >= wanted]
-        elif name.endswith("_max"):
-            rows = rows[rows[name.removesuffix("_max")] <= wanted]
-        else:
-            rows = rows[rows[name].isin(wanted if isinstance(wanted, list) else [wanted])]
-    return rows
-
-
-def describe(claim: dict) -> str:
-    """Describe the test in one line."""
-    fields = [f"{name} {value}" for name, value in claim.items() if name not in NOT_OF_THE_TEST]
-    return ", ".join([claim["quantity"], *fields]) if "quantity" in claim else "none"
+    value = math.exp(log) if "range" in claim else math.expm1(log)
+    return float(f"{log if 'per' in claim else value:.6g}")
 
 
 def report(found: dict) -> str:
@@ -287,17 +288,16 @@ def report(found: dict) -> str:
     lines = []
     for claim in found["claims"]:
         lines.append(f"{claim['id']} ({claim['place']}): {claim['says']}")
-        lines.append(f"  test: {claim['test']}")
-        for judged in (claim["published"], *claim["own"]):
-            lines.append(f"  {judged.get('on', 'published')}: {words(judged)}")
-    lines += [f"{what}: {found[what]}" for what in ("counts", "groups")]
-    return "\n".join(lines)
+        lines += [f"  {one.get('on', column)}: {words(one)}" for column, one in columns(claim)]
+    lines += [f"restated ({one['place']}): {one['says']}" for one in found["restated"]]
+    return "\n".join([*lines, f"counts: {found['counts']}"])
 
 
 def words(judged: dict) -> str:
-    """Write a verdict with its value, its interval and its reason."""
+    """Write a verdict with its value, its interval, its reason and what other thresholds say."""
     parts = [judged["verdict"], judged["reason"]]
     if "value" in judged:
         interval = "{of}: {value:.3g} [{low}, {high}]".format_map(judged)
         parts.insert(1, interval.replace("None", "?"))
+        parts += [f"at {at}: {verdict}" for at, verdict in judged["at"].items()]
     return "; ".join(filter(None, parts))

@@ -56,7 +56,7 @@ WHAT = [
 ]
 PART = re.compile("(?:energy|mean_power)_(gpu|cpu|ram)_")
 PARTS = results.PROVENANCES[:3]
-COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", *PARTS]
+COLUMNS = [*WHAT, "repeats", "run", "run_dir", "provenance", "copies", *PARTS]
 COLUMNS += [name + end for name in QUANTITIES for end in ("", "_std", "_half", "_place")]
 # Workload -> origin of runs that train none of our networks.
 ORIGINS = {"command": "command", "perun import": "imported"}
@@ -144,9 +144,9 @@ def provenance(quantity: str, runs: pd.DataFrame) -> pd.Series:
     return of_energy.replace("estimated", "measured")
 
 
-def published_runs() -> pd.DataFrame:
-    """Make the published rows of ``load``."""
-    runs = published.runs()
+def published_runs(name: str = "values") -> pd.DataFrame:
+    """Make the published rows of ``load``, or ("derived") those that follow from them."""
+    runs = published.runs(name)
     runs = runs.reindex(columns=list(dict.fromkeys([*runs, *QUANTITIES])))
     hours = runs["gpu_hours"]
     runs["training_time_h"] = (hours / runs["devices"]).fillna(runs["training_time_h"])
@@ -156,7 +156,7 @@ def published_runs() -> pd.DataFrame:
     runs["sockets_per_gpu"] = 2 * np.ceil(runs["devices"] / 4) / runs["devices"]
     runs["samples_per_gpu_hour"] = runs["dataset_samples"] * runs["epochs"] / hours
     runs["passes_per_gpu_hour"] = runs["samples_per_gpu_hour"] / runs["local_batch_size"]
-    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace", "provenance"), "published")
+    alike = dict.fromkeys(("origin", "recipe", "recipe_at_any_pace"), "published")
     runs = _with_derived(runs.assign(system="HoreKa", device_kind="gpu", seed=0, **alike))
     for quantity, sources in DERIVED_FROM.items():  # as if errors were independent
         relative = [runs[f"{source}_std"] / runs[source] for source in sources]

@@ -71,9 +71,9 @@ def _bundle(build_dir: Path) -> str:
 def _statement(claim: dict) -> dict:
     base = f" (base: {claim['base']})" if "base" in claim else ""
     errata = f" Errata: {', '.join(claim['errata'])}." if claim["errata"] else ""
+    verdicts = [f"{one.get('on', column)}: {claims.words(one)}" for column, one in claims.columns(claim)]
     return {
         "place": claim["place"],
         "statement": claim["says"] + base + errata,
-        "published values": claims.words(claim["published"]),
-        "own runs": "; ".join(f"{one['on']} {claims.words(one)}" for one in claim["own"]),
+        "verdicts": "; ".join(verdicts),
     }

@@ -58,7 +58,6 @@ VERDICTS = {
     "contradicted": "#C8501E",
     "inconclusive": "#E8B93A",
     "no data": "#F0F0F0",
-    "restated": "#969696",
 }
 
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in grey and when small.

@@ -2,6 +2,7 @@
 
 import hashlib
 
+import pandas as pd
 import pytest
 
 from energynn.analysis import published
@@ -19,7 +20,8 @@ TABLE1 = {  # device, GPUs: energy, time, GPU hours, typed here once more from t
 def test_files_are_those_of_the_checksums():
     lines = (published.PUBLISHED / "SHA256SUMS").read_text().splitlines()
     listed = {name: digest for digest, name in (line.split() for line in lines)}
-    assert set(listed) == {path.name for path in published.PUBLISHED.iterdir() if path.suffix in (".csv", ".toml")}
+    paths = [path for path in published.PUBLISHED.rglob("*") if path.suffix in (".csv", ".toml")]
+    assert set(listed) == {str(path.relative_to(published.PUBLISHED)) for path in paths}
     for name, digest in listed.items():
         assert hashlib.sha256((published.PUBLISHED / name).read_bytes()).hexdigest() == digest, name
 
@@ -57,3 +59,41 @@ def test_table_1_and_the_text_are_there():
         4
     ]  # one job is listed twice
     assert one["energy_cpu_kWh_half"] == pytest.approx(0.05)
+
+
+def test_derived_values_follow_from_published_ones():
+    known = published.runs().set_index(["series", "devices"])
+    table = published.runs("derived").set_index(["series", "devices"])
+    derived = table[table["provenance"] == "derived"]
+    for key in (("R1 R2", 1), ("R1", 4)):  # the CPUs' energy over their share of it
+        cpu, share = known.loc[key, "energy_cpu_kWh"], known.loc[key, "share_cpu_percent"]
+        assert derived.loc[key, "energy_total_kWh"] == pytest.approx(100 * cpu / share, rel=1e-3)
+    # On one GPU R4 and R5 differ in nothing but images: an epoch is a cost, and one for each image.
+    few, many = known.loc[("R4", 1)], known.loc[("R5", 1)]
+    epochs = (1281167 - few["dataset_samples"]) / (many["dataset_samples"] - few["dataset_samples"])
+    hours = few["gpu_hours"] + (many["gpu_hours"] - few["gpu_hours"]) * epochs
+    one = derived.loc[("R1 R2", 1)]
+    assert abs(hours - one["gpu_hours"]) <= one["gpu_hours_half"] * 1.001
+    # R2's power is R5's, and says so; R1's and R3's energies are not made that way.
+    for devices in (2, 4, 8):
+        copied, source = derived.loc[("R2", devices)], known.loc[("R5", devices)]
+        ratio = source["energy_total_kWh"] / source["gpu_hours"]
+        assert copied["energy_total_kWh"] / copied["gpu_hours"] == pytest.approx(ratio, rel=1e-4)
+        assert copied["copies"] == "energy_per_gpu_hour_kW"
+    with_energy = derived.dropna(subset="energy_total_kWh")
+    assert sorted(set(with_energy.index)) == [("R1", 4), ("R1 R2", 1), ("R2", 2), ("R2", 4), ("R2", 8)]
+
+
+def test_epochs_of_two_jobs_are_there_and_add_up():
+    epochs = published.epochs()
+    by_job = epochs.groupby("job").agg({"gpus": "first", "train_samples": "first", "epoch": "count"})
+    assert by_job.to_numpy().tolist() == [[2, 12810, 20], [4, 1281164, 10]]
+    columns = pd.read_csv(published.PUBLISHED / "study_epochs" / "columns.csv").set_index("column")
+    assert list(columns.index) == list(epochs) and set(columns["provenance"]) == {"published", "derived"}
+    last = epochs.groupby("job")["elapsed_min"].last()
+    assert epochs.groupby("job")["epoch_min"].sum().to_list() == pytest.approx(last.to_list())
+    # The parts' sums are perun's printed totals; the epochs end a little before the process.
+    parts = epochs.filter(regex="^energy_").sum()
+    assert parts.sum() == pytest.approx(407.972, rel=0.01)
+    right = epochs["train_top1_accuracy_percent"] / 100 * epochs["train_samples"]
+    assert (right - right.round()).abs().max() < 1e-6
