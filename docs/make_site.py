@@ -30,7 +30,7 @@ COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "sy
 GUIDES = ("run", "measure", "own", "forecast", "cluster", "gpu", "data", "paper", "questions")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
-    "Reference": ["commands", "interface", "parameters", "runs/README", "docs/worth"],
+    "Reference": ["commands", "interface", "parameters", "runs/README", "docs/worth", "docs/verdicts"],
     "Work on it": ["CONTRIBUTING", "docs/architecture", "CHANGELOG"],
 }
 CONFIGURATION = f"""
