@@ -103,7 +103,7 @@ def join(config: RunConfig) -> World:
         backend, store=store, rank=rank, world_size=size, timeout=timeout
     )
     if device.type == "cpu":
-        _pin(world, config)
+        pin_to_cores(world, config)
     return world
 
 
@@ -366,7 +366,7 @@ def _is_under_mpi() -> bool:
     return started_by_mpi() or bool(is_joined and mpi.COMM_WORLD.size > 1)
 
 
-def _pin(world: World, config: RunConfig) -> None:
+def pin_to_cores(world: World, config: RunConfig) -> None:
     """Give each rank cores of its own, if this process may use enough of them; loader workers
     stay with their rank.
     """
