@@ -56,6 +56,8 @@ def pytest_configure():
     os.environ["ENERGYNN_HOST_LOCK"] = f"test-{os.getpid()}"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items):
