@@ -287,9 +287,8 @@ def held_out_text(rows: list[dict]) -> str:
     shown.columns = ["", "GPUs", "LBS"]
     for name in ("time_h", "energy_kWh"):
         shown[UNITS[name]] = [span(row[name]) for row in rows]
-        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = [
-            row[name].get("fact") for row in rows
-        ]
+        facts = [row[name].get("fact") for row in rows]
+        shown[f"{rows[0]['fact_is']} {UNITS[name]}"] = np.array(facts, float)
     return shown.to_string(
         index=False, na_rep="not known", float_format="{:.3g}".format
     )
