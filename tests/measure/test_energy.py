@@ -43,6 +43,18 @@ def test_failed_and_late_readings_are_gaps_not_zeros():
     assert one.window(0.0, 20.0).coverage == pytest.approx(1 - 0.08 / 20)
 
 
+def test_one_short_gap_is_no_reason_against_a_long_window():
+    """0.36 s without readings: more than two periods, less than half a second."""
+    t_s = np.arange(0, 100, 0.04)
+    is_lost = (t_s > 50) & (t_s < 50.3)
+    watts = 100 + np.sin(t_s)
+    one = curve_of("power", np.where(is_lost, np.nan, watts), t_s, 0.04)
+    assert energy.doubts([one], 0.5, 99.0) == []
+    is_late = (t_s > 50) & (t_s < 50.1)  # a reading 0.14 s after the one before it
+    late = curve_of("power", watts[~is_late], t_s[~is_late], 0.04)
+    assert late.window(1.0, 99.0).coverage == 1
+
+
 def test_a_window_beyond_the_readings_is_not_covered():
     assert curve_of("power", np.full(len(T), 100.0)).window(
         25.0, 35.0
