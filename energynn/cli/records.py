@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from energynn.cli.options import (
+    Details,
     Json,
     Run,
     RunsDir,
@@ -20,19 +21,21 @@ from energynn.cli.options import (
 BUILD = Path("build")  # where the paper lies
 
 
-def show(run: Run = "last", as_json: Json = False, runs_dir: RunsDir = None) -> int:
-    """Show one run: energy, time, metrics, and whether they are valid."""
+def show(
+    run: Run = "last",
+    details: Details = False,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
     record = records.read_record(run_dir)
-    metrics = [
-        f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()
-    ]
-    reply(
-        as_json, record, "\n".join([command.report(record), *metrics, f"  {run_dir}"])
-    )
+    labels = [f"  {record[key]}" for key in ("name", "note") if key in record]
+    lines = [command.report(record, details), *labels, f"  {run_dir}"]
+    reply(as_json, record, "\n".join(lines))
     return 0
 
 
@@ -57,12 +60,22 @@ def compare(
 def _side_by_side(table) -> str:
     runs = [name for name in table if not name.startswith("ratio")]
     numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
-    names = [f"{number}  {run}" for run, number in numbers.items()]
-    shown = table.dropna(axis="columns", how="all").rename(columns=numbers)
-    rows = shown.to_string(
+    lines = [f"{number}  {run}" for run, number in numbers.items()]
+    ratio = table["ratio"]
+    if "energy_total_J" in ratio:
+        is_guess = "estimated" in [*table.loc["energy_total_provenance", runs]]
+        ends = "{ratio_low:.3g} to {ratio_high:.3g}".format(
+            **table.loc["energy_total_J"]
+        )
+        lines.append(
+            f"{numbers[runs[-1]]} took {ratio['energy_total_J']:.3g} times the energy of run 1 "
+            f"({'estimated' if is_guess else ends}), {ratio['training_time_s']:.3g} times the time"
+        )
+    shown = table[[*runs, "ratio"]].dropna(axis="columns", how="all")
+    rows = shown.rename(columns=numbers).to_string(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
-    return "\n".join([*names, rows, "low, high: what the sensors' readings leave open"])
+    return "\n".join([*lines, rows])
 
 
 def export(
@@ -79,7 +92,7 @@ def export(
         raise ValueError("export: give one of --csv and --netcdf")
     folder = folder_of_runs(runs_dir, must_exist=True)
     number = interface.export(folder, csv, netcdf, carbon, price)
-    tell(f"{csv or netcdf}: {number} runs; each says its origin and its provenance")
+    tell(f"{csv or netcdf}: runs: {number}; each says its origin and its provenance")
     return 0
 
 
@@ -117,9 +130,7 @@ def check(
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )
-    tell(
-        f"{len(readable)} records below {folder}, {valid} of them valid; {len(faults)} faults"
-    )
+    tell(f"{folder}: records: {len(readable)}, valid: {valid}, faults: {len(faults)}")
     return 1 if faults else 0
 
 

@@ -61,6 +61,7 @@ def run(
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
+    supervise.await_predecessor(run_dir)
     _require_same_labels(run_dir, labels or {})
     if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again")
@@ -90,15 +91,11 @@ def run(
 
 def _require_same_labels(run_dir: Path, labels: dict) -> None:
     """Raise ValueError where a run that is made, or goes on, is called otherwise."""
-    if not records.is_made(run_dir) and not _has_checkpoint(run_dir):
-        return
-    intent = records.read_intent(run_dir)
-    for key, text in labels.items():
-        if intent.get(key) != text:
-            remedy = f"leave out --{key}, or make another run with repeat=1"
-            raise ValueError(
-                f"{run_dir.name}: exists with {key} {intent.get(key)!r}; {remedy}"
-            )
+    if records.is_made(run_dir) or _has_checkpoint(run_dir):
+        intent = records.read_intent(run_dir)
+        if intent | labels != intent:
+            remedy = "leave out yours, or make another run with repeat=1"
+            raise ValueError(f"{run_dir.name}: has another name or note; {remedy}")
 
 
 def _has_checkpoint(run_dir: Path) -> bool:
