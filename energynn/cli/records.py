@@ -92,7 +92,7 @@ def export(
         raise ValueError("export: give one of --csv and --netcdf")
     folder = folder_of_runs(runs_dir, must_exist=True)
     number = interface.export(folder, csv, netcdf, carbon, price)
-    tell(f"{csv or netcdf}: runs: {number}; each says its origin and its provenance")
+    tell(f"{csv or netcdf}: {number} runs; each says its origin and its provenance")
     return 0
 
 
@@ -130,7 +130,9 @@ def check(
     valid = sum(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )
-    tell(f"{folder}: records: {len(readable)}, valid: {valid}, faults: {len(faults)}")
+    tell(
+        f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"
+    )
     return 1 if faults else 0
 
 
@@ -162,33 +164,11 @@ def import_perun(
 
 def claims(
     data: RunsDir = None,
-    number: Annotated[
-        str, typer.Option(metavar="NAME", help="where a number of the paper comes from")
-    ] = "",
     as_json: Json = False,
 ) -> int:
     """Judge the study's statements on published values and on own runs."""
-    if number:
-        tell(_number(number))
-        return 0
     from energynn.analysis import claims
 
     verdicts = claims.evaluate(folder_of_runs(data, must_exist=True))
     reply(as_json, verdicts, claims.report(verdicts))
     return 0
-
-
-def _number(name: str) -> str:
-    """Say what a number of the paper is and where it comes from."""
-    from energynn.config import suggestion
-    from energynn.reading import json_table
-
-    numbers = json_table(BUILD / "numbers.json")
-    if name not in numbers:
-        raise ValueError(f"number: the paper has no {name}{suggestion(name, numbers)}")
-    entry = numbers[name]
-    return (
-        f"{name} = {entry['text']} {entry['unit']} ({entry['provenance']})\n"
-        f"  from {entry['source']}\n"
-        f"  by notebooks/{entry['notebook']}.ipynb"
-    )

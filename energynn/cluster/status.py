@@ -5,6 +5,7 @@ A run's record decides, then the queue, then the last start of its job.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +24,9 @@ RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")
 BAD = ("failed", "not valid")
 HEAD = "started run what n batch error energy state differs".split()
-WIDTH = 100  # of the table
+WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
-UNKNOWN = dict(name="", workload="", devices=0, config={}, metrics={})
+UNKNOWN = dict(started_at="", name="", workload="", devices=None, config={}, metrics={})
 UNKNOWN |= dict(training_time_s=None, energy_total_J=0.0, energy_total_provenance="")
 
 
@@ -129,17 +130,20 @@ def _row(
     if last.submission != submission.submitted_at:
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
-    facts = record or records.intended(folder)
-    row = UNKNOWN | {name: facts[name] for name in UNKNOWN if name in facts}
-    row |= msgspec.to_builtins(_read(folder / ".state.json", Live))
-    return row | {
-        "run_id": folder.name,
-        "system": folder.parent.name,
-        "state": state,
-        "reason": reason,
-        "since": facts.get("started_at") or submission.submitted_at,
-        "job": submission.job_id,
-    }
+    facts = UNKNOWN | (record or records.intended(folder))
+    live = msgspec.to_builtins(_read(folder / ".state.json", Live))
+    return (
+        {name: facts[name] for name in UNKNOWN}
+        | live
+        | {
+            "run_id": folder.name,
+            "system": folder.parent.name,
+            "state": state,
+            "reason": reason,
+            "since": facts["started_at"] or submission.submitted_at,
+            "job": submission.job_id,
+        }
+    )
 
 
 def _state(
@@ -190,7 +194,8 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     if not failed:
-        lines = [line[:WIDTH] for line in lines]
+        columns = max(WIDTH, shutil.get_terminal_size((1000, 1)).columns)
+        lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
     total = energy_words(sum(map(_energy_J, rows)) / SECOND_PER_HOUR)
@@ -220,7 +225,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         row["since"][5:16].replace("T", " "),
         (row["name"] or row["run_id"][-14:])[:20],
         config.get("command", row["workload"])[:14],
-        str(row["devices"]),
+        str(row["devices"] or ""),
         str(config.get("global_batch_size", "")),
         "".join(error[:1]),
         f"{energy}{row['energy_total_provenance']}" if _energy_J(row) else "",

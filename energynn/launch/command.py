@@ -101,12 +101,10 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     if not others:
         write_json(run_dir / "run.json", intent)
     before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
-    same = [
-        "workload",
-        "config",
-        *(name for name in ("name", "note") if name in intent),
-    ]
-    if any(before.get(name) != intent[name] for name in same):
+    if [before.get(name) for name in ("workload", "config")] != [
+        "command",
+        intent["config"],
+    ]:
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
