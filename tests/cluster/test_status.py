@@ -47,7 +47,8 @@ def states_of(runs_dir):
     return {row["run_id"]: (row["state"], row["reason"]) for row in rows}, notes
 
 
-def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
+def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     queue |= {
         "1_0": ("RUNNING", "None"),
         "2_0": ("PENDING", "Resources"),
