@@ -184,6 +184,9 @@ def test_docs_tell_the_verdicts(found):
             assert f"{one.get('before', 'the same')} | {verdict}" in rows[one["id"]]
         else:
             assert f" {one['id']}" in lists[verdict]
+        if "elsewhere" in one:
+            told = f"| {one['elsewhere']['verdict']} | {verdict} | {one['id']} |"
+            assert told in page
 
 
 def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(
