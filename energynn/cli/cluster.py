@@ -10,7 +10,7 @@ from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, reply,
 
 Studies = Annotated[
     list[str] | None,
-    typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all"),
+    typer.Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
 
@@ -80,6 +80,7 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
-    number = submit.cancel(status.folders(folder, studies or []))
+    runs = status.folders(folder, studies or [], one_each=True)
+    number = submit.cancel(runs)
     tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
     return 0

@@ -21,7 +21,7 @@ BUILD = Path("build")  # where the paper lies
 
 
 def show(
-    run: Run,
+    run: Run = "last",
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -98,9 +98,9 @@ def export(
 
 
 def check(
-    runs_dir: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="default: runs")
-    ] = None,
+    runs: Annotated[
+        str, typer.Argument(metavar="[DIR|RUN]", help="all below DIR [default: runs]")
+    ] = "",
     recover: Annotated[
         bool,
         typer.Option(
@@ -117,7 +117,9 @@ def check(
     """Derive every number of the records again and compare."""
     from energynn import records
 
-    folder = folder_of_runs(runs_dir, must_exist=True)
+    folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
+    if not folder.is_dir():
+        folder = find_run(runs, None)
     if reference:
         return _reference(folder)
     for line in records.recover(folder) if recover else []:

@@ -11,6 +11,8 @@ import typer
 
 from energynn.cli.options import (
     Json,
+    Name,
+    Note,
     Parameters,
     RunsDir,
     folder_of_runs,
@@ -34,10 +36,12 @@ def run(
     list_parameters: Annotated[
         bool, typer.Option("--list", help="list every parameter; make no run")
     ] = False,
+    name: Name = "",
+    note: Note = "",
     runs_dir: RunsDir = None,
 ) -> int:
     """Make one run, as notebooks/run_training.ipynb does."""
-    from energynn import config, launchers
+    from energynn import config, launchers, records
     from energynn.launch import start
 
     if list_parameters:
@@ -45,7 +49,8 @@ def run(
         return 0
     parameters = parameters_of([*(assigned or []), *(p or [])])
     try:
-        start.run(config.make(**parameters), folder_of_runs(runs_dir))
+        labels = records.labels(name, note)
+        start.run(config.make(**parameters), folder_of_runs(runs_dir), labels)
     except (InterruptedError, RuntimeError) as error:  # its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
@@ -122,16 +127,20 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    name: Name = "",
+    note: Note = "",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="the record; the command's output goes to stderr"),
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
+    from energynn import records
     from energynn.launch import command as launch
 
+    labels = records.labels(name, note)
     record, status = launch.measure(
-        command, out, period, quiet=as_json, gpus=not no_gpu
+        command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
     )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
