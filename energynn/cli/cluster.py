@@ -20,7 +20,7 @@ from energynn.cli.options import (
 
 Studies = Annotated[
     list[str] | None,
-    typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all"),
+    typer.Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
 
@@ -109,6 +109,7 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
-    number = submit.cancel(status.folders(folder, studies or []))
+    runs = status.folders(folder, studies or [], one_each=True)
+    number = submit.cancel(runs)
     tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
     return 0

@@ -19,9 +19,13 @@ Json = Annotated[
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="a run's folder, its name, or the beginning of its name"
+        metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
     ),
 ]
+Name = Annotated[
+    str, typer.Option(help="to find the run by; several runs may share a name")
+]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="free text, kept with the run")]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -80,16 +84,7 @@ def parameters_of(assignments: list[str] | None) -> dict:
 
 
 def find_run(run: str, runs_dir: Path | None) -> Path:
-    """Find a run's folder by itself, by its name, or by the beginning of its name.
+    """Find a run's folder as ``records.find`` does."""
+    from energynn import records
 
-    Raises ValueError where no run, or more than one, has such a name.
-    """
-    if (Path(run) / "run.json").is_file():
-        return Path(run)
-    folder = folder_of_runs(runs_dir)
-    found = [path.parent for path in folder.glob(f"*/{run}*/run.json")]
-    if len(found) == 1:
-        return found[0]
-    raise ValueError(
-        f"run: {len(found)} below {folder} begin with {run!r}; give the folder of one"
-    )
+    return records.find(run, folder_of_runs(runs_dir))

@@ -11,6 +11,8 @@ import typer
 
 from energynn.cli.options import (
     Json,
+    Name,
+    Note,
     Parameters,
     RunsDir,
     folder_of_runs,
@@ -34,10 +36,13 @@ def run(
     list_parameters: Annotated[
         bool, typer.Option("--list", help="list every parameter; make no run")
     ] = False,
+    name: Name = "",
+    note: Note = "",
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make one run, as notebooks/run_training.ipynb does; of values with commas each."""
-    from energynn import config, launchers
+    """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
+    from energynn import config, launchers, records, studies
+    from energynn.cluster import local
     from energynn.launch import start
 
     if list_parameters:
@@ -130,16 +135,20 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    name: Name = "",
+    note: Note = "",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="the record; the command's output goes to stderr"),
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
+    from energynn import records
     from energynn.launch import command as launch
 
+    labels = records.labels(name, note)
     record, status = launch.measure(
-        command, out, period, quiet=as_json, gpus=not no_gpu
+        command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
     )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
