@@ -10,7 +10,7 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
-from energynn.files import require_place
+from energynn.files import default_runs_dir, require_place
 from energynn.measure import account
 
 # Ends of the names of quantities, and their units.
@@ -85,8 +85,8 @@ def export(
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """Return mean power in W, dimensions ``sensor`` and ``time`` (s from the training's start).
 
-    ``run`` is the run's folder. NaN before the first and after the last sample of a host. Raises
-    ValueError where the folder holds no samples.
+    ``run`` is a run's folder, or whatever `energynn show` takes. NaN before the first and after the
+    last sample of a host. Raises ValueError where that is no run, or one without samples.
 
         >>> from energynn.interface import load, trace
         >>> runs = load()
@@ -94,9 +94,10 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         >>> power.dims, power.attrs["units"]
         (('sensor', 'time'), 'W')
     """
-    traces = account.power_trace(Path(run), period_s)
+    run_dir = records.find(run, default_runs_dir())
+    traces = account.power_trace(run_dir, period_s)
     if not traces:
-        raise ValueError(f"trace: {run} is no run with samples; give the folder of one")
+        raise ValueError(f"trace: {run_dir} has no samples")
     powers = {
         name: pd.Series(watts, np.round(t_s, 6))
         for name, (t_s, watts) in traces.items()
@@ -110,13 +111,14 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 def compare(*runs: str | Path) -> pd.DataFrame:
     """Put runs side by side: a row for each quantity, a column for each run, ratio to the first.
 
-    ``runs`` are folders. ``ratio_low`` and ``ratio_high`` bound the ratio of the last run's
-    energies by the bounds of both; what their sensors have in common is not in them. Parameters
-    that differ stand below. Raises ValueError for fewer than two runs, or one without a record.
+    ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
+    the ratio of the last run's energies by the bounds of both; what their sensors have in common is
+    not in them. Parameters that differ stand below. Raises ValueError for fewer than two runs, or
+    one without a record.
     """
     known = {}
     for run in runs:
-        record = records.read(Path(run))
+        record = records.read(records.find(run, default_runs_dir()))
         if record is None:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import reprlib
 import signal
 import time
@@ -62,6 +64,8 @@ COUNTS = (
     "forward_backward_passes",
 )
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
+# of a run, as a person gives it: no path, and no option
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -236,6 +240,68 @@ def run_dirs(runs_dir: Path) -> list[Path]:
     return sorted(
         each for each in folders if not _is_hidden(each.relative_to(runs_dir))
     )
+
+
+def labels(name: str = "", note: str = "") -> dict:
+    """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
+    if name and (name == "last" or not re.fullmatch(NAME, name)):
+        rule = "letters, digits, - _ . only, and not 'last'"
+        raise ValueError(f"name: {name!r} is none; take {rule}, and --note for more")
+    return {key: text for key, text in (("name", name), ("note", note)) if text}
+
+
+def find(
+    run: str | Path, runs_dir: Path, known: Collection[Path] | None = None
+) -> Path:
+    """Find a run's folder: by itself, by its run_id, name or a part of them, or as "last".
+
+    ``known``: folders below runs_dir, all by default. Raises ValueError where that is no run, or
+    more than one.
+    """
+    if (Path(run) / "run.json").is_file():
+        return Path(run)
+    if known is None:
+        known = [path.parent for path in runs_dir.glob("*/*/run.json")]
+    found = meant_by(str(run), known)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(
+            f"run: {run} is no run below {runs_dir}; `energynn status` lists them"
+        )
+    shown = [f"{place(each)} of {start_and_name(each)[0][:16]}" for each in found[:5]]
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    which = f"{', '.join(shown)}{more}; give one of them"
+    raise ValueError(f"run: {str(run)!r} means {len(found)} runs: {which}")
+
+
+def meant_by(word: str, folders: Collection[Path]) -> list[Path]:
+    """List the runs that a word means, the newest first.
+
+    "last" means the newest; else all with this run_id or name; where there are none, all with the
+    word as a part of either.
+    """
+    newest = sorted(folders, key=start_and_name, reverse=True)
+    if word == "last":
+        return newest[:1]
+    called = {
+        each: (place(each), each.name, start_and_name(each)[1]) for each in newest
+    }
+    exact = [each for each in newest if word in called[each]]
+    return exact or [each for each in newest if word in " ".join(called[each])]
+
+
+def place(run_dir: Path) -> str:
+    """Return system and run_id of a run."""
+    return f"{run_dir.parent.name}/{run_dir.name}"
+
+
+def start_and_name(run_dir: Path) -> tuple[str, str]:
+    """Return when a run began (UTC) and its name; empty where run.json does not tell."""
+    intent = {}
+    with contextlib.suppress(OSError, ValueError):
+        intent = json_table(run_dir / "run.json")
+    return str(intent.get("started_at", "")), str(intent.get("name", ""))
 
 
 def read_record(run_dir: Path) -> dict:

@@ -20,7 +20,7 @@ from energynn.cli.options import (
 BUILD = Path("build")  # where the paper lies
 
 
-def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
+def show(run: Run = "last", as_json: Json = False, runs_dir: RunsDir = None) -> int:
     """Show one run: energy, time, metrics, and whether they are valid."""
     from energynn import records
     from energynn.launch import command
@@ -84,9 +84,9 @@ def export(
 
 
 def check(
-    runs_dir: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="default: runs")
-    ] = None,
+    runs: Annotated[
+        str, typer.Argument(metavar="[DIR|RUN]", help="all below DIR [default: runs]")
+    ] = "",
     recover: Annotated[
         bool,
         typer.Option(
@@ -103,7 +103,9 @@ def check(
     """Derive every number of the records again and compare."""
     from energynn import records
 
-    folder = folder_of_runs(runs_dir, must_exist=True)
+    folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
+    if not folder.is_dir():
+        folder = find_run(runs, None)
     if reference:
         return _reference(folder)
     for line in records.recover(folder) if recover else []:

@@ -75,18 +75,29 @@ def _read(path: Path, kind: type):
         return kind()
 
 
-def folders(runs_dir: Path, names: list[str]) -> list[Path]:
-    """List the folders of runs that were submitted or started: of studies, single runs, or all."""
+def folders(runs_dir: Path, names: list[str], one_each: bool = False) -> list[Path]:
+    """List the folders of runs that were submitted or started: of studies, systems, single runs,
+    or all.
+
+    ``one_each``: raise ValueError where a name means several runs.
+    """
     known = []
     for path in sorted(runs_dir.glob("*/*")):
         if (path / "run.json").exists() or (path / "job").exists():
             known.append(path)
-    wanted = set(names)
-    study_names = sorted(wanted - {path.name for path in known})
-    for system in {path.parent.name for path in known} if study_names else ():
-        for runs in studies.find(study_names, system).values():
-            wanted.update(map(config.run_id, runs))
-    return [path for path in known if path.name in wanted or not names]
+    systems = {path.parent.name for path in known}
+    wanted = set()
+    for name in names:
+        if name in systems:
+            wanted |= set(runs_dir.glob(f"{name}/*"))
+        elif name in studies.STUDIES | studies.GROUPS or name.endswith(".py"):
+            for system in systems:
+                for runs in studies.find([name], system).values():
+                    wanted |= {runs_dir / system / config.run_id(run) for run in runs}
+        else:
+            several = [] if one_each else records.meant_by(name, known)
+            wanted |= set(several or [records.find(name, runs_dir, known).absolute()])
+    return [path for path in known if path in wanted or not names]
 
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:

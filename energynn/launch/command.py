@@ -36,12 +36,14 @@ def measure(
     period_s: float,
     quiet: bool,
     gpus: bool = True,
+    labels: dict | None = None,
 ) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. Raises ValueError with the remedy before the command is started.
+    there are any. ``labels``: as ``records.labels`` gives them. Raises ValueError with the remedy
+    before the command is started.
     """
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
@@ -49,7 +51,8 @@ def measure(
     run_dir = _run_dir(command, out, period_s, size)
     if rank == 0:
         supervise.take_host().close()
-        _held = _open_segment(run_dir, _intent(run_dir, command, period_s, size, gpus))
+        intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
+        _held = _open_segment(run_dir, intent)
         _say(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
         )
@@ -97,10 +100,12 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     if not others:
         write_json(run_dir / "run.json", intent)
     before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
-    if [before.get(name) for name in ("workload", "config")] != [
-        "command",
-        intent["config"],
-    ]:
+    same = [
+        "workload",
+        "config",
+        *(name for name in ("name", "note") if name in intent),
+    ]
+    if any(before.get(name) != intent[name] for name in same):
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )

@@ -47,22 +47,25 @@ APART = {
 }
 
 
-def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
+def run(
+    config: RunConfig, runs_dir: str | Path = "runs", labels: dict | None = None
+) -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
-    to runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the
-    run cannot work, InterruptedError if it was stopped and can go on, RuntimeError with the reason
-    if it failed or was killed.
+    to runs/<system>/superseded/. ``labels``: as ``records.labels`` gives them. Raises ValueError
+    with the remedy before anything starts if the run cannot work, InterruptedError if it was
+    stopped and can go on, RuntimeError with the reason if it failed or was killed.
     """
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
+    _require_same_labels(run_dir, labels or {})
     if records.is_made(run_dir):
         tell(f"{run_dir.name}: a valid record exists; not run again")
         return run_dir
-    intent = prepare(config, run_dir)
+    intent = prepare(config, run_dir) | (labels or {})
     for warning in warnings_of(intent):
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -83,6 +86,23 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     if record["status"] != "finished":
         raise RuntimeError(f"{reason} (see {run_dir / 'log.txt'})")
     return run_dir
+
+
+def _require_same_labels(run_dir: Path, labels: dict) -> None:
+    """Raise ValueError where a run that is made, or goes on, is called otherwise."""
+    if not records.is_made(run_dir) and not _has_checkpoint(run_dir):
+        return
+    intent = records.read_intent(run_dir)
+    for key, text in labels.items():
+        if intent.get(key) != text:
+            remedy = f"leave out --{key}, or make another run with repeat=1"
+            raise ValueError(
+                f"{run_dir.name}: exists with {key} {intent.get(key)!r}; {remedy}"
+            )
+
+
+def _has_checkpoint(run_dir: Path) -> bool:
+    return any(run_dir.glob("checkpoint/*.sha256"))
 
 
 def _let_supervise(run_dir: Path, held: TextIO) -> None:
@@ -184,7 +204,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if list(run_dir.glob("checkpoint/*.sha256")):
+        if _has_checkpoint(run_dir):
             (run_dir / f"segment-{len(segments(run_dir)) + 1}").mkdir()
             (run_dir / "record.json").unlink(missing_ok=True)
             return
