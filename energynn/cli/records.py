@@ -24,6 +24,12 @@ BUILD = Path("build")  # where the paper lies
 def show(
     run: Run = "last",
     details: Details = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="draw power, energy, loss and error: .svg or .html"
+        ),
+    ] = None,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -32,6 +38,10 @@ def show(
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
+    if plot:
+        from energynn.analysis import one_run
+
+        one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
     labels = [f"  {record[key]}" for key in ("name", "note") if key in record]
     lines = [command.report(record, details), *labels, f"  {run_dir}"]
