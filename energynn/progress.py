@@ -65,7 +65,8 @@ def sentence(record: dict) -> str:
             record["energy_total_provenance"],
             sure,
         ]
-    for name, value in list(record["metrics"].items())[:1]:
+    metrics = [each for each in record["metrics"].items() if isinstance(each[1], float)]
+    for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)

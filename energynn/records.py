@@ -65,7 +65,12 @@ COUNTS = (
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 # of a run, as a person gives it: no path, and no option
 NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
-OF_SIZE = ("devices", "local_batch_size", "global_batch_size", "accumulation_steps")
+OF_SIZE = (
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "accumulation_steps",
+)
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -257,10 +262,10 @@ def known_runs(runs_dir: Path) -> dict[Path, str]:
     system, run_id and name in one line.
     """
     called = {}
-    for mark in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
-        facts, folder = intended(mark.parent), mark.parent
-        words = f"{facts.get('started_at', '')} {folder.parent.name}/{folder.name} "
-        called[folder] = words + facts.get("name", "")
+    for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
+        facts = {"started_at": "", "name": ""} | intended(path.parent)
+        place = path.parent.relative_to(runs_dir)
+        called[path.parent] = "{started_at} {place} {name}".format(place=place, **facts)
     return dict(sorted(called.items(), key=lambda item: item[1]))
 
 

@@ -23,11 +23,30 @@ from energynn.reading import one_fault
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")
 BAD = ("failed", "not valid")
-HEAD = "started run what n batch error energy state differs".split()
+HEAD = [
+    "started",
+    "run",
+    "what",
+    "n",
+    "batch",
+    "error",
+    "energy",
+    "state",
+    "differs",
+]
 WIDTH = 100  # of the table, where the terminal has no more
 # what a run without a record has of it
-UNKNOWN = dict(started_at="", name="", workload="", devices=None, config={}, metrics={})
-UNKNOWN |= dict(training_time_s=None, energy_total_J=0.0, energy_total_provenance="")
+UNKNOWN = {
+    "started_at": "",
+    "name": "",
+    "workload": "",
+    "devices": None,
+    "config": {},
+    "metrics": {},
+    "training_time_s": None,
+    "energy_total_J": 0.0,
+    "energy_total_provenance": "",
+}
 
 
 class Submission(msgspec.Struct):
@@ -131,19 +150,17 @@ def _row(
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
     facts = UNKNOWN | (record or records.intended(folder))
-    live = msgspec.to_builtins(_read(folder / ".state.json", Live))
-    return (
-        {name: facts[name] for name in UNKNOWN}
-        | live
-        | {
-            "run_id": folder.name,
-            "system": folder.parent.name,
-            "state": state,
-            "reason": reason,
-            "since": facts["started_at"] or submission.submitted_at,
-            "job": submission.job_id,
-        }
-    )
+    row = msgspec.to_builtins(_read(folder / ".state.json", Live))
+    row |= {name: facts[name] for name in UNKNOWN}
+    row["energy_J"] = facts["energy_total_J"] or row["energy_J"]
+    return row | {
+        "run_id": folder.name,
+        "system": folder.parent.name,
+        "state": state,
+        "reason": reason,
+        "since": facts["started_at"] or submission.submitted_at,
+        "job": submission.job_id,
+    }
 
 
 def _state(
@@ -198,22 +215,21 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(sum(map(_energy_J, rows)) / SECOND_PER_HOUR)
+    total = energy_words(sum(row["energy_J"] for row in rows) / SECOND_PER_HOUR)
     lines.append(f"runs: {len(rows)}; {states}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
-
-
-def _energy_J(row: dict) -> float:
-    return row["energy_total_J"] or row["energy_J"]
 
 
 def _cells(row: dict, rows: list[dict]) -> list[str]:
     """Describe a run in the columns of HEAD, the last against its neighbours."""
     config = row["config"]
     error = [
-        f"{name.split('_')[0]} {error:.3g}" for name, error in row["metrics"].items()
+        f"{name.split('_')[0]} {error:.3g}"
+        for name, error in row["metrics"].items()
+        if isinstance(error, float)
     ]
-    energy = f"{energy_words(_energy_J(row) / SECOND_PER_HOUR)} "
+    energy = f"{energy_words(row['energy_J'] / SECOND_PER_HOUR)} "
+    energy += row["energy_total_provenance"]
     alike = [each for each in rows if each["workload"] == row["workload"]]
     place = alike.index(row)
     beside = [each["config"] for each in alike[max(0, place - 1) : place + 2]]
@@ -228,7 +244,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         str(row["devices"] or ""),
         str(config.get("global_batch_size", "")),
         "".join(error[:1]),
-        f"{energy}{row['energy_total_provenance']}" if _energy_J(row) else "",
+        energy if row["energy_J"] else "",
         row["state"],
         "; ".join(filter(None, parts)),
     ]
