@@ -307,8 +307,9 @@ def settings(config: dict) -> list[str]:
 
 def differing(config: dict, others: list[dict]) -> str:
     """Say which settings of a run not all others have."""
-    mine, *known = map(settings, [config, *others])
-    return "; ".join(each for each in mine if any(each not in other for other in known))
+    mine = settings(config)
+    shared = set(mine).intersection(*map(settings, others))
+    return "; ".join(each for each in mine if each not in shared)
 
 
 def read_record(run_dir: Path) -> dict:
