@@ -110,6 +110,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
         numbers
     step_period_s: least seconds from one step of the optimizer to the next, so that samples and
         updates an hour vary independently; 0: as fast as it can
+    power_limit_W: of each GPU of the run, set where this user may, and set back; 0: as it is
     threads_per_device: CPU threads of each rank
     sampling_period_s: seconds between two of our own power samples
     idle_baseline_s: seconds of idling before and after, to measure idle power
@@ -147,6 +148,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     gradient_compression: Literal["none", "bfloat16"] = "none"
     gradient_buckets: bool = False
     step_period_s: Seconds = 0.0
+    power_limit_W: Number = 0.0
     threads_per_device: Count = 1
     sampling_period_s: Period = 0.04
     idle_baseline_s: Seconds = 1.0
@@ -179,6 +181,7 @@ LATER = (
     "gradient_compression",
     "gradient_buckets",
     "step_period_s",
+    "power_limit_W",
     "idle_ready_s",
     "setup_timeout_s",
     "states_on_device",
