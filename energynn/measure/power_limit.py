@@ -24,15 +24,14 @@ def require(limit_W: float, gpus: list[dict]) -> None:
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(gpu["index"])
             ends_mW = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)
-            before_mW = pynvml.nvmlDeviceGetPowerManagementLimit(handle)
+            low_W, high_W = (end_mW / 1e3 for end_mW in ends_mW)
+            if not low_W <= limit_W <= high_W:
+                raise ValueError(f"{limit_W:g} W is beyond {low_W:g} to {high_W:g} W")
+            before_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle)
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, before_mW)
         except Exception as error:  # whatever a driver throws
-            remedy = "root may set it; leave it out, or ask for the right (docs/gpu.md)"
+            remedy = "choose another or none; only root may set it (docs/gpu.md)"
             raise ValueError(f"power_limit_W: {name}: {error}; {remedy}") from error
-        low_W, high_W = (end_mW / 1e3 for end_mW in ends_mW)
-        if not low_W <= limit_W <= high_W:
-            given = f"{limit_W:g} W is beyond the range of {name}"
-            raise ValueError(f"power_limit_W: {given}; give {low_W:g} to {high_W:g} W")
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def guard(limit_W: float, indices: list[int]) -> None:
         signal.signal(number, signal.SIG_IGN)
     pynvml, _ = sensors.list_gpus()
     handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
-    before_mW = [pynvml.nvmlDeviceGetPowerManagementLimit(each) for each in handles]
+    before_mW = [pynvml.nvmlDeviceGetEnforcedPowerLimit(each) for each in handles]
     try:
         for handle in handles:
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(limit_W * 1e3))

@@ -59,8 +59,8 @@ def test_the_limit_is_set_back_whatever_ends_the_command(tmp_path, limits, numbe
 @pytest.mark.parametrize(
     "watts, gpus, said",
     [
-        ("701", [GPU], "701 W is beyond the range of GPU 0 (a fake A100); give 100 to"),
-        ("99", [GPU], "99 W is beyond the range of GPU 0 (a fake A100); give 100 to"),
+        ("701", [GPU], "GPU 0 (a fake A100): 701 W is beyond 100 to 700 W; choose"),
+        ("99", [GPU], "GPU 0 (a fake A100): 99 W is beyond 100 to 700 W; choose"),
         ("200", [GPU | {"is_ours": False}], "GPU 0 (a fake A100): Insufficient Perm"),
         ("200", [], "no NVIDIA GPU is used; leave it out"),
     ],

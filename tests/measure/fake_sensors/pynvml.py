@@ -87,7 +87,7 @@ def nvmlDeviceGetTotalEnergyConsumption(handle):
     return int(energy_mJ)
 
 
-def nvmlDeviceGetPowerManagementLimit(handle):
+def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _limits(handle)[-1][1]
 
 
