@@ -164,7 +164,7 @@ def _gpus_of(intent: dict) -> list[dict]:
 
 
 def warnings_of(intent: dict) -> list[str]:
-    """Warn about a run that can work; ValueError where another measured run goes on here."""
+    """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
     config, described = configuration.from_dict(intent["config"]), intent["machine"]
     warnings = []
