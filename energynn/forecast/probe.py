@@ -153,13 +153,12 @@ def hand_over(probes: list[Probe], site: Site) -> str:
 
 def as_json(probes: list[Probe]) -> list[dict]:
     """Return the probes for a program, in the order in which they are made."""
-    names, rows = ("devices", "local_batch_size", "training_samples", "epochs"), []
-    for probe in probes:
-        row = {name: getattr(probe.run, name, None) for name in names}
-        rows.append(
-            row | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
-        )
-    return rows
+    names = "devices", "local_batch_size", "training_samples", "epochs"
+    return [
+        {name: getattr(probe.run, name, None) for name in names}
+        | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
+        for probe in probes
+    ]
 
 
 def text(probes: list[Probe]) -> str:
