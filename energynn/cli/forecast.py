@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from energynn.cli.options import (
+    Details,
     Json,
     Parameters,
     RunsDir,
@@ -154,9 +155,7 @@ def fit(
     runs_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
     ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="the parameters, with their intervals")
-    ] = False,
+    details: Details = False,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""

@@ -311,16 +311,16 @@ def describe(fit: Fit) -> dict[str, dict]:
 
 def text(fit: Fit, details: bool = False) -> str:
     """Show to people how good the fit is; with details its parameters, too."""
-    of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
-    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(
-        *fit.errors
-    )
+    of_time, of_power = fit.errors
     known = (
         ""
         if fit.has_power
         else "; energies are not all measured: times alone are fitted"
     )
-    words = f"fitted to {of}; {errors}{known}"
+    words = (
+        f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
+        f"errors of times about {of_time:.1%} and of powers about {of_power:.1%}{known}"
+    )
     if details:
         table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
         words += "\n" + table.to_string(float_format="{:.3g}".format)

@@ -50,8 +50,10 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
     Raises ValueError for a parameter that a plan chooses.
     """
     if chosen := {"devices", "local_batch_size", "global_batch_size"} & {*parameters}:
-        limit = "use --devices, --local-batch-size or --max-global-batch-size"
-        raise ValueError(f"{chosen.pop()}: a plan chooses it; {limit}")
+        raise ValueError(
+            f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
+            "--max-global-batch-size"
+        )
     one = {"devices": 1, "accumulation_steps": 1, "global_batch_size": None}
     return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
@@ -141,9 +143,11 @@ def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -
         "most frugal": np.argmin(spent),
         "balanced": balanced,
     }
-    why = "{:.1f} times the least time, {:.0%} above the least {}"
     return {
-        name: (int(best[at]), why.format(slower[at], more[at] - 1, unit))
+        name: (
+            int(best[at]),
+            f"{slower[at]:.1f} times the least time, {more[at] - 1:.0%} above the least {unit}",
+        )
         for name, at in found.items()
     }
 
@@ -185,7 +189,7 @@ def text(plan: Plan) -> str:
         names[index].append(name)
         reasons.append(f"{name}: {reason}")
     others = [index for index in plan.pareto if index not in names]
-    shown = [*names, *others[:: -(-len(others) // MOST_SHOWN) or 1]]
+    shown = [*names, *others[:: 1 + len(others) // MOST_SHOWN]]
     found = [
         row(plan, index) | {"choice": ", ".join(names.get(index, ()))}
         for index in shown

@@ -12,7 +12,7 @@ LEAST = 0.5  # of the greatest limit; below, times grow up to fourfold
 MEASURED = ["time_per_epoch_s", "energy_J_per_epoch"]
 WORDS = (
     "; power limit {:g} of the greatest: time x {:.2f} ({:.2f}-{:.2f}), energy of the GPUs x "
-    "{:.2f} ({:.2f}-{:.2f}), published by others (Zeus: one GPU of four types, six networks)"
+    "{:.2f} ({:.2f}-{:.2f}), published by others (Zeus: one GPU of four types, five networks)"
 )
 
 
@@ -23,8 +23,10 @@ def ratios(share: float) -> pd.DataFrame:
     is not within LEAST and 1.
     """
     if not LEAST <= share <= 1:
-        what = f"{share:g} is no share of the GPUs' greatest limit that is known of"
-        raise ValueError(f"power_limit: {what}; give {LEAST:g} to 1")
+        raise ValueError(
+            f"power_limit: {share:g} is no share of the GPUs' greatest limit that is known of; "
+            f"give {LEAST:g} to 1"
+        )
     table = pd.read_csv(manifests.verify("others") / "zeus_power.csv")
     table = table.sort_values("power_limit_W")
     rows = []
@@ -43,8 +45,10 @@ def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray
     energy is not known.
     """
     if np.isnan(values["energy_gpu_kWh"]).any():
-        what = "the GPUs' part of the energy is not known"
-        raise ValueError(f"power_limit: {what}; give cpu_W and ram_W of the system")
+        raise ValueError(
+            "power_limit: the GPUs' part of the energy is not known; give cpu_W and ram_W of the "
+            "system"
+        )
     of_time, of_energy = factors(share)
     result = {name: of * of_time for name, of in values.items()}
     result["energy_gpu_kWh"] = values["energy_gpu_kWh"] * of_energy

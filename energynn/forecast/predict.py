@@ -29,10 +29,30 @@ SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
 MOST_DEVICES = 256
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
 ACCOUNTED = """
-workload preset system device seed repeat initial_run learning_rate training_samples
-validation_samples evaluate_training_set training_years validation_years test_years warmup_epochs
-save_weights plateau_patience on_bad_image sampling_period_s perun_sampling_period_s idle_baseline_s
-idle_ready_s collective_timeout_s setup_timeout_s
+workload
+preset
+system
+device
+seed
+repeat
+initial_run
+learning_rate
+training_samples
+validation_samples
+evaluate_training_set
+training_years
+validation_years
+test_years
+warmup_epochs
+save_weights
+plateau_patience
+on_bad_image
+sampling_period_s
+perun_sampling_period_s
+idle_baseline_s
+idle_ready_s
+collective_timeout_s
+setup_timeout_s
 """
 ACCOUNTED = {*SIZES, *ACCOUNTED.split()}
 
@@ -97,8 +117,9 @@ def most_devices(site: Site) -> int:
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
     if asked > most_devices(site):
-        at_most = f"choose at most {most_devices(site)}"
-        raise ValueError(f"devices: {asked} asked; on {site.name} {at_most}")
+        raise ValueError(
+            f"devices: {asked} asked; on {site.name} choose at most {most_devices(site)}"
+        )
 
 
 # ------------------------------------------------------------------------------------ the answer
@@ -110,8 +131,9 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
     if others := {run.workload for run in asked} - {fit.runs.workload}:
-        other = others.pop()
-        raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {other}")
+        raise ValueError(
+            f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
+        )
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
     provenance = (
         f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
@@ -128,8 +150,10 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
         check_devices(fit.runs.site, run.devices)
         work = runs.works(fit.runs, [run])
         if not work.updates[0]:
-            few = "a device has fewer samples than one update takes"
-            raise ValueError(f"local_batch_size: {few}; choose a smaller one")
+            raise ValueError(
+                "local_batch_size: a device has fewer samples than one update takes; choose a "
+                "smaller one"
+            )
         row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
         row["run_id"] = config.run_id(run)
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
@@ -204,9 +228,9 @@ def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
         if few.any() and not few.all() and fits.varies(seen.only(few)):
             found += beside_facts(seen.only(few), seen.only(~few))
     if not found:
-        both = f"runs that vary on {most} device(s), and runs on more"
         raise ValueError(
-            f"{runs_dir}: no recipe has valid {both} on {site.name}; make some"
+            f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
+            f"more on {site.name}; make some"
         )
     return found
 
@@ -239,8 +263,8 @@ def table(rows: list[dict]) -> str:
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
     shown = pd.DataFrame(plain).to_string(index=False)
-    of = f"of {rows[0]['epochs']} epochs; intervals at 90 %"
-    return "\n".join([shown, "", *marks, f"{of}; {rows[0]['provenance']}"])
+    foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
+    return "\n".join([shown, "", *marks, foot])
 
 
 def span(of: dict[str, float | None]) -> str:

@@ -213,8 +213,8 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
         )
     seen = own(valid(runs_dir, site), workload, site)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
-    why = "not valid, or of another workload or system"
-    return seen, f"{others} run(s) left out: {why}\n" if others else ""
+    words = f"{others} run(s) left out: not valid, or of another workload or system\n"
+    return seen, words if others else ""
 
 
 def own(found: list[dict], workload: str, site: Site) -> Runs:
