@@ -190,8 +190,9 @@ def simulate(
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
-    words = (
-        f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
+    reply(
+        as_json,
+        {"runs": list(map(str, folders))},
+        f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them",
     )
-    reply(as_json, {"runs": list(map(str, folders))}, words)
     return 0

@@ -253,7 +253,7 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def unseen(fit: Fit, work: np.recarray) -> np.ndarray:
+def unseen(fit: Fit, work: np.recarray) -> pd.Series:
     """Say which part of the time updates and all-reduces take beyond what fitted runs had of each.
 
     (configurations,). Behind a slow loader or a backward pass all of this may hide.
@@ -262,7 +262,7 @@ def unseen(fit: Fit, work: np.recarray) -> np.ndarray:
     for of in (work, fit.runs.work):
         times = pd.DataFrame(model.times_s(fit.values, of))
         shares.append(times.div(times.sum(axis=1), axis=0)[["updates", "allreduce"]])
-    return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1).to_numpy()
+    return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1)
 
 
 def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:

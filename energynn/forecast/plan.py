@@ -194,7 +194,9 @@ def text(plan: Plan) -> str:
         row(plan, index) | {"choice": ", ".join(names.get(index, ()))}
         for index in shown
     ]
-    lines = [predict.table(found), "", *(reasons if len(names) > 1 else ())]
+    lines = [predict.table(found), ""]
+    if len(names) > 1:
+        lines += reasons
     lines.append(
         f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations; "
         f"limits: {_words(plan.limits)}"

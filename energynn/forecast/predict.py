@@ -155,7 +155,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
                 "smaller one"
             )
         row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
-        row["run_id"] = config.run_id(run)
+        row |= {"run_id": config.run_id(run), "provenance": provenance}
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work, power_share).items():
             known = [
@@ -165,9 +165,8 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
         times_s = times_of_draws(fit, work)
         shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
         row["time_share_percent"] = with_ends(shares).to_dict("index")
-        result.append(
-            row | {"outside": outside(fit, run, work), "provenance": provenance}
-        )
+        row["outside"] = outside(fit, run, work)
+        result.append(row)
     return result
 
 

@@ -147,18 +147,22 @@ def hand_over(probes: list[Probe], site: Site) -> str:
         f"    runs = {plain!r}\n"
         "    return [config.from_dict(run | dict(system=system)) for run in runs]\n"
     )
-    own = f"--workload {workload} --system {site.file} --runs-dir runs --out build/fit.json"
-    return f"energynn submit {study} --system {site.file}\nenergynn forecast fit {own}"
+    return (
+        f"energynn submit {study} --system {site.file}\n"
+        f"energynn forecast fit --workload {workload} --system {site.file} --runs-dir runs "
+        "--out build/fit.json"
+    )
 
 
 def as_json(probes: list[Probe]) -> list[dict]:
     """Return the probes for a program, in the order in which they are made."""
-    names = "devices", "local_batch_size", "training_samples", "epochs"
-    return [
-        {name: getattr(probe.run, name, None) for name in names}
-        | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
-        for probe in probes
-    ]
+    names, rows = ("devices", "local_batch_size", "training_samples", "epochs"), []
+    for probe in probes:
+        row = {name: getattr(probe.run, name, None) for name in names}
+        rows.append(
+            row | {"run_id": config.run_id(probe.run), "expected_s": probe.seconds}
+        )
+    return rows
 
 
 def text(probes: list[Probe]) -> str:
