@@ -52,6 +52,7 @@ def load() -> pd.DataFrame:
         commit = rows[commits["by"]].map(commits)
         tables.append(rows[["row"]].assign(file=file, commit=commit, **named))
     table = pd.concat(tables, ignore_index=True).assign(**LABELS)
+    table = table.astype({"devices": int, "global_batch_size": int})
     table.attrs["left_out"] = left_out
     return table
 

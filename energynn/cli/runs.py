@@ -135,6 +135,9 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    power_limit_W: Annotated[
+        float, typer.Option("--power-limit-W", min=0, help="of each GPU meanwhile")
+    ] = 0.0,
     name: Name = "",
     note: Note = "",
     as_json: Annotated[
@@ -143,13 +146,17 @@ def measure(
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
-    from energynn import records
+    from energynn import launchers, records
     from energynn.launch import command as launch
+    from energynn.measure import machine, power_limit
 
     labels = records.labels(name, note)
-    record, status = launch.measure(
-        command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
-    )
+    if power_limit_W and launchers.rank_and_size():
+        raise ValueError("--power-limit-W: of a command without ranks only")
+    with power_limit.held(power_limit_W, [] if no_gpu else machine.gpus()):
+        record, status = launch.measure(
+            command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
+        )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
         reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")
