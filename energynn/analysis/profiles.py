@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from scipy import signal
 
-from energynn import records
 from energynn.analysis import results
 from energynn.measure import account, energy
 from energynn.measure.samples import segments
@@ -28,7 +27,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     of these, measured before the run, NaN if unknown.
     """
     trained = results.load(runs_dir)
-    others = results.load(runs_dir, workloads=records.NO_TRAINING)
+    others = results.load(runs_dir, trained=False)
     runs = pd.concat([trained, others], ignore_index=True)
     files = [any(Path(run_dir).rglob("samples-*.jsonl")) for run_dir in runs["run_dir"]]
     runs = runs[np.array(files, bool)]

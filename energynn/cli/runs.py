@@ -27,6 +27,12 @@ Study = Annotated[
 ]
 
 
+Told = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
+]
+
+
 def run(
     assigned: Annotated[
         list[str] | None,
@@ -127,6 +133,10 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    devices: Told = None,
+    samples: Told = None,
+    epochs: Told = None,
+    local_batch_size: Told = None,
     name: Name = "",
     note: Note = "",
     as_json: Annotated[
@@ -138,9 +148,12 @@ def measure(
     from energynn import records
     from energynn.launch import command as launch
 
+    told = {"devices": devices, "training_samples": samples, "epochs": epochs}
+    told["local_batch_size"] = local_batch_size
+    told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
     record, status = launch.measure(
-        command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
+        command, out, period, as_json, not no_gpu, labels, told
     )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]

@@ -60,7 +60,9 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
     """
     site = fit.runs.site
     fitted = fit.runs.work.local_batch_size
-    most = most or predict.most_devices(site)
+    is_one = "devices" in runs.unvaried(fit.runs)
+    only = fit.runs.longest.devices if is_one else 0
+    most = only or most or predict.most_devices(site)
     predict.check_devices(site, most)
     sizes = [
         2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()
@@ -68,13 +70,13 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
     found = []
     for devices, size in itertools.product(
-        range(1, most + 1), sizes or [int(fitted[0])]
+        range(only or 1, most + 1), sizes or [int(fitted[0])]
     ):
         is_whole = (
             devices < site.devices_per_node or devices % site.devices_per_node == 0
         )
         batch = devices * size * run.accumulation_steps
-        if is_whole and batch <= samples:
+        if (only or is_whole) and batch <= samples:
             changed = {"local_batch_size": size, "global_batch_size": batch}
             found.append(config.replace(run, devices=devices, **changed))
     return found

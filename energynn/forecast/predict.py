@@ -125,6 +125,15 @@ def check_devices(site: Site, asked: int) -> None:
         raise ValueError(f"devices: {asked} asked; on {site.name} {at_most}")
 
 
+def check_varied(seen: Runs, run: RunConfig) -> None:
+    """Raise ValueError for what the runs of a command do not tell, as they did not vary it."""
+    for name in runs.unvaried(seen):
+        had = getattr(seen.longest, name)
+        if getattr(run, name) != had:
+            told = f"{had} in every run of {seen.workload}, nothing tells of others"
+            raise ValueError(f"{name}: {told}; measure it with other {name}, too")
+
+
 # ------------------------------------------------------------------------------------ the answer
 
 
@@ -133,7 +142,7 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
-    if others := {run.workload for run in asked} - {fit.runs.workload}:
+    if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
         other = others.pop()
         raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {other}")
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
@@ -144,9 +153,12 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         provenance += (
             f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
         )
+    if fit.runs.band:
+        provenance += f", whose energies are estimates, good to {fit.runs.band:.0%}"
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
+        check_varied(fit.runs, run)
         work = runs.works(fit.runs, [run])
         if not work.updates[0]:
             few = "a device has fewer samples than one update takes"
@@ -182,7 +194,10 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    if work.devices[0] > 1 and work.allreduce_s[0] == 0:
+    for name in runs.unvaried(fit.runs):
+        lines.append(f"{name}: no run varied it, what it does is not forecast")
+    is_silent = work.allreduce_s[0] == 0 and "kappa_devices" not in fit.names
+    if work.devices[0] > 1 and is_silent:
         lines.append(
             "the all-reduce is left out: bandwidth or size of gradients is not known"
         )

@@ -17,9 +17,11 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.measure.energy import SECOND_PER_HOUR, SYSTEMATIC
 
 BYTES_PER_GB = 1e9
+KNOWN = {"measured", "simulated"}  # energies that a model may be judged by
+ANY = KNOWN | {"estimated"}
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 
 
@@ -41,7 +43,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     """Configurations of a workload on a system and what they took.
 
     samples: of the training and of the validation data. like: runs on another system, which give
-    the priors.
+    the priors. band: how far its energies may be wrong throughout, relative, where estimated.
     """
 
     workload: str
@@ -50,6 +52,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     like: Runs | None = None
+    band: float = 0.0
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -198,13 +201,13 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 # ------------------------------------------------------------------------------------------ own
 
 
-def valid(runs_dir: Path, site: Site) -> list[dict]:
-    """Read the valid records of trainings on a system."""
-    found = [
-        record for record in records.read_all(runs_dir) if record["system"] == site.name
-    ]
+def valid(runs_dir: Path, site: Site, name: str | None = None) -> list[dict]:
+    """Read the valid records of trainings on a system, and of all runs of a name."""
     return [
-        record for record in found if record["valid"] and "training_time_s" in record
+        record
+        for record in records.read_all(runs_dir)
+        if record["valid"] and "training_time_s" in record
+        if record["system"] == site.name or record.get("name", "") == name
     ]
 
 
@@ -217,22 +220,28 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    seen = own(valid(runs_dir, site), workload, site)
+    seen = own(valid(runs_dir, site, workload), workload, site, ANY)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
     why = "not valid, or of another workload or system"
     return seen, f"{others} run(s) left out: {why}\n" if others else ""
 
 
-def own(found: list[dict], workload: str, site: Site) -> Runs:
-    """Make runs from records of a workload; powers only where all were measured.
+def own(found: list[dict], workload: str, site: Site, known: set = KNOWN) -> Runs:
+    """Make runs from records of a workload, or of a name that a person gave.
 
-    Raises ValueError with the remedy where there are none, or they do not belong together.
+    Powers only where all are of a provenance that is ``known``. Raises
+    ValueError with the remedy where there are none, or they do not belong together.
     """
-    chosen = [record for record in found if record["workload"] == workload]
+    chosen = [
+        record
+        for record in found
+        if workload in (record["workload"], record.get("name"))
+    ]
     if not chosen:
         there = ", ".join(sorted({record["workload"] for record in found})) or "none"
         raise ValueError(
-            f"no valid run of {workload} on {site.name}; there are {there}"
+            f"no valid run of {workload} on {site.name}; there are {there}; "
+            "`energynn status` says why a run is not valid"
         )
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
@@ -240,30 +249,54 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             f"runs of several devices, stages or data: {recipes}; fit those of one"
         )
     first = chosen[0]
-    is_simulated = first["launcher"] == "simulated"
+    is_simulated = first.get("launcher") == "simulated"
     if site.scheduler == "local" and not is_simulated:
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
     for record in chosen:
-        device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-        same = {"device": device, "seed": 0, "repeat": 0}
-        groups[config.from_dict(record["config"] | same)].append(record)
-    taken = []
+        groups[config_of(record)].append(record)
+    taken, band = [], 0.0
     for run, group in groups.items():
         time_s = _mean(group, "training_time_s")
         provenances = {record.get("energy_total_provenance") for record in group}
         power_W = None
-        if provenances <= {"measured", "simulated"}:
+        if provenances <= known:
+            if "estimated" in provenances:
+                band = SYSTEMATIC["estimated"]
             power_W = _mean(group, "mean_power_total_W") / run.devices
         taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
-    evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
+    one = config_of(first)
+    evaluated = first.get("samples_evaluated", 0) // one.epochs
     training = first.get("dataset_samples", 0)
-    if config.from_dict(first["config"]).epoch().evaluates_training_set:
+    if one.epoch().evaluates_training_set:
         evaluated -= training
     provenance = "simulated" if is_simulated else "measured"
-    return Runs(
-        workload, site, taken, samples=(training, evaluated), provenance=provenance
-    )
+    samples = training, evaluated
+    return Runs(workload, site, taken, samples, provenance, band=band)
+
+
+def config_of(record: dict) -> RunConfig:
+    """Read the configuration that repeats share; ValueError for a command of unknown samples."""
+    plain = record["config"]
+    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+    if record["workload"] != "command":
+        return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
+    told = {name: plain[name] for name in plain if name != "command"}
+    told |= {"device": device, "devices": record["devices"]}
+    made = config.make("command", **told)
+    if not made.training_samples:
+        remedy = "measure it again, with --samples N and --devices N"
+        raise ValueError(f"{record['run_id']}: its samples are not known; {remedy}")
+    return made
+
+
+def unvaried(seen: Runs) -> list[str]:
+    """Name what no run of a command varied, so that nothing tells what it does."""
+    made = seen.configs
+    names = ("devices", "samples", "local_batch_size")
+    if made[0].workload != "command":
+        return []
+    return [name for name in names if len({getattr(run, name) for run in made}) == 1]
 
 
 def _mean(group: list[dict], field: str) -> float:
@@ -274,9 +307,9 @@ def recipe(record: dict) -> tuple[str, ...]:
     """Name what runs share that one fit is made of."""
     plain = record["config"]
     return (
-        plain["workload"],
+        record["workload"],
         plain.get("stage", ""),
-        plain["dataset"],
+        plain.get("dataset", ""),
         record["device_name"],
     )
 

@@ -23,11 +23,13 @@ from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
+from energynn.measure.sensors import busy_core_seconds
 from energynn.processes import end_marked
 from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
+BUSY_CORES = 0.5  # while nothing of ours runs but the sampler
 
 
 def measure(
@@ -37,13 +39,15 @@ def measure(
     quiet: bool,
     gpus: bool = True,
     labels: dict | None = None,
+    told: dict | None = None,
 ) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. ``labels``: as ``records.labels`` gives them. Raises ValueError with the remedy
-    before the command is started.
+    there are any. ``labels``: as ``records.labels`` gives them. ``told``: parameters of the
+    training that a person knows. Raises ValueError with the remedy before the
+    command is started.
     """
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
@@ -52,6 +56,8 @@ def measure(
     if rank == 0:
         supervise.take_host().close()
         intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
+        intent["config"] |= told or {}
+        intent["devices"] = intent["config"].get("devices", intent["devices"])
         _held = _open_segment(run_dir, intent)
         _say(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
@@ -140,7 +146,11 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
+    before_s = busy_core_seconds()
     events.be_idle("before", IDLE_S)
+    others = (busy_core_seconds() - before_s) / IDLE_S
+    if rank == 0 and others > BUSY_CORES:
+        _say(f"others keep {others:.1f} cores busy here: what they draw counts, too")
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")
@@ -204,6 +214,8 @@ def report(record: dict) -> str:
     lines += [f"  flag: {flag}" for flag in record["flags"]]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    if 0 < samples < records.FEWEST_SAMPLES:
+        lines.append("  run it longer, or measure with --period 0.01")
     return "\n".join(lines)
 
 
