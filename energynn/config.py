@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import hashlib
@@ -483,6 +484,24 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     values |= PRESETS[given.get("preset", "smoke")].get(workload, {})
     run = config_class(**values | given)
     return replace(run, **_validated(config_class, _batch_sizes(run, given)))
+
+
+def literal(text: str):
+    """Read a number, True, False or None; any other text stays one."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    return value if isinstance(value, int | float | bool | None) else text
+
+
+def takes(workload: str, name: str, value) -> bool:
+    """Tell whether a value is one of this parameter."""
+    try:
+        _validated(_class(workload), {name: value})
+    except ValueError:
+        return False
+    return True
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 import re
@@ -496,6 +497,39 @@ GROUPS = {
     "paper-h100": ["F4", "F5", "T1"],
 }
 STUDIES |= PAPER
+
+
+MOST_RUNS = 200  # of a sweep
+
+
+def sweep(parameters: dict) -> Runs:
+    """Make a run for each combination of values; a text with commas is several of them.
+
+    A parameter that takes such a text, as years, has one value. Raises ValueError with the remedy,
+    also for more than ``MOST_RUNS``.
+    """
+    workload = str(parameters.get("workload", "resnet50")).split(",")[0]
+    choices = {}
+    for name, value in parameters.items():
+        parts = value.split(",") if isinstance(value, str) else [value]
+        if len(parts) > 1 and (
+            name == "workload" or not config.takes(workload, name, value)
+        ):
+            choices[name] = [config.literal(part.strip()) for part in parts]
+        else:
+            choices[name] = [value]
+    number = math.prod(map(len, choices.values()))
+    if number > MOST_RUNS:
+        swept = ", ".join(name for name in choices if len(choices[name]) > 1)
+        raise ValueError(
+            f"{swept}: {number:,} runs; give fewer values, at most {MOST_RUNS} runs at once"
+        )
+    combinations = itertools.product(*choices.values())
+    runs = [
+        config.make(**dict(zip(choices, values, strict=True)))
+        for values in combinations
+    ]
+    return list(dict.fromkeys(runs))
 
 
 OWN_STUDY = (

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, reply, tell
+from energynn.cli.options import (
+    Json,
+    Parameters,
+    RunsDir,
+    find_run,
+    folder_of_runs,
+    parameters_of,
+    reply,
+    tell,
+)
 
 Studies = Annotated[
     list[str] | None,
@@ -15,19 +25,24 @@ Studies = Annotated[
 
 
 def submit(
-    studies: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STUDY [-- OPTION]",
-            help="names, or files of your own; options of sbatch",
-        ),
-    ],
     system: Annotated[
         str,
         typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)"),
     ],
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STUDY [-- OPTION]",
+            help="names, or files of your own; options of sbatch",
+        ),
+    ] = None,
+    p: Parameters = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print scripts and cost, submit nothing")
+        bool,
+        typer.Option("--dry-run", help="show cost and what is missing; submit nothing"),
+    ] = False,
+    scripts: Annotated[
+        bool, typer.Option("--scripts", help="the same, and print all batch scripts")
     ] = False,
     max_gpu_hours: Annotated[
         float | None, typer.Option(min=0, help="refuse what is expected to cost more")
@@ -37,14 +52,28 @@ def submit(
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
+    from energynn import studies as known
     from energynn.cluster import submit
 
-    names = [word for word in studies if not word.startswith("-")]
-    options = [word for word in studies if word.startswith("-")]
+    words = studies or []
+    names = [word for word in words if not word.startswith("-")]
+    options = [word for word in words if word.startswith("-")]
     options += [f"--account={account}"] if account else []
     options += [f"--reservation={reservation}"] if reservation else []
+    if bool(names) == bool(p):
+        raise ValueError("submit: give studies, or parameters of runs (-p)")
+    site = submit.cluster(system, options)
+    if p:
+        runs = known.sweep(parameters_of(p) | {"system": site.name})
+        name = runs[0].workload
+    else:
+        runs = [run for own in known.find(names, site.name).values() for run in own]
+        name = "-".join(Path(name).stem for name in names)
     folder = folder_of_runs(runs_dir)
-    return submit.submit_studies(names, system, folder, dry_run, max_gpu_hours, options)
+    only_show = dry_run or scripts
+    return submit.submit_runs(
+        runs, name, site, folder, only_show, scripts, max_gpu_hours
+    )
 
 
 def status(

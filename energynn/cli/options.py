@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Annotated
 
@@ -71,6 +70,8 @@ def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
 
 def parameters_of(assignments: list[str] | None) -> dict:
     """Read NAME=VALUE; values are Python literals where they can be, else texts."""
+    from energynn.config import literal
+
     parameters = {}
     for assignment in assignments or []:
         name, equals, value = assignment.partition("=")
@@ -78,16 +79,8 @@ def parameters_of(assignments: list[str] | None) -> dict:
             raise ValueError(
                 f"{assignment!r} is no parameter; write NAME=VALUE, for example devices=2"
             )
-        parameters[name] = _literal(value)
+        parameters[name] = literal(value)
     return parameters
-
-
-def _literal(text: str):
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
-    return value if isinstance(value, int | float | bool | None) else text
 
 
 def find_run(run: str, runs_dir: Path | None) -> Path:

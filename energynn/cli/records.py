@@ -20,12 +20,26 @@ from energynn.cli.options import (
 BUILD = Path("build")  # where the paper lies
 
 
-def show(run: Run = "last", as_json: Json = False, runs_dir: RunsDir = None) -> int:
+def show(
+    run: Run = "last",
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="draw power, energy, loss and error: .svg or .html"
+        ),
+    ] = None,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> int:
     """Show one run: energy, time, metrics, and whether they are valid."""
     from energynn import records
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
+    if plot:
+        from energynn.analysis import one_run
+
+        one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
     metrics = [
         f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()

@@ -46,21 +46,30 @@ def run(
     note: Note = "",
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make one run, as notebooks/run_training.ipynb does."""
-    from energynn import config, launchers, records
+    """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
+    from energynn import config, launchers, records, studies
+    from energynn.cluster import local
     from energynn.launch import start
 
     if list_parameters:
         tell(config.help_text())
         return 0
     parameters = parameters_of([*(assigned or []), *(p or [])])
+    labels = records.labels(name, note)
+    runs, folder = studies.sweep(parameters), folder_of_runs(runs_dir)
+    if len(runs) > 1:
+        return _answer(local.run_study(runs, folder.absolute(), labels=labels))
     try:
-        labels = records.labels(name, note)
-        start.run(config.make(**parameters), folder_of_runs(runs_dir), labels)
+        start.run(runs[0], folder, labels)
     except (InterruptedError, RuntimeError) as error:  # its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
     return 0
+
+
+def _answer(failed: list[str]) -> int:
+    tell("\n".join(failed))
+    return 1 if failed else 0
 
 
 study = group("Run a study on this machine; list all of them; show one and its cost.")
@@ -94,8 +103,7 @@ def study_run(
     runs = [run for runs in studies.find([name]).values() for run in runs]
     folder = folder_of_runs(runs_dir).absolute()
     failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
-    tell("\n".join(failed))
-    return 1 if failed else 0
+    return _answer(failed)
 
 
 @study.command("list")

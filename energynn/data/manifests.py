@@ -13,8 +13,12 @@ from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 from energynn.reading import one_fault
 
-EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
-DATASETS = ("era5_ensemble", "photographs")
+EMBEDDED = (
+    "era5_ensemble",
+    "others",
+    "synthetic",
+)  # their files lie beside their manifests
+DATASETS = ("era5_ensemble", "photographs", "others")
 PHOTOGRAPHS = ("photographs", photographs.LARGE)
 # The variable with the folder of data that do not ship; it is no part of a run's configuration.
 VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}

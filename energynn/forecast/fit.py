@@ -121,7 +121,7 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
-        "kappa_nodes": (0.005, 0.01),
+        "kappa_nodes": (0.005, 0.006),
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
@@ -266,10 +266,25 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of time_s, power_W and energy_J the logarithm of the value and half its 90 % interval.
+def unseen(fit: Fit, work: np.recarray) -> np.ndarray:
+    """Say which part of the time updates and all-reduces take beyond what fitted runs had of each.
 
-    (configurations,) each. The energy is the product of the others: of one GPU.
+    (configurations,). Behind a slow loader or a backward pass all of this may hide.
+    """
+    shares = []
+    for of in (work, fit.runs.work):
+        times = model.times_s(fit.values, of)
+        beside = np.stack([times["updates"], times["allreduce"]])
+        shares.append(beside / sum(times.values()))
+    most = shares[1].max(axis=1, keepdims=True)
+    return np.maximum(shares[0] - most, 0).sum(axis=0)
+
+
+def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of time_s, power_W and energy_J the logarithm of the value and its distances to both ends.
+
+    (configurations,) and (2, configurations), of the 90 % interval. The energy is the product of
+    the others: of one GPU.
     """
     middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
@@ -277,6 +292,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
     # How wide priors are is known; only what follows from the errors needs Student's t.
     of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
+    hidden = np.log(1 - unseen(fit, work))
     result = {}
     for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
         slope, error2 = slopes[of].sum(axis=0), errors2[of]
@@ -284,9 +300,10 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        t = stats.t.ppf((1 + LEVEL) / 2, freedom)
+        half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
+        below = half if name == "power_W" else np.hypot(half, hidden)
         wrong = np.log1p(fit.runs.band) if 1 in of else 0.0
-        result[name] = middle[of].sum(axis=0), np.hypot(t * np.sqrt(variance), wrong)
+        result[name] = middle[of].sum(axis=0), np.hypot([below, half], wrong)
     return result
 
 

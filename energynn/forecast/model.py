@@ -89,8 +89,8 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
         work.nodes
     )
     slower = slower + values["kappa_storage"] * (work.nodes - 1)
-    slower = slower + values["kappa_devices"] * np.log2(work.devices)
-    slower = slower + values["kappa_alone"] * (work.devices - 1)
+    slower = slower + values.get("kappa_devices", 0.0) * np.log2(work.devices)
+    slower = slower + values.get("kappa_alone", 0.0) * (work.devices - 1)
     filled_s = work.filled * values["tau"] * (1 + slower)
     updates = work.epochs * work.updates
     return {

@@ -72,8 +72,8 @@ def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
     of = {}
-    for name, (middle, half) in fits.forecast(fit, work).items():
-        of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1])
+    for name, (middle, (below, above)) in fits.forecast(fit, work).items():
+        of[name] = np.exp(np.stack([middle, middle - below, middle + above], axis=1))
     time_s = of["time_s"]
     energy_J = of.get("energy_J", np.nan * time_s)
     result = {"time_h": time_s / SECOND_PER_HOUR}

@@ -311,7 +311,7 @@ def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
     job = submit.Job(
         {folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10
     )
-    text = submit.script(job, site, "mine")
+    text = submit.script(job, site, "mine", "")
     program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
     path = folder / "job" / "job.sh"
     path.write_text(text.replace("-m energynn.cluster.job", f'-c "{program}"'))
