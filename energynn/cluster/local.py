@@ -92,7 +92,7 @@ def run_study(
 
 def _needs(run: RunConfig) -> tuple:
     """Tell what this machine must have for a run."""
-    return run.dataset, run.device, run.devices
+    return run.dataset, run.device, run.devices, run.power_limit_W
 
 
 def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
 
 import energynn
 from energynn import config as configuration
@@ -27,7 +26,7 @@ from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, write_json
 from energynn.launch import command, supervise, watch
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
-from energynn.measure import machine, perun_adapter
+from energynn.measure import machine, perun_adapter, power_limit
 from energynn.measure.samples import events_of_kind, read_events, segments
 from energynn.progress import tell
 
@@ -73,9 +72,10 @@ def run(
     held = lock(run_dir / START_LOCK)
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
-    with held:
+    limit = power_limit.held(config.power_limit_W, _gpus_of(intent))
+    with held, limit as files:
         begin(intent, run_dir)
-        _let_supervise(run_dir, held)
+        _let_supervise(run_dir, [held.fileno(), *files])
     record = records.read(run_dir)
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
@@ -105,8 +105,11 @@ def _has_checkpoint(run_dir: Path) -> bool:
     return any(run_dir.glob("checkpoint/*.sha256"))
 
 
-def _let_supervise(run_dir: Path, held: TextIO) -> None:
-    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us."""
+def _let_supervise(run_dir: Path, files: list[int]) -> None:
+    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us.
+
+    files: numbers of the open files of lock and power limit.
+    """
     words = [
         sys.executable,
         "-m",
@@ -114,7 +117,7 @@ def _let_supervise(run_dir: Path, held: TextIO) -> None:
         str(run_dir),
         str(os.getpid()),
     ]
-    supervisor = subprocess.Popen(words, pass_fds=[held.fileno()], **APART)
+    supervisor = subprocess.Popen(words, pass_fds=files, **APART)
     view_ended = watch.in_notebook(run_dir)
     try:
         for line in supervisor.stdout:
@@ -152,7 +155,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
     system = machine.load(runs_dir, config.system)
-    return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
+    intent = supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
         "config": values,
@@ -164,6 +167,17 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_commit": commit,
         "git_dirty": dirty,
     }
+    if config.power_limit_W:
+        if _nodes() > 1:
+            raise ValueError("power_limit_W: on one node only; leave it out")
+        power_limit.require(config.power_limit_W, _gpus_of(intent))
+    return intent
+
+
+def _gpus_of(intent: dict) -> list[dict]:
+    """Return the GPUs of this host that a run uses; none where its devices are cores."""
+    is_gpu = intent["device_kind"] == "gpu"
+    return intent["machine"]["gpus"][: intent["devices"]] if is_gpu else []
 
 
 def warnings_of(intent: dict) -> list[str]:
@@ -304,10 +318,7 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, f"--nproc-per-node={devices}", *train]
-    on_gpu = intent["device_kind"] == "gpu"
-    gpus = (
-        [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
-    )
+    gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(ini, period_s, gpus)
