@@ -380,11 +380,6 @@ class CommandConfig(RunConfig, frozen=True, kw_only=True):
     persistent_workers: bool = True
     training_samples: CountOrNone = 0
 
-    @property
-    def samples(self) -> int:
-        """Of all epochs."""
-        return self.training_samples * self.epochs
-
 
 CONFIGS: dict[str, type[RunConfig]] = {
     "resnet50": ResNet50Config,

@@ -111,10 +111,6 @@ def _row(record: dict, run_dir: Path) -> dict:
     for sensor in record["sensors"]:
         if model := sensor.get("model"):
             known |= {f"cpu_model_{name}": value for name, value in model.items()}
-    for component in COMPONENTS:
-        # records of earlier versions have a statistical interval instead
-        bound_J = f"energy_{component}_bound_J"
-        known.setdefault(bound_J, record.get(f"energy_{component}_statistical_J"))
     # a measured command has it from the person
     known.setdefault("dataset_samples", config.get("training_samples"))
     row |= {name: known[name] for name in COLUMNS if name in known}

@@ -133,7 +133,6 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
     if run.workload == "command":
         found["t_start"] = 0.2 * seen.time_s.min(), 2.0
         found["t_update"] = 0.1 * sample_s * work.local_batch_size.min(), 1.5
-        found["kappa_nodes"] = 0.1, 0.2
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:

@@ -60,9 +60,7 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
     """
     site = fit.runs.site
     fitted = fit.runs.work.local_batch_size
-    is_one = "devices" in runs.unvaried(fit.runs)
-    only = fit.runs.longest.devices if is_one else 0
-    most = only or most or predict.most_devices(site)
+    most = most or predict.most_devices(site)
     predict.check_devices(site, most)
     sizes = [
         2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()
@@ -70,15 +68,22 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
     found = []
     for devices, size in itertools.product(
-        range(only or 1, most + 1), sizes or [int(fitted[0])]
+        range(1, most + 1), sizes or [int(fitted[0])]
     ):
         is_whole = (
             devices < site.devices_per_node or devices % site.devices_per_node == 0
         )
         batch = devices * size * run.accumulation_steps
-        if (only or is_whole) and batch <= samples:
+        if is_whole and batch <= samples:
             changed = {"local_batch_size": size, "global_batch_size": batch}
             found.append(config.replace(run, devices=devices, **changed))
+    for name in runs.unvaried(fit.runs):
+        had = fit.runs.work[name][0]
+        found = [run for run in found if runs.works(fit.runs, [run])[name] == had]
+    if not found:
+        raise ValueError(
+            "plan: nothing is left; choose more samples, or fit runs that vary them"
+        )
     return found
 
 

@@ -125,15 +125,6 @@ def check_devices(site: Site, asked: int) -> None:
         raise ValueError(f"devices: {asked} asked; on {site.name} {at_most}")
 
 
-def check_varied(seen: Runs, run: RunConfig) -> None:
-    """Raise ValueError for what the runs of a command do not tell, as they did not vary it."""
-    for name in runs.unvaried(seen):
-        had = getattr(seen.longest, name)
-        if getattr(run, name) != had:
-            told = f"{had} in every run of {seen.workload}, nothing tells of others"
-            raise ValueError(f"{name}: {told}; measure it with other {name}, too")
-
-
 # ------------------------------------------------------------------------------------ the answer
 
 
@@ -158,7 +149,6 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
-        check_varied(fit.runs, run)
         work = runs.works(fit.runs, [run])
         if not work.updates[0]:
             few = "a device has fewer samples than one update takes"
@@ -183,8 +173,12 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
 def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines, seen = [], fit.runs.work
-    for name in ("devices", "nodes", "local_batch_size", "trained"):
+    same = runs.unvaried(fit.runs)
+    for name in runs.VARIED:
         at, of = work[name][0], seen[name]
+        if name in same and at != of[0]:
+            told = f"{of[0]} in every run of {fit.runs.workload}, nothing tells of {at}"
+            raise ValueError(f"{name}: {told}; measure others, too")
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
             lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
     plain = config.asdict(run)
@@ -194,8 +188,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    for name in runs.unvaried(fit.runs):
-        lines.append(f"{name}: no run varied it, what it does is not forecast")
+    for name in same:
+        lines.append(f"{name}: no run varied it, so it is not forecast")
     is_silent = work.allreduce_s[0] == 0 and "kappa_devices" not in fit.names
     if work.devices[0] > 1 and is_silent:
         lines.append(

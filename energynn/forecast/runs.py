@@ -20,6 +20,7 @@ from energynn.config import Epoch, RunConfig
 from energynn.measure.energy import SECOND_PER_HOUR, SYSTEMATIC
 
 BYTES_PER_GB = 1e9
+VARIED = ("devices", "nodes", "local_batch_size", "trained")  # of a work
 KNOWN = {"measured", "simulated"}  # energies that a model may be judged by
 ANY = KNOWN | {"estimated"}
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
@@ -292,11 +293,9 @@ def config_of(record: dict) -> RunConfig:
 
 def unvaried(seen: Runs) -> list[str]:
     """Name what no run of a command varied, so that nothing tells what it does."""
-    made = seen.configs
-    names = ("devices", "samples", "local_batch_size")
-    if made[0].workload != "command":
+    if seen.longest.workload != "command":
         return []
-    return [name for name in names if len({getattr(run, name) for run in made}) == 1]
+    return [name for name in VARIED if np.ptp(seen.work[name]) == 0]
 
 
 def _mean(group: list[dict], field: str) -> float:

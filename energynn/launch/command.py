@@ -209,9 +209,6 @@ def report(record: dict, details: bool = False) -> str:
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
             lines.append(_energy_line(record, component))
-    if "energy_perun_total_J" in record:
-        total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
-        lines.append(f"  perun itself: {total}")
     metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
     samples = f"{record.get('samples_in_training', 0)} power samples"
     lines += [f"  {fact}" for fact in (samples, *metrics)]
@@ -221,8 +218,7 @@ def report(record: dict, details: bool = False) -> str:
 
 def _energy_line(record: dict, component: str) -> str:
     name = f"energy_{component}"
-    # Records of before have a statistical interval in place of the bound.
-    bound_J = record.get(f"{name}_bound_J", record.get(f"{name}_statistical_J"))
+    bound_J = record.get(f"{name}_bound_J", 0.0)  # a record of before has none
     provenance = record[f"{name}_provenance"]
     energy_J = record[f"{name}_J"]
     line = (

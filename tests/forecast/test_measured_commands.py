@@ -80,8 +80,11 @@ def test_two_runs_on_one_device_tell_of_one_device():
     fit = fits.make(seen_of(takes, [(1, samples), (1, 5 * samples)]))
     run = plan.base_run(fit, {"training_samples": 50 * samples})
     answer = plan.text(plan.make(fit, plan.grid(fit, run), {}))
-    assert "devices: no run varied it, what it does is not forecast" in answer
-    with pytest.raises(ValueError, match="devices: 1 in every run of mine"):
+    assert "devices: no run varied it, so it is not forecast" in answer
+    with pytest.raises(
+        ValueError,
+        match="devices: 1 in every run of mine, nothing tells of 4; measure others",
+    ):
         predict.rows(fit, [config.replace(run, devices=4)])
 
 
