@@ -87,8 +87,10 @@ def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
     )
     for of in ("metrics", "config"):
         more = pd.DataFrame([record.get(of, {}) for record in made])
-        differs = more.astype(str).where(more.notna()).nunique() > (of == "config")
-        runs = runs.join(more.loc[:, differs & ~more.columns.isin(runs)])
+        texts = more.astype(str).where(more.notna())
+        differs = texts.nunique() > (of == "config")
+        is_new = ~more.columns.isin(runs)
+        runs = runs.join(more.loc[:, differs & is_new])
     return runs.sort_values("started_at", ascending=False, ignore_index=True)
 
 

@@ -102,8 +102,7 @@ def export(
 
     folder = folder_of_runs(runs_dir, must_exist=True)
     number = interface.export(folder, csv, carbon, price, own)
-    what = "own runs, failed ones too" if own else "runs; each says its origin"
-    tell(f"{csv}: {number} {what}, and how good its energy is")
+    tell(f"{csv}: {number} runs; each says how good its energy is")
     return 0
 
 

@@ -160,8 +160,8 @@ def measure(
     from energynn.launch import command as launch
     from energynn.measure import machine, power_limit
 
-    told = {"devices": devices, "training_samples": samples, "epochs": epochs}
-    told["local_batch_size"] = local_batch_size
+    told = {"devices": devices, "training_samples": samples}
+    told |= {"epochs": epochs, "local_batch_size": local_batch_size}
     told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
     if power_limit_W and launchers.rank_and_size():

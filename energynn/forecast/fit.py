@@ -129,7 +129,8 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
     if run.workload not in config.CONFIGS and not run.epoch().gradient_bytes:
         # what devices share is not told: runs on several have to tell what it costs
-        found |= {"kappa_devices": (0.1, 0.2), "kappa_alone": (0.03, 2.0)}
+        found["kappa_devices"] = 0.1, 0.2
+        found["kappa_alone"] = 0.03, 2.0
     if run.workload == "command":
         found["t_start"] = 0.2 * seen.time_s.min(), 2.0
         found["t_update"] = 0.1 * sample_s * work.local_batch_size.min(), 1.5

@@ -79,7 +79,8 @@ def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
             found.append(config.replace(run, devices=devices, **changed))
     for name in runs.unvaried(fit.runs):
         had = fit.runs.work[name][0]
-        found = [run for run in found if runs.works(fit.runs, [run])[name] == had]
+        works = runs.works(fit.runs, found or [run])
+        found = list(itertools.compress(found, works[name] == had))
     if not found:
         raise ValueError(
             "plan: nothing is left; choose more samples, or fit runs that vary them"

@@ -230,8 +230,8 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
 def own(found: list[dict], workload: str, site: Site, known: set = KNOWN) -> Runs:
     """Make runs from records of a workload, or of a name that a person gave.
 
-    Powers only where all are of a provenance that is ``known``. Raises
-    ValueError with the remedy where there are none, or they do not belong together.
+    Powers only where all are of a provenance that is ``known``. Raises ValueError with the remedy
+    where there are none, or they do not belong together.
     """
     chosen = [
         record
@@ -282,8 +282,8 @@ def config_of(record: dict) -> RunConfig:
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     if record["workload"] != "command":
         return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
-    told = {name: plain[name] for name in plain if name != "command"}
-    told |= {"device": device, "devices": record["devices"]}
+    told = plain | {"device": device, "devices": record["devices"]}
+    del told["command"]
     made = config.make("command", **told)
     if not made.training_samples:
         remedy = "measure it again, with --samples N and --devices N"

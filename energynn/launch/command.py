@@ -23,14 +23,12 @@ from energynn.launchers import rank_and_size
 from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
-from energynn.measure.sensors import busy_core_seconds
 from energynn.processes import end_marked
 from energynn.progress import sentence
 from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
 IDLE_S = 1.0  # before and after the command
-BUSY_CORES = 0.5  # while nothing of ours runs but the sampler
 
 
 def measure(
@@ -61,7 +59,8 @@ def measure(
         intent["devices"] = intent["config"].get("devices", intent["devices"])
         _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}; "
+            "what others draw on this machine counts, too"
         )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
@@ -145,11 +144,7 @@ def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout)
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
-    before_s = busy_core_seconds()
     events.be_idle("before", IDLE_S)
-    others = (busy_core_seconds() - before_s) / IDLE_S
-    if rank == 0 and others > BUSY_CORES:
-        _say(f"others keep {others:.1f} cores busy here: what they draw counts, too")
     # CUDA's numbers are NVML's
     environment = os.environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     events.mark("training_start")

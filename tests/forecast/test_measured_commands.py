@@ -56,7 +56,7 @@ def seen_of(takes, sizes, provenance="measured") -> runs.Runs:
 
 
 def test_three_runs_tell_of_more_samples_and_devices_with_honest_intervals():
-    """Inside the 90 % intervals, of 25 worlds: nearly all of twice the devices, most of four times."""
+    """Inside the 90 % intervals, of 25 worlds: of four times the devices most, else nearly all."""
     inside = []
     for seed in range(25):
         takes, samples = world(seed)
