@@ -363,24 +363,6 @@ def number_of_years(text: str) -> int:
     return sum(int(years[-1]) - int(years[0]) + 1 for years in ends)
 
 
-class CommandConfig(RunConfig, frozen=True, kw_only=True):
-    """A command that was measured, as far as its person has told `energynn measure`.
-
-    training_samples: of one epoch
-    persistent_workers: what a command starts with, it starts once
-    """
-
-    workload: str = "command"
-    dataset: FolderName = "own"
-    local_batch_size: Count = 1
-    global_batch_size: Count = 1
-    epochs: Count = 1
-    learning_rate: Number = 0.0
-    loader_workers: CountOrNone = 1
-    persistent_workers: bool = True
-    training_samples: CountOrNone = 0
-
-
 CONFIGS: dict[str, type[RunConfig]] = {
     "resnet50": ResNet50Config,
     "fourcastnet": FourCastNetConfig,
@@ -570,8 +552,6 @@ def _class(workload: str) -> type[RunConfig]:
     """Return the configuration of a workload: ours, or ``Config`` of a module on PYTHONPATH."""
     if workload in CONFIGS:
         return CONFIGS[workload]
-    if workload == "command":
-        return CommandConfig
     try:
         config_class = importlib.import_module(workload).Config
         if not issubclass(config_class, RunConfig):

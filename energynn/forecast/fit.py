@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
-from energynn import config
 from energynn.cluster import systems
 from energynn.files import write_json
 from energynn.forecast import model, runs
@@ -123,13 +122,6 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
-    if run.workload not in config.CONFIGS and not run.epoch().gradient_bytes:
-        # what devices share is not told: runs on several have to tell what it costs
-        found["kappa_devices"] = 0.1, 0.2
-        found["kappa_alone"] = 0.03, 2.0
-    if run.workload == "command":
-        found["t_start"] = 0.2 * seen.time_s.min(), 2.0
-        found["t_update"] = 0.1 * sample_s * work.local_batch_size.min(), 1.5
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:
@@ -236,9 +228,8 @@ def check(seen: Runs) -> None:
     of = f"{seen.workload} on {seen.site.name}"
     if not varies(seen):
         raise ValueError(
-            f"{of}: {len(seen)} run(s) of one configuration; what starts once and what a sample "
-            "takes cannot be told apart. Add a run with another number of training_samples "
-            "(--samples of measure), devices or local_batch_size"
+            f"{of}: {len(seen)} run(s) of one configuration; tau and t_start cannot be told apart. "
+            "Add a run with another number of training_samples, devices or local_batch_size"
         )
     fit, work = make(seen), seen.work
     costs = [
@@ -296,8 +287,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
         half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
         below = half if name == "power_W" else np.hypot(half, hidden)
-        wrong = np.log1p(fit.runs.band) if 1 in of else 0.0
-        result[name] = middle[of].sum(axis=0), np.hypot([below, half], wrong)
+        result[name] = middle[of].sum(axis=0), np.stack([below, half])
     return result
 
 
@@ -323,7 +313,9 @@ def text(fit: Fit, details: bool = False) -> str:
     """Show to people how good the fit is; with details its parameters, too."""
     of_time, of_power = fit.errors
     known = (
-        "" if fit.has_power else "; energies are not all known: times alone are fitted"
+        ""
+        if fit.has_power
+        else "; energies are not all measured: times alone are fitted"
     )
     words = (
         f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "

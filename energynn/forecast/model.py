@@ -7,8 +7,7 @@ Time of an epoch of one GPU:
     + t_start passes                                      passes over data, each starts a loader
     + fill tau (1 + c) filled                             waits for the first batches of a pass
     + updates (t_update + 2 (n-1)/n gradient_bytes / (efficiency bandwidth))
-    c = kappa [node full] + kappa_devices log2(devices) + kappa_alone (devices - 1)  contention
-        + kappa_nodes log2(nodes) + kappa_storage (nodes - 1)
+    c = kappa [node full] + kappa_nodes log2(nodes) + kappa_storage (nodes - 1)      contention
 
 Energy is waiting plus work:
 
@@ -59,12 +58,6 @@ OF_TIME = {
     "kappa": Parameter(
         "1", "further time of a sample where all GPUs of a node are in use"
     ),
-    "kappa_devices": Parameter(
-        "1", "further time of a sample for each doubling of devices", False
-    ),
-    "kappa_alone": Parameter(
-        "1", "further time of a sample for each further device: work that is not shared"
-    ),
     "kappa_nodes": Parameter(
         "1", "further time of a sample for each doubling of nodes", False
     ),
@@ -89,8 +82,6 @@ def times_s(values: dict[str, float], work: np.recarray) -> dict[str, np.ndarray
         work.nodes
     )
     slower = slower + values["kappa_storage"] * (work.nodes - 1)
-    slower = slower + values.get("kappa_devices", 0.0) * np.log2(work.devices)
-    slower = slower + values.get("kappa_alone", 0.0) * (work.devices - 1)
     filled_s = work.filled * values["tau"] * (1 + slower)
     updates = work.epochs * work.updates
     return {

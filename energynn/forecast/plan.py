@@ -79,10 +79,6 @@ def grid(
         if devices % min(devices, site.devices_per_node) == 0 and batch <= samples:
             changed = {"local_batch_size": size, "global_batch_size": batch}
             found.append(config.replace(run, devices=devices, **changed))
-    for name in runs.unvaried(fit.runs):
-        had = fit.runs.work[name][0]
-        works = runs.works(fit.runs, found or [run])
-        found = list(itertools.compress(found, works[name] == had))
     if not found:
         raise ValueError(f"local_batch_size: choose at most the {samples} samples")
     return found

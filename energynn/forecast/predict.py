@@ -130,7 +130,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
-    if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
+    if others := {run.workload for run in asked} - {fit.runs.workload}:
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
@@ -142,8 +142,6 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
         provenance += (
             f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
         )
-    if fit.runs.band:
-        provenance += f", whose energies are estimates, good to {fit.runs.band:.0%}"
     if power_share != 1:
         factors = power_limit.factors(power_share).ravel()
         provenance += power_limit.WORDS.format(power_share, *factors)
@@ -175,12 +173,8 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
 def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     """Say in words what of one configuration lies beyond the fitted runs."""
     lines, seen = [], fit.runs.work
-    same = runs.unvaried(fit.runs)
-    for name in runs.VARIED:
+    for name in ("devices", "nodes", "local_batch_size", "trained"):
         at, of = work[name][0], seen[name]
-        if name in same and at != of[0]:
-            told = f"{of[0]} in every run of {fit.runs.workload}, nothing tells of {at}"
-            raise ValueError(f"{name}: {told}; measure others, too")
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
             lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
     plain = config.asdict(run)
@@ -190,10 +184,7 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
             lines.append(
                 f"{name} {plain[name]}: no fitted run had it, its effect is not known"
             )
-    for name in same:
-        lines.append(f"{name}: no run varied it, so it is not forecast")
-    is_silent = work.allreduce_s[0] == 0 and "kappa_devices" not in fit.names
-    if work.devices[0] > 1 and is_silent:
+    if work.devices[0] > 1 and work.allreduce_s[0] == 0:
         lines.append(
             "the all-reduce is left out: bandwidth or size of gradients is not known"
         )

@@ -17,12 +17,9 @@ from energynn import config, published_values, records, studies
 from energynn.cluster import systems
 from energynn.cluster.systems import Site
 from energynn.config import Epoch, RunConfig
-from energynn.measure.energy import SECOND_PER_HOUR, SYSTEMATIC
+from energynn.measure.energy import SECOND_PER_HOUR
 
 BYTES_PER_GB = 1e9
-VARIED = ("devices", "nodes", "local_batch_size", "trained")  # of a work
-KNOWN = {"measured", "simulated"}  # energies that a model may be judged by
-ANY = KNOWN | {"estimated"}
 MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 
 
@@ -42,7 +39,7 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     """Configurations of a workload on a system and what they took.
 
     samples: of the training and of the validation data. like: runs on another system, which give
-    the priors. band: how far its energies may be wrong throughout, relative, where estimated.
+    the priors.
     """
 
     workload: str
@@ -51,7 +48,6 @@ class Runs(msgspec.Struct, frozen=True, dict=True):
     samples: tuple[int, int] = (0, 0)
     provenance: str = "measured"
     like: Runs | None = None
-    band: float = 0.0
 
     def __len__(self) -> int:
         return len(self.taken)
@@ -200,15 +196,10 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 # ------------------------------------------------------------------------------------------ own
 
 
-def valid(runs_dir: Path, site: Site, name: str | None = None) -> list[dict]:
-    """Read the valid records of trainings on a system, and of all runs of a name."""
-    found = (of for of in records.read_all(runs_dir) if of["valid"])
-    return [
-        of
-        for of in found
-        if "training_time_s" in of
-        if of["system"] == site.name or of.get("name", "") == name
-    ]
+def valid(runs_dir: Path, site: Site) -> list[dict]:
+    """Read the valid records of trainings on a system."""
+    found = (of for of in records.read_all(runs_dir) if of["system"] == site.name)
+    return [of for of in found if of["valid"] and "training_time_s" in of]
 
 
 def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
@@ -220,28 +211,22 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
         raise ValueError(
             f"{faults[0]}; move this run out of {runs_dir}, or make it again"
         )
-    seen = own(valid(runs_dir, site, workload), workload, site, ANY)
+    seen = own(valid(runs_dir, site), workload, site)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
     words = f"{others} run(s) left out: not valid, or of another workload or system\n"
     return seen, words if others else ""
 
 
-def own(found: list[dict], workload: str, site: Site, known: set = KNOWN) -> Runs:
-    """Make runs from records of a workload, or of a name that a person gave.
+def own(found: list[dict], workload: str, site: Site) -> Runs:
+    """Make runs from records of a workload; powers only where all were measured.
 
-    Powers only where all are of a provenance that is ``known``. Raises ValueError with the remedy
-    where there are none, or they do not belong together.
+    Raises ValueError with the remedy where there are none, or they do not belong together.
     """
-    chosen = [
-        record
-        for record in found
-        if workload in (record["workload"], record.get("name"))
-    ]
+    chosen = [record for record in found if record["workload"] == workload]
     if not chosen:
         there = ", ".join(sorted({record["workload"] for record in found})) or "none"
         raise ValueError(
-            f"no valid run of {workload} on {site.name}; there are {there}; "
-            "`energynn status` says why a run is not valid"
+            f"no valid run of {workload} on {site.name}; there are {there}"
         )
     recipes = {recipe(record) for record in chosen}
     if len(recipes) > 1:
@@ -249,52 +234,30 @@ def own(found: list[dict], workload: str, site: Site, known: set = KNOWN) -> Run
             f"runs of several devices, stages or data: {recipes}; fit those of one"
         )
     first = chosen[0]
-    is_simulated = first.get("launcher") == "simulated"
+    is_simulated = first["launcher"] == "simulated"
     if site.scheduler == "local" and not is_simulated:
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
     for record in chosen:
-        groups[config_of(record)].append(record)
-    taken, band = [], 0.0
+        device = "gpu" if record["device_kind"] == "gpu" else "cpu"
+        same = {"device": device, "seed": 0, "repeat": 0}
+        groups[config.from_dict(record["config"] | same)].append(record)
+    taken = []
     for run, group in groups.items():
         time_s = _mean(group, "training_time_s")
         provenances = {record.get("energy_total_provenance") for record in group}
         power_W = None
-        if provenances <= known:
-            if "estimated" in provenances:
-                band = SYSTEMATIC["estimated"]
+        if provenances <= {"measured", "simulated"}:
             power_W = _mean(group, "mean_power_total_W") / run.devices
         taken.append(Taken(config.to_dict(run), time_s, power_W, len(group)))
-    one = config_of(first)
-    evaluated = first.get("samples_evaluated", 0) // one.epochs
+    evaluated = first.get("samples_evaluated", 0) // first["config"]["epochs"]
     training = first.get("dataset_samples", 0)
-    if one.epoch().evaluates_training_set:
+    if config.from_dict(first["config"]).epoch().evaluates_training_set:
         evaluated -= training
     provenance = "simulated" if is_simulated else "measured"
-    samples = training, evaluated
-    return Runs(workload, site, taken, samples, provenance, band=band)
-
-
-def config_of(record: dict) -> RunConfig:
-    """Read the configuration that repeats share; ValueError for a command of unknown samples."""
-    plain = record["config"]
-    device = "gpu" if record["device_kind"] == "gpu" else "cpu"
-    if record["workload"] != "command":
-        return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
-    told = plain | {"device": device, "devices": record["devices"]}
-    del told["command"]
-    made = config.make("command", **told)
-    if not made.training_samples:
-        remedy = "measure it again, with --samples N and --devices N"
-        raise ValueError(f"{record['run_id']}: its samples are not known; {remedy}")
-    return made
-
-
-def unvaried(seen: Runs) -> list[str]:
-    """Name what no run of a command varied, so that nothing tells what it does."""
-    if seen.longest.workload != "command":
-        return []
-    return [name for name in VARIED if np.ptp(seen.work[name]) == 0]
+    return Runs(
+        workload, site, taken, samples=(training, evaluated), provenance=provenance
+    )
 
 
 def _mean(group: list[dict], field: str) -> float:
@@ -305,9 +268,9 @@ def recipe(record: dict) -> tuple[str, ...]:
     """Name what runs share that one fit is made of."""
     plain = record["config"]
     return (
-        record["workload"],
+        plain["workload"],
         plain.get("stage", ""),
-        plain.get("dataset", ""),
+        plain["dataset"],
         record["device_name"],
     )
 

@@ -60,7 +60,7 @@ def measure(
         _held = _open_segment(run_dir, intent)
         _say(
             f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}; "
-            "what others draw on this machine counts, too"
+            "all that this machine draws counts"
         )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
