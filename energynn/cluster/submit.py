@@ -24,6 +24,7 @@ from energynn.data import manifests
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.progress import tell
+from energynn.reading import one_fault
 
 MARGIN = 1.3  # of the time limit over what is expected
 SPARE_H = 0.5
@@ -108,12 +109,11 @@ def _table(runs: list[RunConfig], site: Site, without_data: list[str]) -> str:
     for run in runs:
         what = f"{run.workload} {getattr(run, 'stage', '')}"
         rows.setdefault(f"{what:22}{_nodes(run, site):6}", []).append(run)
-    lines = [f"{'':22} nodes   runs   longest    GPU hours        kWh"]
+    lines = [f"{'':22} nodes   runs    GPU hours        kWh"]
     for label, members in [*sorted(rows.items()), ("total", runs)]:
-        longest_h = max(_hours(run, site) for run in members)
         hours = sum(_node_hours(run, site) for run in members)
         kWh = costs.total(costs.expect(run, site.gpu) for run in members).energy_kWh
-        line = f"{label:28}{len(members):7}{longest_h:8.1f} h{hours:13,.1f}"
+        line = f"{label:28}{len(members):7}{hours:13,.1f}"
         lines.append(f"{line}{kWh:11,.1f}" if kWh else f"{line}    unknown")
     missing = list(without_data)
     given = any(re.match("--account=|-A", option) for option in site.sbatch)
@@ -133,17 +133,15 @@ def _node_hours(run: RunConfig, site: Site) -> float:
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
     """Say which data sets no run could read; what the system's set-up brings may come."""
-    faults = []
+    faults: list[str] = []
     for dataset in sorted({run.dataset for run in runs}):
         variable = manifests.VARIABLES.get(dataset, "")
-        try:
+        with one_fault(dataset, faults):
             if variable not in f"{site.setup} {site.environment}":
                 folder = manifests.root(dataset)
                 if not folder.is_dir():
-                    raise ValueError(f"{dataset}: {variable}: {folder} is no folder")
+                    raise ValueError(f"{variable}: {folder} is no folder")
             configuration.checksum_file(dataset)
-        except ValueError as error:
-            faults.append(str(error))
     return faults
 
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 
 from energynn.measure import sensors
 
-HELD = "held"  # says the process that holds the limit
-
 
 @contextmanager
 def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
@@ -32,7 +30,7 @@ def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
     guard = subprocess.Popen(words, start_new_session=True, **pipes)
     try:
         answer = guard.stdout.readline().strip()
-        if answer != HELD:
+        if answer != "held":
             raise ValueError(f"power_limit_W: {answer}; choose another or none")
         yield [guard.stdin.fileno()]
     finally:
@@ -41,8 +39,7 @@ def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
 
 def guard(limit_W: float, indices: list[int]) -> None:
     """Set the limit, say so or why not, and set the one of before when standard input ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pynvml, _ = sensors.list_gpus()
     before, range_W = [], "no other"
     try:
@@ -53,7 +50,7 @@ def guard(limit_W: float, indices: list[int]) -> None:
             limit_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
             pynvml.nvmlDeviceSetPowerManagementLimit(gpu, round(limit_W * 1e3))
             before.append((gpu, limit_mW))
-        print(HELD, flush=True)
+        print("held", flush=True)
         sys.stdin.read()
     except Exception as error:  # whatever a driver throws
         allowed = f"it takes {range_W} W, and only from root (docs/gpu.md)"

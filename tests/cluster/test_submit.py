@@ -104,7 +104,7 @@ def test_study_list(capsys):
         (
             "paper-a100",
             "horeka-a100",
-            r"168 to make(?s:.*)\ntotal +168 +173.1 h +26,655.1 +5,805.6\n",
+            r"168 to make(?s:.*)\ntotal +168 +26,655.1 +5,805.6\n",
         ),
         ("paper-h100", "horeka-h100", r"6 to make(?s:.*)\ntotal +6 .*2,959.* 81"),
     ],
@@ -150,7 +150,7 @@ def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkey
     with pytest.raises(ValueError, match="^era5: .*set ENERGYNN_ERA5"):
         submit.submit_runs(runs, "F4", site, tmp_path, max_gpu_hours=9999)
     brought = dataclasses.replace(site, setup=["export ENERGYNN_ERA5=$TMPDIR"])
-    with pytest.raises(ValueError, match="^dataset era5: no checksums"):
+    with pytest.raises(ValueError, match="^era5: dataset era5: no checksums"):
         submit.submit_runs(runs, "F4", brought, tmp_path, max_gpu_hours=9999)
     assert not fake_slurm.jobs and not list(tmp_path.iterdir())
 
