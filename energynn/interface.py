@@ -123,6 +123,10 @@ def compare(*runs: str | Path) -> pd.DataFrame:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")
         known[record["run_id"]] = record | record["config"] | record["metrics"]
+    configs = [each["config"] for each in known.values()]
+    for each in known.values():
+        if "command" in each:
+            each["command"] = records.differing(each["config"], configs)
     if len(known) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
     first, *_, last = known.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import reprlib
@@ -65,7 +64,13 @@ COUNTS = (
 )
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 # of a run, as a person gives it: no path, and no option
-NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+OF_SIZE = (
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "accumulation_steps",
+)
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -248,64 +253,67 @@ def run_dirs(runs_dir: Path) -> list[Path]:
 
 def labels(name: str = "", note: str = "") -> dict:
     """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
-    if name and (name == "last" or not re.fullmatch(NAME, name)):
-        rule = "letters, digits, - _ . only, and not 'last'"
-        raise ValueError(f"name: {name!r} is none; take {rule}, and --note for more")
+    if name and not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"name: {name!r} is none; take letters, digits, - _ . only, and not 'last'; "
+            "--note takes any text"
+        )
     return {key: text for key, text in (("name", name), ("note", note)) if text}
 
 
-def find(
-    run: str | Path, runs_dir: Path, known: Collection[Path] | None = None
-) -> Path:
+def known_runs(runs_dir: Path) -> dict[Path, str]:
+    """Return the folder of each run that was submitted or started, the oldest first, and its start,
+    system, run_id and name in one line.
+    """
+    called = {}
+    for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
+        facts = {"started_at": "", "name": ""} | intended(path.parent)
+        place = path.parent.relative_to(runs_dir)
+        called[path.parent] = "{started_at} {place} {name}".format(place=place, **facts)
+    return dict(sorted(called.items(), key=lambda item: item[1]))
+
+
+def find(run: str | Path, runs_dir: Path) -> Path:
     """Find a run's folder: by itself, by its run_id, name or a part of them, or as "last".
 
-    ``known``: folders below runs_dir, all by default. Raises ValueError where that is no run, or
-    more than one.
+    Raises ValueError where that is no run, or more than one.
     """
     if (Path(run) / "run.json").is_file():
         return Path(run)
-    if known is None:
-        known = [path.parent for path in runs_dir.glob("*/*/run.json")]
-    found = meant_by(str(run), known)
-    if len(found) == 1:
-        return found[0]
-    if not found:
+    called = known_runs(runs_dir)
+    is_whole = rf"[ /]{re.escape(str(run))}( |$)"
+    found = [each for each in called if re.search(is_whole, called[each])]
+    found = found or [each for each in called if str(run) in called[each]]
+    if run == "last":
+        found = [*called][-1:]
+    if len(found) != 1:
+        which = "; ".join(called[each] for each in found[:5])
         raise ValueError(
-            f"run: {run} is no run below {runs_dir}; `energynn status` lists them"
+            f"run: {str(run)!r} means {len(found)} of the runs below {runs_dir}, give one: "
+            f"{which or '`energynn status` lists them'}"
         )
-    shown = [f"{place(each)} of {start_and_name(each)[0][:16]}" for each in found[:5]]
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    which = f"{', '.join(shown)}{more}; give one of them"
-    raise ValueError(f"run: {str(run)!r} means {len(found)} runs: {which}")
+    return found[0]
 
 
-def meant_by(word: str, folders: Collection[Path]) -> list[Path]:
-    """List the runs that a word means, the newest first.
-
-    "last" means the newest; else all with this run_id or name; where there are none, all with the
-    word as a part of either.
-    """
-    newest = sorted(folders, key=start_and_name, reverse=True)
-    if word == "last":
-        return newest[:1]
-    called = {
-        each: (place(each), each.name, start_and_name(each)[1]) for each in newest
-    }
-    exact = [each for each in newest if word in called[each]]
-    return exact or [each for each in newest if word in " ".join(called[each])]
+def intended(run_dir: Path) -> dict:
+    """Read run.json; empty where that cannot be, as before the first start of a batch job."""
+    with one_fault(run_dir.name, []):
+        return read_intent(run_dir)
+    return {}
 
 
-def place(run_dir: Path) -> str:
-    """Return system and run_id of a run."""
-    return f"{run_dir.parent.name}/{run_dir.name}"
+def settings(config: dict) -> list[str]:
+    """List what was set, in words: the parameters, or the arguments of a command."""
+    if "command" in config:
+        return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
+    return [f"{name} {value}" for name, value in config.items() if name not in OF_SIZE]
 
 
-def start_and_name(run_dir: Path) -> tuple[str, str]:
-    """Return when a run began (UTC) and its name; empty where run.json does not tell."""
-    intent = {}
-    with contextlib.suppress(OSError, ValueError):
-        intent = json_table(run_dir / "run.json")
-    return str(intent.get("started_at", "")), str(intent.get("name", ""))
+def differing(config: dict, others: list[dict]) -> str:
+    """Say which settings of a run not all others have."""
+    mine = settings(config)
+    shared = set(mine).intersection(*map(settings, others))
+    return "; ".join(each for each in mine if each not in shared)
 
 
 def read_record(run_dir: Path) -> dict:

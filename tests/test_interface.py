@@ -73,7 +73,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     assert power.dims == ("sensor", "time") and power.attrs["units"] == "W"
     inside = power.sel(time=slice(1, TRAINING_S - 1))
     np.testing.assert_allclose(inside.values, POWER_W, rtol=1e-6)
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="means 0 of"):
         energynn.trace(tmp_path)
 
 
@@ -98,6 +98,8 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
 def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
     runs = ["--runs-dir", str(tmp_path / "runs")]
     assert cli.main(["show", str(two_runs[0]), *runs]) == 0
+    assert "0.667 Wh, simulated, good to within" in capsys.readouterr().out
+    assert cli.main(["show", str(two_runs[0]), "--details", *runs]) == 0
     assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", capsys.readouterr().out)
     for name in ("csv", "netcdf"):
         assert (

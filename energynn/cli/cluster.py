@@ -78,6 +78,9 @@ def status(
     watch: Annotated[
         str, typer.Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
+    failed: Annotated[
+        bool, typer.Option("--failed", help="only failed or not valid, and why")
+    ] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -91,7 +94,7 @@ def status(
 
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
     runs, notes = status.rows(status.folders(folder, studies or []))
-    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes))
+    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
     return 0
 
 
@@ -106,7 +109,6 @@ def cancel(
     if not studies and not everything:
         raise ValueError("cancel: say which studies or runs, or --all")
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
-    runs = status.folders(folder, studies or [], one_each=True)
-    number = submit.cancel(runs)
+    number = submit.cancel(status.folders(folder, studies or []))
     tell(f"{number} jobs cancelled; `energynn submit` continues from checkpoints")
     return 0

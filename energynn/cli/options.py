@@ -16,6 +16,9 @@ RunsDir = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="for a program: JSON on standard output")
 ]
+Details = Annotated[
+    bool, typer.Option("--details", help="every number, and its bounds")
+]
 Run = Annotated[
     str,
     typer.Argument(

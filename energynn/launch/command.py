@@ -24,6 +24,7 @@ from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.processes import end_marked
+from energynn.progress import sentence
 from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
@@ -100,12 +101,10 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
     if not others:
         write_json(run_dir / "run.json", intent)
     before = json_table(run_dir / "run.json") if (run_dir / "run.json").exists() else {}
-    same = [
-        "workload",
-        "config",
-        *(name for name in ("name", "note") if name in intent),
-    ]
-    if any(before.get(name) != intent[name] for name in same):
+    if [before.get(name) for name in ("workload", "config")] != [
+        "command",
+        intent["config"],
+    ]:
         raise ValueError(
             f"out: {run_dir} holds something else; choose a new or an empty folder"
         )
@@ -186,24 +185,25 @@ def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: dict) -> str:
-    """Tell the energies of a record, a line for each component, with provenance and bounds."""
+def report(record: dict, details: bool = False) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record["config"].get("command", record["run_id"])
     status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
-    samples = record.get("samples_in_training", 0)
-    lines = [
-        f"energynn: {name}: {status}",
-        f"  {record.get('training_time_s', 0.0):.2f} s, {samples} samples",
-    ]
+    lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
+    if not record["valid"]:
+        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    if not details:
+        return "\n".join(lines)
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
             lines.append(_energy_line(record, component))
     if "energy_perun_total_J" in record:
         total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
         lines.append(f"  perun itself: {total}")
+    metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
+    samples = f"{record.get('samples_in_training', 0)} power samples"
+    lines += [f"  {fact}" for fact in (samples, *metrics)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
-    if not record["valid"]:
-        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
     return "\n".join(lines)
 
 

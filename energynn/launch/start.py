@@ -60,9 +60,9 @@ def run(
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
-    _require_same_labels(run_dir, labels or {})
+    supervise.await_predecessor(run_dir)
     if records.is_made(run_dir):
-        tell(f"{run_dir.name}: a valid record exists; not run again")
+        tell(f"{run_dir.name}: a valid record exists; not run again, nor named anew")
         return run_dir
     intent = prepare(config, run_dir) | (labels or {})
     for warning in warnings_of(intent):
@@ -86,23 +86,6 @@ def run(
     if record["status"] != "finished":
         raise RuntimeError(f"{reason} (see {run_dir / 'log.txt'})")
     return run_dir
-
-
-def _require_same_labels(run_dir: Path, labels: dict) -> None:
-    """Raise ValueError where a run that is made, or goes on, is called otherwise."""
-    if not records.is_made(run_dir) and not _has_checkpoint(run_dir):
-        return
-    intent = records.read_intent(run_dir)
-    for key, text in labels.items():
-        if intent.get(key) != text:
-            remedy = f"leave out --{key}, or make another run with repeat=1"
-            raise ValueError(
-                f"{run_dir.name}: exists with {key} {intent.get(key)!r}; {remedy}"
-            )
-
-
-def _has_checkpoint(run_dir: Path) -> bool:
-    return any(run_dir.glob("checkpoint/*.sha256"))
 
 
 def _let_supervise(run_dir: Path, files: list[int]) -> None:
@@ -219,7 +202,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     all of them. One that is moved has a record before.
     """
     if (run_dir / "run.json").exists():
-        if _has_checkpoint(run_dir):
+        if list(run_dir.glob("checkpoint/*.sha256")):
             (run_dir / f"segment-{len(segments(run_dir)) + 1}").mkdir()
             (run_dir / "record.json").unlink(missing_ok=True)
             return

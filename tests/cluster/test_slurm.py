@@ -155,8 +155,8 @@ def study(cluster, tmp_path_factory):
 
 def test_the_guides_commands_say_what_they_should(study):
     assert "3 runs, of unknown cost" in study.said["study show my_study.py"]
-    assert re.search("3 runs: .*running", study.said["status"])
-    assert "3 of them valid; 0 faults" in study.said["check runs"]
+    assert re.search("runs: 3; .*running", study.said["status"])
+    assert "valid: 3, faults: 0" in study.said["check runs"]
     assert "3 of 3 runs are made or queued; 0 to make" in study.submit()
 
 
