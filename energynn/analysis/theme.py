@@ -126,8 +126,6 @@ def _theme() -> alt.theme.ThemeConfig:
         "font": FONT,
         "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
         "axis": text | axis,
-        # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
-        "axisY": {"labelFlush": True},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": {
