@@ -471,7 +471,7 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
 def literal(text: str):
     """Read a number, True, False or None; any other text stays one."""
     try:
-        value = ast.literal_eval(text)
+        value = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
     return value if isinstance(value, int | float | bool | None) else text
@@ -649,8 +649,3 @@ def help_text() -> str:
             lines.append(f"{name}: {values}; {limits(kind)}")
         texts.append("\n".join(lines))
     return "\n\n".join(texts)
-
-
-def schema() -> dict:
-    """Return the JSON Schema of all configurations."""
-    return {"$defs": msgspec.json.schema_components(CONFIGS.values())[1]}

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 PERIOD_S = 2.0  # between two lines
+CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 INDENT = " " * 11
 
 
@@ -68,6 +69,8 @@ def sentence(record: dict) -> str:
     metrics = [each for each in record["metrics"].items() if isinstance(each[1], float)]
     for name, value in metrics[:1]:
         share = f"{1 - value:.0%} of the images right"
+        if classes := CLASSES.get(record.get("config", {}).get("dataset")):
+            share += f" (chance {100 / classes:.3g}%)"
         parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
     return ", ".join(parts)
 

@@ -116,12 +116,9 @@ def derive(
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
         statuses = [shell_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
-    limits_W = [
-        each["notes"]["limit_W"]
-        for each in result["sensors"]
-        if each["component"] == "gpu" and each["primary"] and "limit_W" in each["notes"]
-    ]
-    if limits_W:
+    used = [each for each in result["sensors"] if each["primary"]]
+    gpus = [each["notes"] for each in used if each["component"] == "gpu"]
+    if limits_W := [notes["limit_W"] for notes in gpus if "limit_W" in notes]:
         result["power_limit_gpu_W"] = min(limits_W)
     _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)
     if "nodes" in result:

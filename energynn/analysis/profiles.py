@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from energynn import records
 from energynn.analysis import results
 from energynn.measure import account
 from energynn.measure.samples import segments
@@ -22,7 +21,7 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     ``component`` is "gpu" where a GPU has an energy, else "cpu"; ``provenance`` that of its energy.
     """
     trained = results.load(runs_dir)
-    others = results.load(runs_dir, workloads=records.NO_TRAINING)
+    others = results.load(runs_dir, trained=False)
     runs = pd.concat([trained, others], ignore_index=True)
     files = [any(Path(run_dir).rglob("samples-*.jsonl")) for run_dir in runs["run_dir"]]
     runs = runs[np.array(files, bool)]

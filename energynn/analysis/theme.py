@@ -88,6 +88,10 @@ PROVENANCE = {
     "L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
 
+MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; }
+.vega-bindings { order: -1; } .vega-bind { display: inline-block; margin-right: 1.5em; }
+</style>"""
+
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
@@ -122,8 +126,6 @@ def _theme() -> alt.theme.ThemeConfig:
         "font": FONT,
         "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
         "axis": text | axis,
-        # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
-        "axisY": {"labelFlush": True},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": {

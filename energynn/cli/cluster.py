@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -48,7 +49,6 @@ def submit(
         float | None, typer.Option(min=0, help="refuse what is expected to cost more")
     ] = None,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
-    reservation: Annotated[str, typer.Option(help="as sbatch takes it")] = "",
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
@@ -59,7 +59,6 @@ def submit(
     names = [word for word in words if not word.startswith("-")]
     options = [word for word in words if word.startswith("-")]
     options += [f"--account={account}"] if account else []
-    options += [f"--reservation={reservation}"] if reservation else []
     if bool(names) == bool(p):
         raise ValueError("submit: give studies, or parameters of runs (-p)")
     site = submit.cluster(system, options)
@@ -67,13 +66,11 @@ def submit(
         runs = known.sweep(parameters_of(p) | {"system": site.name})
         name = runs[0].workload
     else:
-        runs = [run for own in known.find(names, site.name).values() for run in own]
+        runs = list(chain.from_iterable(known.find(names, site.name).values()))
         name = "-".join(Path(name).stem for name in names)
+    runs, shows = list(dict.fromkeys(runs)), dry_run or scripts
     folder = folder_of_runs(runs_dir)
-    only_show = dry_run or scripts
-    return submit.submit_runs(
-        runs, name, site, folder, only_show, scripts, max_gpu_hours
-    )
+    return submit.submit_runs(runs, name, site, folder, shows, scripts, max_gpu_hours)
 
 
 def status(

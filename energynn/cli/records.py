@@ -89,20 +89,20 @@ def _side_by_side(table) -> str:
 
 
 def export(
-    csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    netcdf: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    csv: Annotated[Path, typer.Option(metavar="FILE")],
     carbon: Annotated[float | None, typer.Option("--gco2-per-kwh", min=0)] = None,
     price: Annotated[float | None, typer.Option("--price-per-kwh", min=0)] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="own runs alone, failed ones too, in J and s")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Write all runs, own and published, as one table for other programs."""
     from energynn import interface
 
-    if bool(csv) == bool(netcdf):
-        raise ValueError("export: give one of --csv and --netcdf")
     folder = folder_of_runs(runs_dir, must_exist=True)
-    number = interface.export(folder, csv, netcdf, carbon, price)
-    tell(f"{csv or netcdf}: {number} runs; each says its origin and its provenance")
+    number = interface.export(folder, csv, carbon, price, own)
+    tell(f"{csv}: {number} runs; each says how good its energy is")
     return 0
 
 

@@ -27,6 +27,12 @@ Study = Annotated[
 ]
 
 
+Told = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
+]
+
+
 def run(
     assigned: Annotated[
         list[str] | None,
@@ -135,6 +141,10 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    devices: Told = None,
+    samples: Told = None,
+    epochs: Told = None,
+    local_batch_size: Told = None,
     power_limit_W: Annotated[
         float, typer.Option("--power-limit-W", min=0, help="of each GPU meanwhile")
     ] = 0.0,
@@ -150,12 +160,15 @@ def measure(
     from energynn.launch import command as launch
     from energynn.measure import machine, power_limit
 
+    told = {"devices": devices, "training_samples": samples}
+    told |= {"epochs": epochs, "local_batch_size": local_batch_size}
+    told = {key: value for key, value in told.items() if value}
     labels = records.labels(name, note)
     if power_limit_W and launchers.rank_and_size():
         raise ValueError("--power-limit-W: of a command without ranks only")
     with power_limit.held(power_limit_W, [] if no_gpu else machine.gpus()):
         record, status = launch.measure(
-            command, out, period, quiet=as_json, gpus=not no_gpu, labels=labels
+            command, out, period, as_json, not no_gpu, labels, told
         )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]

@@ -51,7 +51,10 @@ def run_study(
     failed, made = [], []
     try:
         # one of each kind, so that none is refused after hours
-        kinds = {_needs(run): run for run in missing}
+        kinds = {
+            (run.dataset, run.device, run.devices, run.power_limit_W): run
+            for run in missing
+        }
         for run in kinds.values():
             start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
         if warm_up and len(missing) == len(runs):
@@ -88,11 +91,6 @@ def run_study(
     valid = sum(_is_done(run, runs_dir) for run in runs)
     tell(f"{valid} of {len(runs)} runs have a valid record in {runs_dir}")
     return failed
-
-
-def _needs(run: RunConfig) -> tuple:
-    """Tell what this machine must have for a run."""
-    return run.dataset, run.device, run.devices, run.power_limit_W
 
 
 def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:

@@ -24,6 +24,7 @@ from energynn.data import manifests
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.progress import tell
+from energynn.reading import one_fault
 
 MARGIN = 1.3  # of the time limit over what is expected
 SPARE_H = 0.5
@@ -66,25 +67,22 @@ def submit_runs(
     scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
     to cost more than ``max_gpu_hours`` (default: the system's).
     """
-    runs = list(dict.fromkeys(runs))
     system_dir = runs_dir.absolute() / site.name
     jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run))
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
-    if jobs:
-        tell(_table(jobs, site))
     without_data = _without_data(missing, site)
-    notes = without_data + _without_account(site)
-    tell("\n".join(f"missing: {note}" for note in notes if jobs))
+    if jobs:
+        tell(_table(missing, site, without_data))
     if dry_run:
         for job in jobs if scripts else ():
-            print(script(job, site, job_name(name, job), ""))
+            print(script(job, site, name, ""))
         tell("nothing is submitted; --scripts prints the batch scripts")
         return 0
     if without_data:
         raise ValueError("; ".join(without_data))
-    hours = sum(_node_hours(job, site) for job in jobs)
+    hours = sum(_node_hours(run, site) for run in missing)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         raise ValueError(
@@ -105,70 +103,46 @@ def cluster(system: str, options: list[str] = ()) -> Site:
     return systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
 
 
-def _table(jobs: list[Job], site: Site) -> str:
-    """Write what is to make, a line for what trains on as many nodes, and the total."""
-    rows: dict[tuple, list[Job]] = {}
-    for job in jobs:
-        (run, *_) = job.runs.values()
-        what = f"{run.workload} {getattr(run, 'stage', '')}".strip()
-        rows.setdefault((what, job.nodes), []).append(job)
-    lines = [_row("", *"nodes runs longest GPUh kWh".split())]
-    for (what, nodes), members in sorted(rows.items()):
-        lines.append(_row(what, str(nodes), *_sums(members, site)))
-    lines.append(_row("total", "", *_sums(jobs, site)))
-    runs = [run for job in jobs for run in job.runs.values()]
-    source = costs.total(costs.expect(run, site.gpu) for run in runs).source
-    lines.append(f"GPUh: GPU hours of whole nodes; kWh: {source}")
-    return "\n".join(lines)
+def _table(runs: list[RunConfig], site: Site, without_data: list[str]) -> str:
+    """Write what is to make, a line for what trains on as many nodes, and what is missing."""
+    rows: dict[str, list[RunConfig]] = {}
+    for run in runs:
+        what = f"{run.workload} {getattr(run, 'stage', '')}"
+        rows.setdefault(f"{what:22}{_nodes(run, site):6}", []).append(run)
+    lines = [f"{'':22} nodes   runs    GPU hours        kWh"]
+    for label, members in [*sorted(rows.items()), ("total", runs)]:
+        hours = sum(_node_hours(run, site) for run in members)
+        kWh = costs.total(costs.expect(run, site.gpu) for run in members).energy_kWh
+        line = f"{label:28}{len(members):7}{hours:13,.1f}"
+        lines.append(f"{line}{kWh:11,.1f}" if kWh else f"{line}    unknown")
+    missing = list(without_data)
+    given = any(re.match("--account=|-A", option) for option in site.sbatch)
+    if not given and not os.environ.get("SBATCH_ACCOUNT"):
+        missing.append("account: --account NAME; without it sbatch takes your default")
+    return "\n".join([*lines, *(f"missing: {what}" for what in missing)])
 
 
-def _row(what: str, *cells: str) -> str:
-    return f"{what:22}" + "".join(f"{cell:>11}" for cell in cells)
+def _nodes(run: RunConfig, site: Site) -> int:
+    return math.ceil(run.devices / site.devices_per_node)
 
 
-def _sums(jobs: list[Job], site: Site) -> list[str]:
-    """Return number of runs, hours of the longest, GPU hours and kWh as texts."""
-    runs = [run for job in jobs for run in job.runs.values()]
-    longest_h = max(_hours(run, site) for run in runs)
-    energy_kWh = sum(costs.expect(run, site.gpu).energy_kWh for run in runs)
-    hours = sum(_node_hours(job, site) for job in jobs)
-    kWh = f"{energy_kWh:,.1f}" if energy_kWh else "unknown"
-    return [str(len(runs)), f"{longest_h:.1f} h", f"{hours:,.1f}", kWh]
-
-
-def _node_hours(job: Job, site: Site) -> float:
-    gpus = job.nodes * site.devices_per_node
-    return gpus * sum(_hours(run, site) for run in job.runs.values())
+def _node_hours(run: RunConfig, site: Site) -> float:
+    """Expect the GPU hours of whole nodes."""
+    return _nodes(run, site) * site.devices_per_node * _hours(run, site)
 
 
 def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
-    """Say which data sets cannot be read; those that the system's set-up brings may come."""
-    faults = []
+    """Say which data sets no run could read; what the system's set-up brings may come."""
+    faults: list[str] = []
     for dataset in sorted({run.dataset for run in runs}):
-        variable = manifests.VARIABLES.get(dataset)
-        try:
-            if variable and variable not in f"{site.setup} {site.environment}":
+        variable = manifests.VARIABLES.get(dataset, "")
+        with one_fault(dataset, faults):
+            if variable not in f"{site.setup} {site.environment}":
                 folder = manifests.root(dataset)
                 if not folder.is_dir():
-                    raise ValueError(f"{dataset}: {variable}: {folder} is no folder")
+                    raise ValueError(f"{variable}: {folder} is no folder")
             configuration.checksum_file(dataset)
-        except ValueError as error:
-            faults.append(str(error))
     return faults
-
-
-def _without_account(site: Site) -> list[str]:
-    """Say that sbatch will choose who pays, where nobody else has."""
-    given = any(re.match("--account=|-A", option) for option in site.sbatch)
-    if given or os.environ.get("SBATCH_ACCOUNT"):
-        return []
-    return ["an account; give --account NAME, else sbatch takes your default one"]
-
-
-def job_name(name: str, job: Job) -> str:
-    """Name a job by what it makes, in at most 24 letters, and by its nodes: paper-a100-4n."""
-    nodes = f"-{job.nodes}n"
-    return re.sub("[^A-Za-z0-9_.-]", "-", name)[: 24 - len(nodes)] + nodes
 
 
 def _queued(system_dir: Path, may_fail: bool) -> set[Path]:
@@ -212,7 +186,7 @@ def plan(
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
         limit = math.ceil(60 * hours)
-        nodes = math.ceil(run.devices / site.devices_per_node)
+        nodes = _nodes(run, site)
         job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
@@ -232,8 +206,10 @@ def script(job: Job, site: Site, name: str, token: str) -> str:
     folders = list(job.runs)
     devices = job.runs[folders[0]].devices
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
+    # at most 24 letters, by which people know it
+    nodes = f"-{job.nodes}n"
     values = {
-        "name": name,
+        "name": re.sub("[^A-Za-z0-9_.-]", "-", name)[: 24 - len(nodes)] + nodes,
         "token": token,
         "nodes": job.nodes,
         "devices": devices,
@@ -286,7 +262,7 @@ def submit(job: Job, site: Site, name: str) -> str:
     folders = list(job.runs)
     submission = Submission(files.utc_now())
     token = f"energynn-{time.time_ns()}"
-    text = script(job, site, job_name(name, job), token)
+    text = script(job, site, name, token)
     for folder, run in job.runs.items():  # all before the job, which may start at once
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)

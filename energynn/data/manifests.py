@@ -58,7 +58,7 @@ def root(dataset: str) -> Path:
     if variable := VARIABLES.get(dataset):
         if not os.environ.get(variable):
             raise ValueError(
-                f"{dataset}: does not ship; set {variable} to its folder (docs/run.md says more)"
+                f"{dataset}: does not ship; set {variable} to its folder (docs/data.md says more)"
             )
         return Path(os.environ[variable])
     return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset

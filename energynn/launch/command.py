@@ -38,13 +38,15 @@ def measure(
     quiet: bool,
     gpus: bool = True,
     labels: dict | None = None,
+    told: dict | None = None,
 ) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. ``labels``: as ``records.labels`` gives them. Raises ValueError with the remedy
-    before the command is started.
+    there are any. ``labels``: as ``records.labels`` gives them. ``told``: parameters of the
+    training that a person knows. Raises ValueError with the remedy before the
+    command is started.
     """
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
@@ -53,9 +55,12 @@ def measure(
     if rank == 0:
         supervise.take_host().close()
         intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
+        intent["config"] |= told or {}
+        intent["devices"] = intent["config"].get("devices", intent["devices"])
         _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}; "
+            "all that this machine draws counts"
         )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
@@ -192,14 +197,13 @@ def report(record: dict, details: bool = False) -> str:
     lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
     if not record["valid"]:
         lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    if 0 < record.get("samples_in_training", 0) < records.FEWEST_SAMPLES:
+        lines.append("  run it longer, or measure with --period 0.01")
     if not details:
         return "\n".join(lines)
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
             lines.append(_energy_line(record, component))
-    if "energy_perun_total_J" in record:
-        total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
-        lines.append(f"  perun itself: {total}")
     metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
     samples = f"{record.get('samples_in_training', 0)} power samples"
     lines += [f"  {fact}" for fact in (samples, *metrics)]
@@ -209,8 +213,7 @@ def report(record: dict, details: bool = False) -> str:
 
 def _energy_line(record: dict, component: str) -> str:
     name = f"energy_{component}"
-    # Records of before have a statistical interval in place of the bound.
-    bound_J = record.get(f"{name}_bound_J", record.get(f"{name}_statistical_J"))
+    bound_J = record.get(f"{name}_bound_J", 0.0)  # a record of before has none
     provenance = record[f"{name}_provenance"]
     energy_J = record[f"{name}_J"]
     line = (

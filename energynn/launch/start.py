@@ -153,7 +153,8 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     if config.power_limit_W:
         if _nodes() > 1:
             raise ValueError("power_limit_W: on one node only; leave it out")
-        power_limit.require(config.power_limit_W, _gpus_of(intent))
+        with power_limit.held(config.power_limit_W, _gpus_of(intent)):
+            pass  # it can be set
     return intent
 
 

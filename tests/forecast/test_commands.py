@@ -94,7 +94,7 @@ def test_fit_then_predict(capsys, tmp_path):
             "--max-devices",
             "4",
         ),
-        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT"),
+        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT", "--details"),
     ],
 )
 def test_answers_are_tables_that_begin_at_once(
