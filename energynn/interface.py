@@ -10,8 +10,9 @@ import xarray as xr
 
 from energynn import records
 from energynn.analysis import observations
-from energynn.files import require_place
+from energynn.files import default_runs_dir, require_place
 from energynn.measure import account
+from energynn.measure.energy import JOULE_PER_KWH
 
 # Ends of the names of quantities, and their units.
 UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
@@ -22,6 +23,8 @@ TEXTS = [*observations.WHAT, "provenance", "run_dir"]
 COMPARED = ["training_time_s", "device_hours_training", "energy_total_provenance"]
 COMPARED += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
 COMPARED += ["mean_power_total_W", "samples_trained", "optimizer_steps"]
+FACTS = ["started_at", "name", "run_id", "workload", "system", "devices", "status"]
+FACTS += ["valid", "note"]
 
 
 def load(runs_dir: str | Path = "runs") -> xr.Dataset:
@@ -54,39 +57,76 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
     return runs.set_coords(runs.keys() & {*TEXTS}).assign_attrs(excluded=excluded)
 
 
+def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
+    """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why.
+
+    Times in s, powers in W, energies in J. The sensors leave the energy open from ``energy_low_J``
+    to ``energy_high_J``, bound and systematic error together. Then metrics, and the parameters
+    (also the command) in which runs differ. NaN: a run does not have it.
+
+        >>> runs = table()
+        >>> list(runs.columns[:5])
+        ['started_at', 'name', 'run_id', 'workload', 'system']
+    """
+    made = []
+    for folder in records.run_dirs(Path(runs_dir)):
+        without = {"run_id": folder.name, "valid": False}
+        without["status_reason"] = "no record; `energynn status` says why"
+        made.append(records.read(folder) or without)
+    known = pd.DataFrame(made, columns=list(records.FIELDS))
+    energy_J = known["energy_total_J"]
+    open_J = known["energy_total_bound_J"] + known["energy_total_systematic_J"]
+    runs = known[FACTS].assign(
+        why=list(map(records.reason, made)),
+        time_s=known["training_time_s"],
+        energy_J=energy_J,
+        energy_low_J=(energy_J - open_J).clip(lower=0),
+        energy_high_J=energy_J + open_J,
+        provenance=known["energy_total_provenance"],
+        power_W=known["mean_power_total_W"],
+    )
+    for of in ("metrics", "config"):
+        more = pd.DataFrame([record.get(of, {}) for record in made])
+        texts = more.astype(str).where(more.notna())
+        differs = texts.nunique() > (of == "config")
+        is_new = ~more.columns.isin(runs)
+        runs = runs.join(more.loc[:, differs & is_new])
+    return runs.sort_values("started_at", ascending=False, ignore_index=True)
+
+
 def export(
     runs_dir: Path,
-    csv: Path | None = None,
-    netcdf: Path | None = None,
+    csv: Path,
     gCO2_per_kWh: float | None = None,
     price_per_kWh: float | None = None,
+    own: bool = False,
 ) -> int:
-    """Write ``load(runs_dir)`` as CSV or NetCDF; returns the number of runs.
+    """Write ``load(runs_dir)``, or ``table(runs_dir)``, as CSV; returns the number of runs.
 
     With factors, which have no default as they differ by grid, contract and year, also columns
     ``CO2_g`` and ``price``.
     """
-    path = csv or netcdf
-    if path.is_dir() or not path.exists():  # a pipe may take it
-        require_place(path)
-    runs = load(runs_dir)
+    if csv.is_dir() or not csv.exists():  # a pipe may take it
+        require_place(csv)
+    if own:
+        runs = table(runs_dir).set_index("started_at")
+        kWh = runs["energy_J"] / JOULE_PER_KWH
+    else:
+        runs = load(runs_dir).to_dataframe()
+        kWh = runs["energy_total_kWh"]
     for name, factor in (("CO2_g", gCO2_per_kWh), ("price", price_per_kWh)):
         if factor is not None:
-            runs[name] = factor * runs["energy_total_kWh"]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if csv:
-        runs.to_dataframe().to_csv(path)
-    else:
-        runs.attrs["excluded"] = "; ".join(runs.attrs["excluded"])
-        runs.to_netcdf(path, engine="scipy")  # netCDF 3, which every program reads
-    return runs.sizes["run"]
+            runs[name] = factor * kWh
+    csv.parent.mkdir(parents=True, exist_ok=True)
+    runs.to_csv(csv)
+    return len(runs)
 
 
 def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
     """Return mean power in W, dimensions ``sensor`` and ``time`` (s from the training's start).
 
-    ``run`` is the run's folder. NaN before the first and after the last sample of a host. Raises
-    ValueError where the folder holds no samples.
+    ``run`` is a run's folder, or whatever `energynn show` takes. NaN before the first and after the
+    last sample of a host. Raises ValueError where that is no run, or one without samples.
 
         >>> from energynn.interface import load, trace
         >>> runs = load()
@@ -94,9 +134,10 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
         >>> power.dims, power.attrs["units"]
         (('sensor', 'time'), 'W')
     """
-    traces = account.power_trace(Path(run), period_s)
+    run_dir = records.find(run, default_runs_dir())
+    traces = account.power_trace(run_dir, period_s)
     if not traces:
-        raise ValueError(f"trace: {run} is no run with samples; give the folder of one")
+        raise ValueError(f"trace: {run_dir} has no samples")
     powers = {
         name: pd.Series(watts, np.round(t_s, 6))
         for name, (t_s, watts) in traces.items()
@@ -110,17 +151,22 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 def compare(*runs: str | Path) -> pd.DataFrame:
     """Put runs side by side: a row for each quantity, a column for each run, ratio to the first.
 
-    ``runs`` are folders. ``ratio_low`` and ``ratio_high`` bound the ratio of the last run's
-    energies by the bounds of both; what their sensors have in common is not in them. Parameters
-    that differ stand below. Raises ValueError for fewer than two runs, or one without a record.
+    ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
+    the ratio of the last run's energies by the bounds of both; what their sensors have in common is
+    not in them. Parameters that differ stand below. Raises ValueError for fewer than two runs, or
+    one without a record.
     """
     known = {}
     for run in runs:
-        record = records.read(Path(run))
+        record = records.read(records.find(run, default_runs_dir()))
         if record is None:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")
         known[record["run_id"]] = record | record["config"] | record["metrics"]
+    configs = [each["config"] for each in known.values()]
+    for each in known.values():
+        if "command" in each:
+            each["command"] = records.differing(each["config"], configs)
     if len(known) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
     first, *_, last = known.values()

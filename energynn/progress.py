@@ -4,6 +4,7 @@ is.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import textwrap
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 
 PERIOD_S = 2.0  # between two lines
+CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 INDENT = " " * 11
 
 
@@ -25,16 +27,19 @@ def entry(state: str, name: str, words: str) -> str:
 
 
 def tell(text: str) -> None:
-    """Print lines for a person at once; on a terminal none is wider than 80 columns."""
+    """Print lines for a person at once; on a terminal none is wider than that."""
     if sys.stdout and sys.stdout.isatty():
-        text = "\n".join(map(_fold, text.splitlines()))
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_fold(line, width) for line in text.splitlines())
     print(text, flush=True)
 
 
-def _fold(line: str) -> str:
-    wrap = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
+def _fold(line: str, width: int) -> str:
+    wrap = textwrap.TextWrapper(
+        width - 1, break_long_words=False, break_on_hyphens=False
+    )
     wrap.subsequent_indent = "    "
-    return line if len(line) <= 80 else wrap.fill(line)
+    return line if len(line) <= width else wrap.fill(line)
 
 
 def energy_words(energy_Wh: float) -> str:
@@ -46,6 +51,28 @@ def energy_words(energy_Wh: float) -> str:
         if abs(value) >= 999.5
         else f"{float(f'{value:.3g}'):.12g} {unit}"
     )
+
+
+def sentence(record: dict) -> str:
+    """What a run took, how sure that is, in which time, and how well it learned."""
+    parts = [f"in {record.get('training_time_s', 0.0):.3g} s"]
+    if energy_J := record.get("energy_total_J"):
+        # a record of before has a statistical interval in place of the bound
+        wrong_J = record.get("energy_total_bound_J", 0.0)
+        percent = 100 * (wrong_J + record["energy_total_systematic_J"]) / energy_J
+        sure = f"good to within {percent:.{0 if percent >= 1 else 2}f} %"
+        parts[:0] = [
+            energy_words(energy_J / 3600),
+            record["energy_total_provenance"],
+            sure,
+        ]
+    metrics = [each for each in record["metrics"].items() if isinstance(each[1], float)]
+    for name, value in metrics[:1]:
+        share = f"{1 - value:.0%} of the images right"
+        if classes := CLASSES.get(record.get("config", {}).get("dataset")):
+            share += f" (chance {100 / classes:.3g}%)"
+        parts.append(share if name == "top1_error" else f"{name} {value:.4g}")
+    return ", ".join(parts)
 
 
 def meter(

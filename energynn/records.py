@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 import signal
 import time
@@ -62,6 +63,14 @@ COUNTS = (
     "forward_backward_passes",
 )
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
+# of a run, as a person gives it: no path, and no option
+NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+OF_SIZE = (
+    "devices",
+    "local_batch_size",
+    "global_batch_size",
+    "accumulation_steps",
+)
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
 NO_TRAINING = ("command", "perun import")  # workloads without a trainer
@@ -107,6 +116,10 @@ def derive(
         last = events_of_kind(list(by_segment.values())[-1], "training_end")
         statuses = [shell_status(end["exit_status"]) for end in last]
         result["exit_status"] = max(statuses, default=128 + signal.SIGKILL)
+    used = [each for each in result["sensors"] if each["primary"]]
+    gpus = [each["notes"] for each in used if each["component"] == "gpu"]
+    if limits_W := [notes["limit_W"] for notes in gpus if "limit_W" in notes]:
+        result["power_limit_gpu_W"] = min(limits_W)
     _add_perun(result, run_dir, by_segment, intent.get("perun_run"), trusted)
     if "nodes" in result:
         result["sockets"] = result["nodes"] * intent["machine"]["sockets"]
@@ -236,6 +249,71 @@ def run_dirs(runs_dir: Path) -> list[Path]:
     return sorted(
         each for each in folders if not _is_hidden(each.relative_to(runs_dir))
     )
+
+
+def labels(name: str = "", note: str = "") -> dict:
+    """Return what a person calls a run, for run.json; raises ValueError for no fit name."""
+    if name and not re.fullmatch(NAME, name):
+        raise ValueError(
+            f"name: {name!r} is none; take letters, digits, - _ . only, and not 'last'; "
+            "--note takes any text"
+        )
+    return {key: text for key, text in (("name", name), ("note", note)) if text}
+
+
+def known_runs(runs_dir: Path) -> dict[Path, str]:
+    """Return the folder of each run that was submitted or started, the oldest first, and its start,
+    system, run_id and name in one line.
+    """
+    called = {}
+    for path in [*runs_dir.glob("*/*/run.json"), *runs_dir.glob("*/*/job")]:
+        facts = {"started_at": "", "name": ""} | intended(path.parent)
+        place = path.parent.relative_to(runs_dir)
+        called[path.parent] = "{started_at} {place} {name}".format(place=place, **facts)
+    return dict(sorted(called.items(), key=lambda item: item[1]))
+
+
+def find(run: str | Path, runs_dir: Path) -> Path:
+    """Find a run's folder: by itself, by its run_id, name or a part of them, or as "last".
+
+    Raises ValueError where that is no run, or more than one.
+    """
+    if (Path(run) / "run.json").is_file():
+        return Path(run)
+    called = known_runs(runs_dir)
+    is_whole = rf"[ /]{re.escape(str(run))}( |$)"
+    found = [each for each in called if re.search(is_whole, called[each])]
+    found = found or [each for each in called if str(run) in called[each]]
+    if run == "last":
+        found = [*called][-1:]
+    if len(found) != 1:
+        which = "; ".join(called[each] for each in found[:5])
+        raise ValueError(
+            f"run: {str(run)!r} means {len(found)} of the runs below {runs_dir}, give one: "
+            f"{which or '`energynn status` lists them'}"
+        )
+    return found[0]
+
+
+def intended(run_dir: Path) -> dict:
+    """Read run.json; empty where that cannot be, as before the first start of a batch job."""
+    with one_fault(run_dir.name, []):
+        return read_intent(run_dir)
+    return {}
+
+
+def settings(config: dict) -> list[str]:
+    """List what was set, in words: the parameters, or the arguments of a command."""
+    if "command" in config:
+        return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
+    return [f"{name} {value}" for name, value in config.items() if name not in OF_SIZE]
+
+
+def differing(config: dict, others: list[dict]) -> str:
+    """Say which settings of a run not all others have."""
+    mine = settings(config)
+    shared = set(mine).intersection(*map(settings, others))
+    return "; ".join(each for each in mine if each not in shared)
 
 
 def read_record(run_dir: Path) -> dict:

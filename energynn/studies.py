@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-import os
 import re
 import reprlib
 import runpy
@@ -19,7 +19,15 @@ from energynn.reading import LARGEST_B, require_file
 Runs = list[RunConfig]
 
 # The default study is shorter than the preset smoke, so that `make reproduce` takes ten minutes.
-SHORT = dict(image_size=32, training_samples=192)
+# With the paper's learning rate it learns little.
+SHORT = dict(
+    image_size=32,
+    epochs=2,
+    learning_rate=0.1,
+    training_samples=192,
+    validation_samples=50,
+    evaluate_training_set=True,
+)
 
 
 def smoke(system: str) -> Runs:
@@ -69,38 +77,6 @@ def kick_the_tires(system: str) -> Runs:
     """
     runs = smoke(system)
     return [runs[1], runs[7]]
-
-
-def loader() -> Runs:
-    """What loading costs: the paper's loader, then one choice changed at a time.
-
-    Figures: none yet; phases, energies and power of the records tell (section 3.4 suspects data
-    loading). Hardware: any two cores, with the photographs. Where ENERGYNN_IMAGENET says where
-    ImageNet is: a GPU, with the paper's sizes and its smallest scaled subset. Command: `energynn
-    study run loader`. Cost: about five minutes on two cores. Expected: on a GPU four workers on
-    "pil" are the limit; on cores little changes, because a step takes far longer than loading its
-    images. Without data staging the trainer loads by itself, as without workers, so that these two
-    differ by the machine's noise only; on cores so do the first and pinned memory. Where ImageNet
-    is no prepared store, "store" fails and says so.
-    """
-    if os.environ.get("ENERGYNN_IMAGENET"):
-        sizes = dict(
-            preset="paper", epochs=2, training_samples=5004, validation_samples=195
-        )
-    else:
-        sizes = dict(device="cpu", image_size=32, loader_workers=2)
-    choices = [
-        dict(),
-        dict(loader_workers=0),
-        dict(data_staging=False),
-        dict(persistent_workers=True),
-        dict(pinned_memory=True),
-        dict(uint8_to_device=True),
-        dict(image_loading="fast"),
-        dict(image_loading="store"),
-        dict(image_loading="device"),
-    ]
-    return [config.make("resnet50", **sizes | choice) for choice in choices]
 
 
 # What one H100 is expected to train in a second, by recipe and local batch size.
@@ -284,7 +260,7 @@ def large_batch() -> Runs:
 
 STUDIES = {
     study.__name__.replace("_", "-"): study
-    for study in (smoke, one_device, kick_the_tires, loader, gpu, gpu_grid, large_batch)
+    for study in (smoke, one_device, kick_the_tires, gpu, gpu_grid, large_batch)
 }
 
 
@@ -496,6 +472,33 @@ GROUPS = {
     "paper-h100": ["F4", "F5", "T1"],
 }
 STUDIES |= PAPER
+
+
+MOST_RUNS = 200  # of a sweep
+
+
+def sweep(parameters: dict) -> Runs:
+    """Make a run for each combination of values; a text with commas is several of them.
+
+    A parameter that takes such a text, as years, has one value. Raises ValueError with the remedy,
+    also for more than ``MOST_RUNS``.
+    """
+    workload = str(parameters.get("workload", "resnet50")).split(",")[0]
+    choices = [_pairs(workload, *each) for each in parameters.items()]
+    number = math.prod(map(len, choices))
+    if number > MOST_RUNS:
+        raise ValueError(
+            f"{number:,} runs; give fewer values, at most {MOST_RUNS} runs at once"
+        )
+    return [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
+
+
+def _pairs(workload: str, name: str, value) -> list[tuple]:
+    parts = str(value).split(",")
+    is_one = name != "workload" and config.takes(workload, name, value)
+    if is_one or len(parts) == 1:
+        return [(name, value)]
+    return [(name, config.literal(part)) for part in parts]
 
 
 OWN_STUDY = (

@@ -98,7 +98,7 @@ RUNS = ["runs/local/RUN", f"runs/measured/{MEASURED}", "runs/other/RUN"]
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A folder with three runs, one of them a measured command, and the numbers of a paper."""
+    """A folder with three runs, one of them a measured command, and no number of a paper."""
     folder = tmp_path_factory.mktemp("checkout")
     runs = [
         write_run_dir(folder / "runs", system)
@@ -113,10 +113,8 @@ def checkout(tmp_path_factory):
     files.write_json(made / "run.json", intent)
     for run in (runs[0], made, runs[2]):
         records.build(run, "finished", "")
-    entry = {"text": "0.284", "unit": "kW", "provenance": "published", "value": 0.284}
-    entry |= {"source": "least squares on R4, n=1 to 256", "notebook": "60_x"}
     (folder / "build").mkdir()
-    files.write_json(folder / "build" / "numbers.json", {"slope_ResNet50": entry})
+    files.write_json(folder / "build" / "numbers.json", {})
     write_perun_hdf5(folder / "train.hdf5", 20.0, 30.0)
     return folder
 
@@ -130,7 +128,6 @@ def checkout(tmp_path_factory):
         ["status"],
         ["check", "runs/other"],
         ["check", "--reference"],
-        ["claims", "--number", "slope_ResNet50"],
         ["show", RUNS[1]],
         ["compare", *RUNS[::2]],
         ["compare", *RUNS],

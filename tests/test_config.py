@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from energynn import cli, config
+from energynn import cli, config, studies
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,16 @@ def test_a_runs_name_is_what_it_was():
     made = config.make("fourcastnet", stage="finetune", initial_run="a-run", devices=2)
     name = "fourcastnet-finetune-era5_ensemble-n2-lbs1-gbs2-s0-r0-a26b45a9"
     assert config.run_id(made) == name
-    plain = config.make(devices=2)
+    before = studies.SHORT | dict(devices=2, image_size=64, training_samples=288)
+    plain = config.make(**before)
     assert config.run_id(plain) == "resnet50-photographs-n2-lbs16-gbs32-s0-r0-c4d74d27"
     assert not set(config.LATER) & config.to_dict(plain).keys(), (
         "names of earlier runs stay"
     )
-    later = config.make(devices=2, gradient_buckets=True)
+    later = config.make(**before, gradient_buckets=True)
     assert config.to_dict(later) == config.to_dict(plain) | {"gradient_buckets": True}
     changes = [dict(repeat=1), dict(seed=1), dict(epochs=7), dict(system="other")]
-    names = {config.run_id(config.make(devices=2, **change)) for change in changes}
+    names = {config.run_id(config.make(**before | change)) for change in changes}
     assert len(names | {config.run_id(plain), config.run_id(later)}) == 6
 
 
@@ -168,9 +169,8 @@ def test_every_parameter_is_listed_with_its_meaning_values_and_limits(capsys):
     text = capsys.readouterr().out
     shared = config.types(config.RunConfig)
     for config_class in config.CONFIGS.values():
-        known = config.schema()["$defs"][config_class.__name__]["properties"]
         for name, kind in config.types(config_class).items():
-            assert name in known and f"; {config.limits(kind)}\n" in text, name
+            assert f"; {config.limits(kind)}\n" in text, name
             assert text.count(f"\n{name}: ") >= 2 + (name in shared), (
                 "its meaning and its values"
             )

@@ -176,11 +176,10 @@ def test_commands_are_parsed(path, monkeypatch):
     # whose workload docs/own.md makes
     monkeypatch.syspath_prepend(REPOSITORY / "examples")
     for words in commands(path.read_text(), "energynn"):
-        options = parsed(words)
-        if words[0] == "run":
-            config.make(
-                **parameters_of([*(options["assigned"] or []), *(options["p"] or [])])
-            )
+        options = parsed(cli.as_typer_takes_them(words))
+        if words[0] in ("run", "submit"):
+            given = [*(options.get("assigned") or []), *(options["p"] or [])]
+            assert studies.sweep(parameters_of(given))
         if words[0] in ("study", "submit"):
             names = (
                 [options["name"]] if "name" in options else options.get("studies") or []

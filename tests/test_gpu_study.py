@@ -85,7 +85,7 @@ def clock(monkeypatch):
         made.clear()
         return made
 
-    monkeypatch.setattr(local, "command", lambda run, _runs_dir: run)
+    monkeypatch.setattr(local, "command", lambda run, *_: run)
     monkeypatch.setattr(local, "execute", execute)
     monkeypatch.setattr(local.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(start, "prepare", lambda *_: {})

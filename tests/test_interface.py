@@ -10,7 +10,6 @@ import textwrap
 import numpy as np
 import pandas as pd
 import pytest
-import xarray as xr
 
 import energynn
 from energynn import cli, files, records
@@ -73,7 +72,7 @@ def test_power_over_time_and_what_is_no_run(two_runs, tmp_path):
     assert power.dims == ("sensor", "time") and power.attrs["units"] == "W"
     inside = power.sel(time=slice(1, TRAINING_S - 1))
     np.testing.assert_allclose(inside.values, POWER_W, rtol=1e-6)
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="means 0 of"):
         energynn.trace(tmp_path)
 
 
@@ -98,21 +97,61 @@ def test_two_runs_side_by_side_with_a_ratio_within_the_bounds_of_both(two_runs):
 def test_the_commands_show_and_export(two_runs, tmp_path, capsys):
     runs = ["--runs-dir", str(tmp_path / "runs")]
     assert cli.main(["show", str(two_runs[0]), *runs]) == 0
+    assert "0.667 Wh, simulated, good to within" in capsys.readouterr().out
+    assert cli.main(["show", str(two_runs[0]), "--details", *runs]) == 0
     assert re.search(r"TOTAL +24\d\d\.\d\d J +simulated", capsys.readouterr().out)
-    for name in ("csv", "netcdf"):
-        assert (
-            cli.main(["export", f"--{name}", str(tmp_path / f"runs.{name}"), *runs])
-            == 0
-        )
-    with xr.open_dataset(tmp_path / "runs.netcdf", engine="scipy") as exported:
-        assert exported.energy_total_kWh.attrs["units"] == "kWh"
-        assert {"published", "own"} <= set(exported.origin.values)
     factors = ["--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]
     assert (
         cli.main(["export", "--csv", str(tmp_path / "runs.csv"), *factors, *runs]) == 0
     )
     table = pd.read_csv(tmp_path / "runs.csv")
+    assert {"published", "own"} <= set(table["origin"])
     assert table["CO2_g"].sum() == pytest.approx(400 * table["energy_total_kWh"].sum())
+
+
+def test_own_runs_are_a_table_a_row_each_also_those_that_failed(two_runs, tmp_path):
+    good, bad = two_runs
+    records.build(bad, "failed", "rank 1: the disk is full")
+    dead = tmp_path / "runs" / "local" / "dead"
+    dead.mkdir()
+    files.write_json(dead / "run.json", {})
+    path = tmp_path / "own.csv"
+    words = [
+        "export",
+        "--own",
+        "--csv",
+        str(path),
+        "--runs-dir",
+        str(tmp_path / "runs"),
+    ]
+    assert cli.main([*words, "--gco2-per-kwh", "400", "--price-per-kwh", "0.3"]) == 0
+    table = pd.read_csv(path).set_index("run_id")
+    assert len(table) == 3 and table.loc[bad.name, "why"] == "rank 1: the disk is full"
+    assert table["valid"].sum() == 1 and "no record" in table.loc["dead", "why"]
+    run = table.loc[good.name]
+    energy_J = POWER_W * TRAINING_S
+    assert run["energy_low_J"] < energy_J < run["energy_high_J"] < 1.1 * energy_J
+    assert run["power_W"] == pytest.approx(POWER_W, rel=1e-3)
+    assert (run["time_s"], run["top1_error"]) == (TRAINING_S, 0.25)
+    assert run["CO2_g"] == pytest.approx(400 * energy_J / 3.6e6, rel=1e-3)
+    assert run["system"] == "local" and "learning_rate" not in table  # no run differs
+    shown = energynn.table(tmp_path / "runs")
+    assert list(shown["run_id"]) == list(table.index)
+
+
+def test_a_workload_of_ones_own_stands_beside_the_study(two_runs, tmp_path):
+    """On one and two devices it is a series, which has its name; nothing else changes."""
+    for folder, devices in zip(two_runs, (1, 2), strict=True):
+        record = json.loads((folder / "record.json").read_text())
+        record |= {"workload": "words", "system": "local", "devices": devices}
+        record["config"] |= {"workload": "words", "system": "local", "devices": devices}
+        files.write_json(
+            folder / "record.json", record | {"run_id": f"words-{devices}"}
+        )
+    runs = energynn.load(tmp_path / "runs")
+    own = runs.sel(run=["words-1", "words-2"])
+    assert set(own.origin.values) == {"own"} and runs.attrs["excluded"] == []
+    assert own.series.values[0] == "words, constant LBS = 16"
 
 
 # ------------------------------------------------------------------------------------ windows

@@ -483,10 +483,10 @@ def test_one_measured_run_at_a_time_on_a_host_whoever_makes_it(tmp_path, capsys)
         config.make("fourcastnet"), tmp_path / "mine" / "local" / "run"
     )
     with supervise.take_host():
-        with pytest.raises(ValueError, match="another measured run goes on"):
+        with pytest.raises(ValueError, match="another measured run has this machine"):
             start.warnings_of(intent)
         assert cli.main(["measure", "--out", str(tmp_path / "run"), "--", "true"]) == 2
-        assert "another measured run goes on" in capsys.readouterr().err
+        assert "another measured run has this machine" in capsys.readouterr().err
     assert not start.warnings_of(intent)
 
 

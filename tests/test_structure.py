@@ -219,7 +219,8 @@ def test_notebooks_are_thin_and_clean(path):
         assert not cell["outputs"] and cell["execution_count"] is None, (
             "strip it: nbstripout notebooks/*.ipynb"
         )
-        assert set(cell["metadata"]) <= {"tags"}
+        assert set(cell["metadata"]) <= {"tags", "jupyter"}
+        assert cell["metadata"].get("jupyter", {}).keys() <= {"source_hidden"}
         assert len(source.splitlines()) <= 30, (
             f"a cell of more than 30 lines: {source[:60]}"
         )

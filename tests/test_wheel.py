@@ -132,7 +132,7 @@ def test_a_measured_command_leaves_its_record_below_the_working_folder(
 @pytest.mark.parametrize(
     "words, expected",
     [
-        ("check", "1 records below runs, 1 of them valid; 0 faults"),
+        ("check", "records below runs: 1, valid: 1, faults: 0"),
         ("claims", "lbs-speed-up-near-optimal"),
         ("study list", "GPU hours"),
         ("study show smoke", "10 runs"),

@@ -18,7 +18,8 @@ degrees of freedom, and from rounding. ``range``: lowest and highest value or ra
 numbers of GPUs that it ``needs``. *No data*: none is known, or ``reason`` says why no record can
 test it. Values that are the statement itself are ``restated``, and not judged. Derived values
 decide in a column of their own, but not about what they copy. Own runs count where they are
-measured, on GPUs, with the study's data sets.
+measured, on GPUs, with the study's data sets. ``elsewhere`` names units in what others measured:
+there the same statement is judged once more, in a column of its own.
 """
 
 from __future__ import annotations
@@ -31,16 +32,18 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from energynn.analysis import observations, published
+from energynn.analysis import observations, others, published
 from energynn.files import shipped
 
 CLAIMS = shipped("paper") / "claims.toml"
 VERDICTS = ("supported", "contradicted", "inconclusive", "no data")
 SUPPORTED, CONTRADICTED, INCONCLUSIVE, NO_DATA = VERDICTS
-COLUMNS = ("published", "derived", "own")
+COLUMNS = ("published", "derived", "own", "elsewhere")
 ABOUT = ("id", "place", "says", "base", "group", "before", "why")
+STATEMENT = ("quantity", "per", "expect")
 UNIT = ["unit", "series", "value", "error", "freedom"]
 OF_GPUS = "origin == 'own' and device_kind == 'gpu' and dataset in ['imagenet', 'era5']"
+OF_GPUS += " and workload in ['resnet50', 'fourcastnet']"
 THRESHOLD = 1.1
 # In units of the log of the threshold.
 EXPECT = {
@@ -57,8 +60,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     """Judge all statements: ``claims``, one entry each with ``published``, ``derived`` and ``own``.
 
     ``derived`` is a list of one where derived values say more. ``own`` has an entry per system and
-    hardware whose runs can test a statement. Also ``restated`` and ``errata``, and the number of
-    each verdict (``counts``).
+    hardware whose runs can test a statement, ``elsewhere`` is there where others' can. Also
+    ``restated`` and ``errata``, and the number of each verdict (``counts``).
     """
     table = observations.means(observations.load(runs_dir))
     study = table[table["origin"] == "published"]
@@ -71,12 +74,17 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     }
     machines = {name: with_scatter(rows) for name, rows in machines.items()}
     errata = published.errata()
+    outside = others.load()
     claims = []
     for claim in read("claim"):
         entry = {"group": claim["id"]} | {
             name: claim[name] for name in ABOUT if name in claim
         }
-        test = [f"{name} {value}" for name, value in claim.items() if name not in ABOUT]
+        test = [
+            f"{name} {value}"
+            for name, value in claim.items()
+            if name not in (*ABOUT, "elsewhere")
+        ]
         entry["test"] = ", ".join(test)
         entry["errata"] = [
             one["id"] for one in errata if claim["id"] in one.get("claims", [])
@@ -91,6 +99,8 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
             if (name == "all") == ("hardware" in claim.get("a", ""))
         ]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
+        if "elsewhere" in claim:
+            entry["elsewhere"] = elsewhere(claim, outside)
         claims.append(entry)
     parts = {"claims": claims, "restated": read("restated"), "errata": errata}
     return {"counts": counts(claims), **parts}
@@ -103,7 +113,11 @@ def read(kind: str) -> list[dict]:
 
 def columns(claim: dict) -> list[tuple[str, dict]]:
     """List the verdicts on a statement, each with its column."""
-    return [(column, one) for column in COLUMNS for one in np.atleast_1d(claim[column])]
+    return [
+        (column, one)
+        for column in COLUMNS
+        for one in np.atleast_1d(claim.get(column, []))
+    ]
 
 
 def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
@@ -113,6 +127,22 @@ def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     ]
     number_of = pd.crosstab(*map(np.array, zip(*every, strict=True)))
     return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
+
+
+def elsewhere(claim: dict, runs: pd.DataFrame) -> dict:
+    """Judge a statement on rows of ``others.load`` that its ``elsewhere`` selects by ``where``.
+
+    A series is what is equal in the columns ``alike``; ``data`` says in words what the rows are.
+    """
+    test = {name: claim[name] for name in STATEMENT if name in claim}
+    test |= claim["elsewhere"]
+    rows = others.means(runs.query(test.pop("where"), engine="python"))
+    rows = rows.reindex(columns=rows.columns.union(observations.QUANTITIES))
+    rows["series"] = ""
+    if "alike" in test:
+        rows = others.series(rows.dropna(subset=[test["quantity"]]), test["alike"])
+        test["series"] = list(rows["series"].unique())
+    return judge(test, with_scatter(rows)) | {"data": test["data"]}
 
 
 def with_scatter(rows: pd.DataFrame) -> pd.DataFrame:

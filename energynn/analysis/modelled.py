@@ -88,7 +88,7 @@ def _derived(values: dict, fit, work, base: int) -> dict[str, np.ndarray]:
     base_h = time_h[work.devices == base, 0]
     samples = (work.trained * work.devices * work.epochs)[:, None]
     sockets = (fit.runs.site.sockets_per_node * work.nodes / work.devices)[:, None]
-    half = fits.forecast(fit, work)["power_W"][1][:, None]
+    half = fits.forecast(fit, work)["power_W"][1][0][:, None]
     rate = samples / hours[:, least_last]
     return {
         "training_time_h": time_h,

@@ -18,7 +18,7 @@ from energynn.measure import energy, machine
 from energynn.reading import json_table
 
 # derived: from published numbers by a stated step; exact: counted, or chosen by us
-PROVENANCES = (*energy.PROVENANCES, "derived", "exact")
+PROVENANCES = (*energy.PROVENANCES, "published by others", "derived", "exact")
 PACKAGES = (
     "altair",
     "numpy",

@@ -97,7 +97,7 @@ def load(runs_dir: str | Path = "runs") -> pd.DataFrame:
     else a name made of what is constant, else "". ``speed_up`` relates to the mean training time on
     ``base_devices``. Records left out stand with the reason in ``attrs["excluded"]``.
     """
-    runs = results.load(runs_dir, workloads=config.CONFIGS)
+    runs = results.load(runs_dir)
     table = pd.concat([published_runs(), _own(runs)], ignore_index=True)
     table = table[table.columns.intersection(COLUMNS)]
     table.attrs["excluded"] = runs.attrs["excluded"]
@@ -195,16 +195,16 @@ def published_runs(name: str = "values") -> pd.DataFrame:
 def without_training(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """Tabulate measured commands and imported perun files with the columns of ``load`` they have.
 
-    ``origin`` is "command" or "imported", ``name`` the command. Records left out stand in
-    ``attrs["excluded"]``.
+    ``origin`` is "command" or "imported", ``name`` what a person gave, else the command. Records
+    left out stand in ``attrs["excluded"]``.
     """
-    table = results.load(runs_dir, workloads=ORIGINS)
-    command = table["command"]
+    table = results.load(runs_dir, trained=False)
+    name = table["name"].where(table["name"] != "", table["command"])
     hours = table["device_hours_training"]
     table = table.assign(
         origin=table["workload"].map(ORIGINS),
         series="",
-        name=command.where(command != "", table["run_id"]),
+        name=name.where(name != "", table["run_id"]),
         run=table["run_id"],
         provenance=table["energy_total_provenance"],
         gpu_hours=hours.where(hours > 0),
@@ -240,6 +240,8 @@ def _own(runs: pd.DataFrame) -> pd.DataFrame:
     table = _with_derived(table)
     selected = results.scaling_series(table)
     stage = selected["stage"].map(STAGES).fillna("")
+    workload = selected["workload"] + ", "
+    stage = stage.where(selected["workload"].isin(config.CONFIGS), workload)
     selected["series"] = selected["name"] = stage + selected["series"]
     for name, conditions in published.series().items():
         belongs = _belongs(selected, conditions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -34,6 +33,7 @@ CONFIG_NUMBERS = [
 CONFIG_TEXTS = ["stage", "dataset", "preset", "command"]
 RECORD_TEXTS = [
     "run_id",
+    "name",
     "workload",
     "system",
     "device_kind",
@@ -63,16 +63,14 @@ VARIED = [  # within a recipe
 ]
 
 
-def load(
-    runs_dir: str | Path = "runs", workloads: Collection[str] = ()
-) -> pd.DataFrame:
+def load(runs_dir: str | Path = "runs", trained: bool = True) -> pd.DataFrame:
     """Load the valid records of all systems under ``runs_dir`` into one table.
 
     Texts say what was run; ``recipe`` is equal for runs that differ in devices, batch sizes and
     repeat only, ``recipe_at_any_pace`` also for those at another rate of steps; ``loader`` says
     what gives the batches. Numbers are the quantities of the record, final metrics under their own
-    names, and kWh and h. NaN: absent from the record. ``workloads``: of these; else of all that
-    train a network. Records that were left out stand with the reason in ``attrs["excluded"]``.
+    names, and kWh and h. NaN: absent from the record. ``trained``: runs of a trainer; else measured
+    commands and imported ones. Records left out stand with the reason in ``attrs["excluded"]``.
     """
     rows, excluded, seen = [], [], {}
     for run_dir in (
@@ -80,13 +78,7 @@ def load(
     ):
         with one_fault(run_dir, excluded):
             record = records.read_record(run_dir)
-            workload = record["workload"]
-            is_other = (
-                workload not in workloads
-                if workloads
-                else workload in records.NO_TRAINING
-            )
-            if is_other:
+            if trained == (record["workload"] in records.NO_TRAINING):
                 continue
             if not record["valid"]:
                 raise ValueError("; ".join(record["invalid_reasons"]))
@@ -119,10 +111,8 @@ def _row(record: dict, run_dir: Path) -> dict:
     for sensor in record["sensors"]:
         if model := sensor.get("model"):
             known |= {f"cpu_model_{name}": value for name, value in model.items()}
-    for component in COMPONENTS:
-        # records of earlier versions have a statistical interval instead
-        bound_J = f"energy_{component}_bound_J"
-        known.setdefault(bound_J, record.get(f"energy_{component}_statistical_J"))
+    # a measured command has it from the person
+    known.setdefault("dataset_samples", config.get("training_samples"))
     row |= {name: known[name] for name in COLUMNS if name in known}
     return _metrics(record["metrics"], config.get("stage", "")) | row
 

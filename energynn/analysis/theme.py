@@ -81,11 +81,16 @@ PROVENANCE = {
     "M0.68,0A0.68,0.68,0,1,0,-0.68,0A0.68,0.68,0,1,0,0.68,0Z",
     # where ResNet50 is there, too
     "published, FourCastNet": "M-0.9,-0.9H0.9V0.9H-0.9ZM-0.6,-0.6V0.6H0.6V-0.6Z",
+    "published by others": "M0,-1.2L1.2,0L0,1.2L-1.2,0ZM0,-0.75L-0.75,0L0,0.75L0.75,0Z",
     "measured": "circle",
     "estimated": "M0,-1.2L1.15,0.85L-1.15,0.85ZM0,-0.5L-0.6,0.53L0.6,0.53Z",
     "simulated": "M-1,-0.7L-0.7,-1L0,-0.3L0.7,-1L1,-0.7L0.3,0"
     "L1,0.7L0.7,1L0,0.3L-0.7,1L-1,0.7L-0.3,0Z",
 }
+
+MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; }
+.vega-bindings { order: -1; } .vega-bind { display: inline-block; margin-right: 1.5em; }
+</style>"""
 
 
 @alt.theme.register("energynn", enable=False)
@@ -121,8 +126,6 @@ def _theme() -> alt.theme.ThemeConfig:
         "font": FONT,
         "view": {"continuousWidth": 290, "continuousHeight": 208, "stroke": None},
         "axis": text | axis,
-        # Labels at the ends of the y axis stay inside, so that neighbouring panels are level.
-        "axisY": {"labelFlush": True},
         "axisX": {"labelFlush": False},
         "legend": text | legend,
         "title": {
@@ -158,8 +161,8 @@ def provenance(
     """The channel ``shape`` for the provenances in a table's column. The legend lists these and
     those in ``also``.
 
-    For ``mark_point(filled=True)`` with the series as ``color``: published rings, measured discs,
-    estimated hollow triangles, simulated crosses.
+    For ``mark_point(filled=True)`` with the series as ``color``: published rings (by others: hollow
+    diamonds), measured discs, estimated hollow triangles, simulated crosses.
     """
     present = {
         word: shape

@@ -2,49 +2,75 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from energynn.cli.options import Json, RunsDir, find_run, folder_of_runs, reply, tell
+from energynn.cli.options import (
+    Json,
+    Parameters,
+    RunsDir,
+    find_run,
+    folder_of_runs,
+    parameters_of,
+    reply,
+    tell,
+)
 
 Studies = Annotated[
     list[str] | None,
-    typer.Argument(metavar="STUDY_OR_RUN", help="only these; default: all"),
+    typer.Argument(metavar="STUDY|SYSTEM|RUN", help="only these; default: all"),
 ]
 
 
 def submit(
-    studies: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="STUDY [-- OPTION]",
-            help="names, or files of your own; options of sbatch",
-        ),
-    ],
     system: Annotated[
         str,
         typer.Option(metavar="NAME", help="of systems/, or a file of your own (.toml)"),
     ],
+    studies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STUDY [-- OPTION]",
+            help="names, or files of your own; options of sbatch",
+        ),
+    ] = None,
+    p: Parameters = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print scripts and cost, submit nothing")
+        bool,
+        typer.Option("--dry-run", help="show cost and what is missing; submit nothing"),
+    ] = False,
+    scripts: Annotated[
+        bool, typer.Option("--scripts", help="the same, and print all batch scripts")
     ] = False,
     max_gpu_hours: Annotated[
         float | None, typer.Option(min=0, help="refuse what is expected to cost more")
     ] = None,
     account: Annotated[str, typer.Option(help="who pays, as sbatch takes it")] = "",
-    reservation: Annotated[str, typer.Option(help="as sbatch takes it")] = "",
     runs_dir: RunsDir = None,
 ) -> int:
     """Make every missing run of studies by batch jobs; again: what failed or stopped."""
+    from energynn import studies as known
     from energynn.cluster import submit
 
-    names = [word for word in studies if not word.startswith("-")]
-    options = [word for word in studies if word.startswith("-")]
+    words = studies or []
+    names = [word for word in words if not word.startswith("-")]
+    options = [word for word in words if word.startswith("-")]
     options += [f"--account={account}"] if account else []
-    options += [f"--reservation={reservation}"] if reservation else []
+    if bool(names) == bool(p):
+        raise ValueError("submit: give studies, or parameters of runs (-p)")
+    site = submit.cluster(system, options)
+    if p:
+        runs = known.sweep(parameters_of(p) | {"system": site.name})
+        name = runs[0].workload
+    else:
+        runs = list(chain.from_iterable(known.find(names, site.name).values()))
+        name = "-".join(Path(name).stem for name in names)
+    runs, shows = list(dict.fromkeys(runs)), dry_run or scripts
     folder = folder_of_runs(runs_dir)
-    return submit.submit_studies(names, system, folder, dry_run, max_gpu_hours, options)
+    return submit.submit_runs(runs, name, site, folder, shows, scripts, max_gpu_hours)
 
 
 def status(
@@ -52,6 +78,9 @@ def status(
     watch: Annotated[
         str, typer.Option(metavar="RUN", help="power, energy and time left of one run")
     ] = "",
+    failed: Annotated[
+        bool, typer.Option("--failed", help="only failed or not valid, and why")
+    ] = False,
     as_json: Json = False,
     runs_dir: RunsDir = None,
 ) -> int:
@@ -65,7 +94,7 @@ def status(
 
     folder = folder_of_runs(runs_dir, must_exist=True).absolute()
     runs, notes = status.rows(status.folders(folder, studies or []))
-    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes))
+    reply(as_json, {"runs": runs, "notes": notes}, status.text(runs, notes, failed))
     return 0
 
 

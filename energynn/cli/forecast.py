@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from energynn.cli.options import (
+    Details,
     Json,
     Parameters,
     RunsDir,
@@ -27,6 +28,8 @@ System = Annotated[
     str, typer.Option(metavar="S", help="of systems/, or a file (.toml)")
 ]
 Limit = Annotated[float | None, typer.Option(min=1e-9, help="the most of it")]
+Size = Annotated[int | None, typer.Option(min=1)]
+Factor = Annotated[float | None, typer.Option(min=0)]
 Fit = Annotated[Path, typer.Option(metavar="FILE", help="of `energynn forecast fit`")]
 
 
@@ -72,14 +75,20 @@ def plan(
     deadline_h: Limit = None,
     energy_kwh: Limit = None,
     gpu_hours: Limit = None,
-    max_global_batch_size: Annotated[
-        int | None, typer.Option(min=1, help="largest batch")
-    ] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="most devices")] = None,
+    max_global_batch_size: Size = None,
+    local_batch_size: Size = None,
+    devices: Size = None,
+    power_limit: float = 1.0,
+    gco2_per_kwh: Factor = None,
+    price_per_kwh: Factor = None,
     p: Parameters = None,
     as_json: Json = False,
 ) -> int:
-    """Plan how many devices and which batch size, within your limits."""
+    """Plan how many devices and which batch size, within your limits.
+
+    --devices: at most; --local-batch-size: the only one. --power-limit: of the GPUs, 0.5 to 1 of
+    their greatest. With factors, the answer has CO2 and price, too.
+    """
     from energynn.cluster import systems
     from energynn.forecast import accuracy, plan
     from energynn.forecast import fit as fits
@@ -91,7 +100,9 @@ def plan(
     limits["global_batch_size"] = (
         max_global_batch_size or accuracy.threshold(run) or None
     )
-    answer = plan.make(made, plan.grid(made, run, devices), limits)
+    asked = plan.grid(made, run, devices, local_batch_size)
+    factors = ("CO2_g", gco2_per_kwh), ("price", price_per_kwh)
+    answer = plan.make(made, asked, limits, power_limit, factors)
     reply(as_json, plan.as_json(answer), plan.text(answer))
     return 0
 
@@ -144,6 +155,7 @@ def fit(
     runs_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="your own runs; else the study's")
     ] = None,
+    details: Details = False,
     as_json: Json = False,
 ) -> int:
     """Calibrate the model with published runs or with your own."""
@@ -160,7 +172,7 @@ def fit(
         seen, left_out = runs.published(workload, site), ""
     fits.check(seen)
     made = fits.make(seen)
-    reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made)}")
+    reply(as_json, fits.write(out, made), f"{left_out}{fits.text(made, details)}")
     return 0
 
 
@@ -178,8 +190,9 @@ def simulate(
     made = fits.read(fit)
     asked = [run for run in predict.asked(made, study, {}) if run.repeat == 0]
     folders = simulate.write(made, asked, out)
-    words = (
-        f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them"
+    reply(
+        as_json,
+        {"runs": list(map(str, folders))},
+        f"{len(folders)} simulated runs in {out}; `energynn check {out}` checks them",
     )
-    reply(as_json, {"runs": list(map(str, folders))}, words)
     return 0

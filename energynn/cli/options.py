@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Annotated
 
@@ -17,12 +16,19 @@ RunsDir = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="for a program: JSON on standard output")
 ]
+Details = Annotated[
+    bool, typer.Option("--details", help="every number, and its bounds")
+]
 Run = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help="a run's folder, its name, or the beginning of its name"
+        metavar="RUN", help="a folder, run_id, name, unique part of either, or last"
     ),
 ]
+Name = Annotated[
+    str, typer.Option(help="to find the run by; several runs may share a name")
+]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="free text, kept with the run")]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +73,8 @@ def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
 
 def parameters_of(assignments: list[str] | None) -> dict:
     """Read NAME=VALUE; values are Python literals where they can be, else texts."""
+    from energynn.config import literal
+
     parameters = {}
     for assignment in assignments or []:
         name, equals, value = assignment.partition("=")
@@ -74,29 +82,12 @@ def parameters_of(assignments: list[str] | None) -> dict:
             raise ValueError(
                 f"{assignment!r} is no parameter; write NAME=VALUE, for example devices=2"
             )
-        parameters[name] = _literal(value)
+        parameters[name] = literal(value)
     return parameters
 
 
-def _literal(text: str):
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
-    return value if isinstance(value, int | float | bool | None) else text
-
-
 def find_run(run: str, runs_dir: Path | None) -> Path:
-    """Find a run's folder by itself, by its name, or by the beginning of its name.
+    """Find a run's folder as ``records.find`` does."""
+    from energynn import records
 
-    Raises ValueError where no run, or more than one, has such a name.
-    """
-    if (Path(run) / "run.json").is_file():
-        return Path(run)
-    folder = folder_of_runs(runs_dir)
-    found = [path.parent for path in folder.glob(f"*/{run}*/run.json")]
-    if len(found) == 1:
-        return found[0]
-    raise ValueError(
-        f"run: {len(found)} below {folder} begin with {run!r}; give the folder of one"
-    )
+    return records.find(run, folder_of_runs(runs_dir))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from energynn.cli.options import (
+    Details,
     Json,
     Run,
     RunsDir,
@@ -20,19 +21,31 @@ from energynn.cli.options import (
 BUILD = Path("build")  # where the paper lies
 
 
-def show(run: Run, as_json: Json = False, runs_dir: RunsDir = None) -> int:
-    """Show one run: energy, time, metrics, and whether they are valid."""
+def show(
+    run: Run = "last",
+    details: Details = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="draw power, energy, loss and error: .svg or .html"
+        ),
+    ] = None,
+    as_json: Json = False,
+    runs_dir: RunsDir = None,
+) -> int:
+    """Show one run: energy, time, error, and whether they are valid."""
     from energynn import records
     from energynn.launch import command
 
     run_dir = find_run(run, runs_dir)
+    if plot:
+        from energynn.analysis import one_run
+
+        one_run.save(run_dir, plot)
     record = records.read_record(run_dir)
-    metrics = [
-        f"  {name}: {value:.6g}" for name, value in record.get("metrics", {}).items()
-    ]
-    reply(
-        as_json, record, "\n".join([command.report(record), *metrics, f"  {run_dir}"])
-    )
+    labels = [f"  {record[key]}" for key in ("name", "note") if key in record]
+    lines = [command.report(record, details), *labels, f"  {run_dir}"]
+    reply(as_json, record, "\n".join(lines))
     return 0
 
 
@@ -57,36 +70,46 @@ def compare(
 def _side_by_side(table) -> str:
     runs = [name for name in table if not name.startswith("ratio")]
     numbers = {run: f"run {number}" for number, run in enumerate(runs, start=1)}
-    names = [f"{number}  {run}" for run, number in numbers.items()]
-    shown = table.dropna(axis="columns", how="all").rename(columns=numbers)
-    rows = shown.to_string(
+    lines = [f"{number}  {run}" for run, number in numbers.items()]
+    ratio = table["ratio"]
+    if "energy_total_J" in ratio:
+        is_guess = "estimated" in [*table.loc["energy_total_provenance", runs]]
+        ends = "{ratio_low:.3g} to {ratio_high:.3g}".format(
+            **table.loc["energy_total_J"]
+        )
+        lines.append(
+            f"{numbers[runs[-1]]} took {ratio['energy_total_J']:.3g} times the energy of run 1 "
+            f"({'estimated' if is_guess else ends}), {ratio['training_time_s']:.3g} times the time"
+        )
+    shown = table[[*runs, "ratio"]].dropna(axis="columns", how="all")
+    rows = shown.rename(columns=numbers).to_string(
         float_format="{:.4g}".format, na_rep="", line_width=80, max_colwidth=24
     )
-    return "\n".join([*names, rows, "low, high: what the sensors' readings leave open"])
+    return "\n".join([*lines, rows])
 
 
 def export(
-    csv: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
-    netcdf: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    csv: Annotated[Path, typer.Option(metavar="FILE")],
     carbon: Annotated[float | None, typer.Option("--gco2-per-kwh", min=0)] = None,
     price: Annotated[float | None, typer.Option("--price-per-kwh", min=0)] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="own runs alone, failed ones too, in J and s")
+    ] = False,
     runs_dir: RunsDir = None,
 ) -> int:
     """Write all runs, own and published, as one table for other programs."""
     from energynn import interface
 
-    if bool(csv) == bool(netcdf):
-        raise ValueError("export: give one of --csv and --netcdf")
     folder = folder_of_runs(runs_dir, must_exist=True)
-    number = interface.export(folder, csv, netcdf, carbon, price)
-    tell(f"{csv or netcdf}: {number} runs; each says its origin and its provenance")
+    number = interface.export(folder, csv, carbon, price, own)
+    tell(f"{csv}: {number} runs; each says how good its energy is")
     return 0
 
 
 def check(
-    runs_dir: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="default: runs")
-    ] = None,
+    runs: Annotated[
+        str, typer.Argument(metavar="[DIR|RUN]", help="all below DIR [default: runs]")
+    ] = "",
     recover: Annotated[
         bool,
         typer.Option(
@@ -103,7 +126,9 @@ def check(
     """Derive every number of the records again and compare."""
     from energynn import records
 
-    folder = folder_of_runs(runs_dir, must_exist=True)
+    folder = Path(runs) if runs else folder_of_runs(None, must_exist=True)
+    if not folder.is_dir():
+        folder = find_run(runs, None)
     if reference:
         return _reference(folder)
     for line in records.recover(folder) if recover else []:
@@ -116,7 +141,7 @@ def check(
         each["valid"] and each.get("launcher") != "simulated" for each in readable
     )
     tell(
-        f"{len(readable)} records below {folder}, {valid} of them valid; {len(faults)} faults"
+        f"records below {folder}: {len(readable)}, valid: {valid}, faults: {len(faults)}"
     )
     return 1 if faults else 0
 
@@ -149,33 +174,11 @@ def import_perun(
 
 def claims(
     data: RunsDir = None,
-    number: Annotated[
-        str, typer.Option(metavar="NAME", help="where a number of the paper comes from")
-    ] = "",
     as_json: Json = False,
 ) -> int:
     """Judge the study's statements on published values and on own runs."""
-    if number:
-        tell(_number(number))
-        return 0
     from energynn.analysis import claims
 
     verdicts = claims.evaluate(folder_of_runs(data, must_exist=True))
     reply(as_json, verdicts, claims.report(verdicts))
     return 0
-
-
-def _number(name: str) -> str:
-    """Say what a number of the paper is and where it comes from."""
-    from energynn.config import suggestion
-    from energynn.reading import json_table
-
-    numbers = json_table(BUILD / "numbers.json")
-    if name not in numbers:
-        raise ValueError(f"number: the paper has no {name}{suggestion(name, numbers)}")
-    entry = numbers[name]
-    return (
-        f"{name} = {entry['text']} {entry['unit']} ({entry['provenance']})\n"
-        f"  from {entry['source']}\n"
-        f"  by notebooks/{entry['notebook']}.ipynb"
-    )

@@ -11,6 +11,8 @@ import typer
 
 from energynn.cli.options import (
     Json,
+    Name,
+    Note,
     Parameters,
     RunsDir,
     folder_of_runs,
@@ -25,6 +27,12 @@ Study = Annotated[
 ]
 
 
+Told = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="of the training, as you know it; to plan"),
+]
+
+
 def run(
     assigned: Annotated[
         list[str] | None,
@@ -34,22 +42,34 @@ def run(
     list_parameters: Annotated[
         bool, typer.Option("--list", help="list every parameter; make no run")
     ] = False,
+    name: Name = "",
+    note: Note = "",
     runs_dir: RunsDir = None,
 ) -> int:
-    """Make one run, as notebooks/run_training.ipynb does."""
-    from energynn import config, launchers
+    """Make one run, as notebooks/run_training.ipynb does; a,b are two values, of a run each."""
+    from energynn import config, launchers, records, studies
+    from energynn.cluster import local
     from energynn.launch import start
 
     if list_parameters:
         tell(config.help_text())
         return 0
     parameters = parameters_of([*(assigned or []), *(p or [])])
+    labels = records.labels(name, note)
+    runs, folder = studies.sweep(parameters), folder_of_runs(runs_dir)
+    if len(runs) > 1:
+        return _answer(local.run_study(runs, folder.absolute(), labels=labels))
     try:
-        start.run(config.make(**parameters), folder_of_runs(runs_dir))
+        start.run(runs[0], folder, labels)
     except (InterruptedError, RuntimeError) as error:  # its record says more
         print(f"energynn: {error}", file=sys.stderr)
         return launchers.CAN_GO_ON if isinstance(error, InterruptedError) else 1
     return 0
+
+
+def _answer(failed: list[str]) -> int:
+    tell("\n".join(failed))
+    return 1 if failed else 0
 
 
 study = group("Run a study on this machine; list all of them; show one and its cost.")
@@ -83,8 +103,7 @@ def study_run(
     runs = [run for runs in studies.find([name]).values() for run in runs]
     folder = folder_of_runs(runs_dir).absolute()
     failed = local.run_study(runs, folder, minutes, archive, warm_up, run_minutes)
-    tell("\n".join(failed))
-    return 1 if failed else 0
+    return _answer(failed)
 
 
 @study.command("list")
@@ -122,17 +141,35 @@ def measure(
         bool,
         typer.Option("--no-gpu", help="the command uses none of this machine's GPUs"),
     ] = False,
+    devices: Told = None,
+    samples: Told = None,
+    epochs: Told = None,
+    local_batch_size: Told = None,
+    power_limit_W: Annotated[
+        float, typer.Option("--power-limit-W", min=0, help="of each GPU meanwhile")
+    ] = 0.0,
+    name: Name = "",
+    note: Note = "",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="the record; the command's output goes to stderr"),
     ] = False,
 ) -> int:
     """Measure any command as our own trainers are measured."""
+    from energynn import launchers, records
     from energynn.launch import command as launch
+    from energynn.measure import machine, power_limit
 
-    record, status = launch.measure(
-        command, out, period, quiet=as_json, gpus=not no_gpu
-    )
+    told = {"devices": devices, "training_samples": samples}
+    told |= {"epochs": epochs, "local_batch_size": local_batch_size}
+    told = {key: value for key, value in told.items() if value}
+    labels = records.labels(name, note)
+    if power_limit_W and launchers.rank_and_size():
+        raise ValueError("--power-limit-W: of a command without ranks only")
+    with power_limit.held(power_limit_W, [] if no_gpu else machine.gpus()):
+        record, status = launch.measure(
+            command, out, period, as_json, not no_gpu, labels, told
+        )
     if record:
         folder = out or folder_of_runs(None) / "measured" / record["run_id"]
         reply(as_json, record, f"{launch.report(record)}\n  record: {folder}")

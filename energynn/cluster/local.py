@@ -35,6 +35,7 @@ def run_study(
     archive: Path | None = None,
     warm_up: bool = False,
     run_minutes: float = math.inf,
+    labels: dict | None = None,
 ) -> list[str]:
     """Make every run that has no valid record yet; returns a line for each that was not.
 
@@ -42,14 +43,20 @@ def run_study(
     run_minutes: a run that lasts longer is ended.
     archive: everything is packed into it after every run.
     warm_up: where none is made yet, the first run is made once before, and forgotten.
+    labels: name and note of every run.
     Raises ValueError with the remedy if this machine cannot make the runs.
     """
     missing = [run for run in runs if not _is_done(run, runs_dir)]
     begun = time.monotonic()
     failed, made = [], []
     try:
-        if missing:
-            start.warnings_of(start.prepare(missing[0], _folder(missing[0], runs_dir)))
+        # one of each kind, so that none is refused after hours
+        kinds = {
+            (run.dataset, run.device, run.devices, run.power_limit_W): run
+            for run in missing
+        }
+        for run in kinds.values():
+            start.warnings_of(start.prepare(run, _folder(run, runs_dir)))
         if warm_up and len(missing) == len(runs):
             tell("\n--- to warm up: the first run, which does not count")
             with tempfile.TemporaryDirectory() as name:
@@ -67,9 +74,8 @@ def run_study(
                 continue
             so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
             tell(f"\n--- {so_far}: {run_dir.name}")
-            status, last_line = execute(
-                command(run, runs_dir), run_dir, 60 * run_minutes
-            )
+            words = command(run, runs_dir, labels)
+            status, last_line = execute(words, run_dir, 60 * run_minutes)
             made.append(time.monotonic() - begun - elapsed_s)
             reason = records.reason(records.read(run_dir) or {})
             if reason := reason or (last_line if status else ""):
@@ -87,9 +93,10 @@ def run_study(
     return failed
 
 
-def command(run: RunConfig, runs_dir: Path) -> list[str]:
+def command(run: RunConfig, runs_dir: Path, labels: dict | None = None) -> list[str]:
     """Write the command that executes the launch notebook for a run, in the run's folder."""
     parameters = configuration.to_dict(run)
+    labels = labels or {}
     if importlib.util.find_spec("papermill"):
         options = [
             "--no-progress-bar",
@@ -100,7 +107,7 @@ def command(run: RunConfig, runs_dir: Path) -> list[str]:
         ]
         options += [
             "--parameters_yaml",
-            json.dumps(parameters | {"runs_dir": str(runs_dir)}),
+            json.dumps(parameters | labels | {"runs_dir": str(runs_dir)}),
         ]
         executed = _folder(run, runs_dir) / "notebook.ipynb"
         return [
@@ -120,6 +127,7 @@ def command(run: RunConfig, runs_dir: Path) -> list[str]:
         "run",
         "--runs-dir",
         str(runs_dir),
+        *(f"--{name}={text}" for name, text in labels.items()),
         *assignments,
     ]
 

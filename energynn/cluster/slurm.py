@@ -39,11 +39,11 @@ def submit(script: Path, *options: str) -> str:
     return call("sbatch", "--parsable", *options, str(script)).strip().split(";")[0]
 
 
-def find(name: str) -> str:
-    """Find the number of the user's job with this name; empty if there is none."""
-    return call(
-        "squeue", "--me", "--noheader", "--format=%F", f"--name={name}"
-    ).partition("\n")[0]
+def find(comment: str) -> str:
+    """Find the number of the user's job with this comment; empty if there is none."""
+    lines = call("squeue", "--me", "--noheader", "--format=%F %k").splitlines()
+    found = [line.split()[0] for line in lines if line.split()[1:] == [comment]]
+    return "".join(found[:1])
 
 
 def queue(jobs: Iterable[str]) -> dict[str, Queued]:

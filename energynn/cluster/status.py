@@ -5,6 +5,7 @@ A run's record decides, then the queue, then the last start of its job.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +16,37 @@ from msgspec import Meta
 from energynn import config, records, studies
 from energynn.cluster import slurm
 from energynn.files import write_json
-from energynn.measure.energy import JOULE_PER_KWH
-from energynn.progress import energy_words, entry
+from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.progress import energy_words
 from energynn.reading import one_fault
 
 RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED")
 UNFINISHED = ("queued", "running")
+BAD = ("failed", "not valid")
+HEAD = [
+    "started",
+    "run",
+    "what",
+    "n",
+    "batch",
+    "error",
+    "energy",
+    "state",
+    "differs",
+]
+WIDTH = 100  # of the table, where the terminal has no more
+# what a run without a record has of it
+UNKNOWN = {
+    "started_at": "",
+    "name": "",
+    "workload": "",
+    "devices": None,
+    "config": {},
+    "metrics": {},
+    "training_time_s": None,
+    "energy_total_J": 0.0,
+    "energy_total_provenance": "",
+}
 
 
 class Submission(msgspec.Struct):
@@ -47,7 +73,7 @@ class Live(msgspec.Struct):
 
     epoch: int | None = None
     epochs: int | None = None
-    power_W: float | None = None
+    power_W: float = 0.0
     energy_J: float = 0.0
 
 
@@ -76,17 +102,22 @@ def _read(path: Path, kind: type):
 
 
 def folders(runs_dir: Path, names: list[str]) -> list[Path]:
-    """List the folders of runs that were submitted or started: of studies, single runs, or all."""
-    known = []
-    for path in sorted(runs_dir.glob("*/*")):
-        if (path / "run.json").exists() or (path / "job").exists():
-            known.append(path)
-    wanted = set(names)
-    study_names = sorted(wanted - {path.name for path in known})
-    for system in {path.parent.name for path in known} if study_names else ():
-        for runs in studies.find(study_names, system).values():
-            wanted.update(map(config.run_id, runs))
-    return [path for path in known if path.name in wanted or not names]
+    """List the folders of runs that were submitted or started: of systems, studies, single runs,
+    or all.
+    """
+    known = records.known_runs(runs_dir)
+    systems = {path.parent.name for path in known}
+    wanted = set()
+    for name in names:
+        if name in systems:
+            wanted |= set(runs_dir.glob(f"{name}/*"))
+        elif name in studies.STUDIES | studies.GROUPS or name.endswith(".py"):
+            for system in systems:
+                for runs in studies.find([name], system).values():
+                    wanted |= {runs_dir / system / config.run_id(run) for run in runs}
+        else:
+            wanted.add(records.find(name, runs_dir).absolute())
+    return [path for path in known if path in wanted or not names]
 
 
 def rows(folders: list[Path]) -> tuple[list[dict], list[str]]:
@@ -117,22 +148,18 @@ def _row(
     last = starts[-1] if starts else Start()
     if last.submission != submission.submitted_at:
         last = Start()
-    live = _read(folder / ".state.json", Live)
-    joules = record.get("energy_total_J", live.energy_J)
     state, reason = _state(folder, submission, record, last, queue)
-    return {
+    facts = UNKNOWN | (record or records.intended(folder))
+    row = msgspec.to_builtins(_read(folder / ".state.json", Live))
+    row |= {name: facts[name] for name in UNKNOWN}
+    row["energy_J"] = facts["energy_total_J"] or row["energy_J"]
+    return row | {
         "run_id": folder.name,
         "system": folder.parent.name,
         "state": state,
         "reason": reason,
-        "since": record.get("started_at") or submission.submitted_at,
+        "since": facts["started_at"] or submission.submitted_at,
         "job": submission.job_id,
-        "time_s": record.get("training_time_s"),
-        "energy_kWh": joules / JOULE_PER_KWH,
-        "provenance": record.get("energy_total_provenance", ""),
-        "epoch": live.epoch,
-        "epochs": live.epochs,
-        "power_W": live.power_W if state == "running" else None,
     }
 
 
@@ -146,7 +173,7 @@ def _state(
         record.get("workload") in records.NO_TRAINING and record["status"] == "finished"
     )
     if record.get("valid") or has_ended:
-        return "finished", reason
+        return "finished" if record["valid"] else "not valid", reason
     job = (queue or {}).get(submission.job_id)
     if job:
         continues = f"continues: {last.outcome}" if last.outcome else ""
@@ -172,34 +199,52 @@ def _state(
     return "not submitted", ""
 
 
-def text(rows: list[dict], notes: list[str]) -> str:
-    """Write the table that people read, the newest run first."""
-    lines = []
-    for row in sorted(rows, key=lambda row: row["since"], reverse=True):
-        lines.append(
-            entry(row["state"], f"{row['system']}/{row['run_id']}", _words(row))
-        )
+def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
+    """Write the table that people read, the newest run first.
+
+    ``failed``: only what failed or is not valid, with the whole reasons.
+    """
+    rows = sorted(rows, key=lambda row: row["since"], reverse=True)
+    if failed:
+        rows = [row for row in rows if row["state"] in BAD]
+    cells = [HEAD, *(_cells(row, rows) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+    if not failed:
+        columns = max(WIDTH, shutil.get_terminal_size((1000, 1)).columns)
+        lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(1000 * sum(row["energy_kWh"] for row in rows))
-    lines.append(f"{len(rows)} runs: {states}; {total}")
+    total = energy_words(sum(row["energy_J"] for row in rows) / SECOND_PER_HOUR)
+    lines.append(f"runs: {len(rows)}; {states}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
 
-def _words(row: dict) -> str:
-    """Describe a run in one line."""
-    parts = [row["since"][:16].replace("T", " ")]
-    if row["epoch"] is not None and row["state"] != "finished":
-        parts.append(f"epoch {row['epoch']}/{row['epochs']}")
-    if row["power_W"] is not None:
-        parts.append(f"{row['power_W']:.0f} W")
-    if row["energy_kWh"]:
-        parts.append(
-            f"{energy_words(1000 * row['energy_kWh'])} {row['provenance']}".strip()
-        )
-    if row["time_s"]:
-        parts.append(f"in {row['time_s'] / 60:.1f} min")
-    if row["job"]:
-        parts.append(f"job {row['job']}")
-    parts.append(row["reason"])
-    return "; ".join(filter(None, parts))
+def _cells(row: dict, rows: list[dict]) -> list[str]:
+    """Describe a run in the columns of HEAD, the last against its neighbours."""
+    config = row["config"]
+    error = [
+        f"{name.split('_')[0]} {error:.3g}"
+        for name, error in row["metrics"].items()
+        if isinstance(error, float)
+    ]
+    energy = f"{energy_words(row['energy_J'] / SECOND_PER_HOUR)} "
+    energy += row["energy_total_provenance"]
+    alike = [each for each in rows if each["workload"] == row["workload"]]
+    place = alike.index(row)
+    beside = [each["config"] for each in alike[max(0, place - 1) : place + 2]]
+    parts = [row["job"] and f"job {row['job']}", row["reason"]]
+    if row["state"] in UNFINISHED and row["epoch"]:
+        parts.append(f"epoch {row['epoch']}/{row['epochs']}, {row['power_W']:.0f} W")
+    parts.append(records.differing(config, beside))
+    return [
+        row["since"][5:16].replace("T", " "),
+        (row["name"] or row["run_id"][-14:])[:20],
+        config.get("command", row["workload"])[:14],
+        str(row["devices"] or ""),
+        str(config.get("global_batch_size", "")),
+        "".join(error[:1]),
+        energy if row["energy_J"] else "",
+        row["state"],
+        "; ".join(filter(None, parts)),
+    ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
+import re
 import shlex
 import string
 import sys
@@ -14,15 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from energynn import config as configuration
-from energynn import files, records, studies
+from energynn import files, records
 from energynn.cluster import costs, slurm, status, systems
 from energynn.cluster.local import NOTEBOOK
 from energynn.cluster.status import Submission
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
+from energynn.data import manifests
 from energynn.files import PACKAGE, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, SRUN_VARIABLE
 from energynn.progress import tell
+from energynn.reading import one_fault
 
 MARGIN = 1.3  # of the time limit over what is expected
 SPARE_H = 0.5
@@ -50,57 +52,97 @@ class JobScript(string.Template):
     delimiter = "@"
 
 
-def submit_studies(
-    names: list[str],
-    system: str,
+def submit_runs(
+    runs: list[RunConfig],
+    name: str,
+    site: Site,
     runs_dir: Path,
     dry_run: bool = False,
+    scripts: bool = False,
     max_gpu_hours: float | None = None,
-    options: list[str] = (),
 ) -> int:
-    """Submit the runs of studies that are neither made nor queued; returns the exit status.
+    """Submit the runs that are neither made nor queued; returns the exit status.
 
-    options: of sbatch. Raises ValueError with the remedy, also
-    where the jobs are expected to cost more than ``max_gpu_hours`` (default: the system's).
+    name: of the jobs. dry_run: only show what they are expected to cost, and what is missing;
+    scripts: and every script. Raises ValueError with the remedy, also where the jobs are expected
+    to cost more than ``max_gpu_hours`` (default: the system's).
     """
-    site = _cluster(system)
-    site = systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
     system_dir = runs_dir.absolute() / site.name
-    by_study = studies.find(names, site.name).values()
-    runs = list(dict.fromkeys(itertools.chain(*by_study)))
     jobs = plan(runs, site, system_dir, _queued(system_dir, may_fail=dry_run))
     missing = [run for job in jobs for run in job.runs.values()]
     done = f"{len(runs) - len(missing)} of {len(runs)} runs are made or queued"
     tell(f"{done}; {len(missing)} to make")
-    hours = 0.0
-    for job in jobs:
-        gpus = job.nodes * site.devices_per_node
-        hours += gpus * sum(_hours(run, site) for run in job.runs.values())
+    without_data = _without_data(missing, site)
     if jobs:
-        expected = costs.total(costs.expect(run, site.gpu) for run in missing)
-        tell(
-            f"expected: {costs.in_words(expected)}; {hours:,.1f} GPU hours of whole nodes"
-        )
+        tell(_table(missing, site, without_data))
     if dry_run:
-        print(*(script(job, site, "energynn") for job in jobs), sep="\n")
+        for job in jobs if scripts else ():
+            print(script(job, site, name, ""))
+        tell("nothing is submitted; --scripts prints the batch scripts")
         return 0
+    if without_data:
+        raise ValueError("; ".join(without_data))
+    hours = sum(_node_hours(run, site) for run in missing)
     limit = site.max_gpu_hours if max_gpu_hours is None else max_gpu_hours
     if hours > limit:
         raise ValueError(
             f"more than {limit:g} GPU hours; give --max-gpu-hours {math.ceil(hours)}"
         )
     for job in jobs:
-        print(submit(job, site), flush=True)
+        print(submit(job, site, name), flush=True)
     return 0
 
 
-def _cluster(system: str) -> Site:
+def cluster(system: str, options: list[str] = ()) -> Site:
+    """Read a cluster, with further options of sbatch; raises ValueError with the remedy."""
     site = systems.site(system)
     if site.scheduler != "slurm":
         raise ValueError(
             f"system: {site.name} is no cluster; `energynn study run NAME` works here"
         )
-    return site
+    return systems.from_dict(asdict(site) | {"sbatch": [*site.sbatch, *options]})
+
+
+def _table(runs: list[RunConfig], site: Site, without_data: list[str]) -> str:
+    """Write what is to make, a line for what trains on as many nodes, and what is missing."""
+    rows: dict[str, list[RunConfig]] = {}
+    for run in runs:
+        what = f"{run.workload} {getattr(run, 'stage', '')}"
+        rows.setdefault(f"{what:22}{_nodes(run, site):6}", []).append(run)
+    lines = [f"{'':22} nodes   runs    GPU hours        kWh"]
+    for label, members in [*sorted(rows.items()), ("total", runs)]:
+        hours = sum(_node_hours(run, site) for run in members)
+        kWh = costs.total(costs.expect(run, site.gpu) for run in members).energy_kWh
+        line = f"{label:28}{len(members):7}{hours:13,.1f}"
+        lines.append(f"{line}{kWh:11,.1f}" if kWh else f"{line}    unknown")
+    missing = list(without_data)
+    given = any(re.match("--account=|-A", option) for option in site.sbatch)
+    if not given and not os.environ.get("SBATCH_ACCOUNT"):
+        missing.append("account: --account NAME; without it sbatch takes your default")
+    return "\n".join([*lines, *(f"missing: {what}" for what in missing)])
+
+
+def _nodes(run: RunConfig, site: Site) -> int:
+    return math.ceil(run.devices / site.devices_per_node)
+
+
+def _node_hours(run: RunConfig, site: Site) -> float:
+    """Expect the GPU hours of whole nodes."""
+    return _nodes(run, site) * site.devices_per_node * _hours(run, site)
+
+
+def _without_data(runs: list[RunConfig], site: Site) -> list[str]:
+    """Say which data sets no run could read; what the system's set-up brings may come."""
+    faults: list[str] = []
+    for dataset in sorted({run.dataset for run in runs}):
+        variable = manifests.VARIABLES.get(dataset, "")
+        with one_fault(dataset, faults):
+            if variable not in f"{site.setup} {site.environment}":
+                folder = manifests.root(dataset)
+                if not folder.is_dir():
+                    raise ValueError(f"{variable}: {folder} is no folder")
+            configuration.checksum_file(dataset)
+    return faults
 
 
 def _queued(system_dir: Path, may_fail: bool) -> set[Path]:
@@ -144,7 +186,7 @@ def plan(
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
         limit = math.ceil(60 * hours)
-        nodes = math.ceil(run.devices / site.devices_per_node)
+        nodes = _nodes(run, site)
         job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
@@ -155,20 +197,24 @@ def _hours(run: RunConfig, site: Site) -> float:
     return costs.expect(run, site.gpu).gpu_hours / run.devices or site.default_hours
 
 
-def script(job: Job, site: Site, name: str) -> str:
+def script(job: Job, site: Site, name: str, token: str) -> str:
     """Render the batch script of a job array; every value in it is quoted for the shell.
 
-    Raises ValueError for a text that no script should hold.
+    token: by which the job is found where sbatch does not answer. Raises ValueError for a text that
+    no script should hold.
     """
     folders = list(job.runs)
     devices = job.runs[folders[0]].devices
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
+    # at most 24 letters, by which people know it
+    nodes = f"-{job.nodes}n"
     values = {
-        "name": name,
+        "name": re.sub("[^A-Za-z0-9_.-]", "-", name)[: 24 - len(nodes)] + nodes,
+        "token": token,
         "nodes": job.nodes,
         "devices": devices,
         "devices_of_node": min(devices, site.devices_per_node),
-        "minutes": job.minutes,
+        "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
         "log_folder": folders[0] / "job",
@@ -208,17 +254,16 @@ def quote(value: str | Path) -> str:
     return shlex.quote(str(value))
 
 
-def submit(job: Job, site: Site) -> str:
+def submit(job: Job, site: Site, name: str) -> str:
     """Submit a job, and write beside each run how; returns a line for the user.
 
     Raises ValueError where Slurm refuses it.
     """
     folders = list(job.runs)
     submission = Submission(files.utc_now())
-    name = f"energynn-{time.time_ns()}"
-    text = script(job, site, name)
+    token = f"energynn-{time.time_ns()}"
+    text = script(job, site, name, token)
     for folder, run in job.runs.items():  # all before the job, which may start at once
-        configuration.checksum_file(run.dataset)  # without it the run could not be made
         (folder / "job").mkdir(parents=True, exist_ok=True)
         (folder / "job" / "job.sh").write_text(text)
         parameters = configuration.to_dict(run) | {
@@ -230,19 +275,19 @@ def submit(job: Job, site: Site) -> str:
     if job.after:
         waits_for = status.read_submission(job.after).job_id
         options = [f"--dependency=afterok:{waits_for}", "--kill-on-invalid-dep=yes"]
-    number = _hand_in(folders[0] / "job" / "job.sh", name, options)
+    number = _hand_in(folders[0] / "job" / "job.sh", token, options)
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write_submission(folder, submission)
     return f"job {number}: {len(folders)} x {folders[0].name} {' '.join(options[:1])}".rstrip()
 
 
-def _hand_in(path: Path, name: str, options: list[str]) -> str:
-    """Call sbatch, and look once for the job's name if it does not answer; returns its number."""
+def _hand_in(path: Path, token: str, options: list[str]) -> str:
+    """Call sbatch, and look once for the job if it does not answer; returns its number."""
     try:
         return slurm.submit(path, *options)
     except slurm.NoAnswer:
-        if number := slurm.find(name):
+        if number := slurm.find(token):
             return number
         raise ValueError(
             "sbatch: did not answer; see `squeue --me`, then submit again"
@@ -260,7 +305,7 @@ def cancel(folders: list[Path]) -> int:
 
 def check(system: str) -> int:
     """Prove a system's file by a short measured run on two nodes; returns 1 where it is wrong."""
-    site = _cluster(system)
+    site = cluster(system)
     devices = 2 * site.devices_per_node
     pace = dict(epochs=40, step_period_s=0.01 * devices)  # eight seconds
     run = configuration.make(
@@ -268,7 +313,7 @@ def check(system: str) -> int:
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = runs_dir / site.name / configuration.run_id(run)
-    print(submit(Job({folder: run}, 2, 10), site), flush=True)
+    print(submit(Job({folder: run}, 2, 10), site, "doctor"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))

@@ -13,8 +13,12 @@ from energynn.data.digests import verify_tree
 from energynn.files import DATA_MANIFESTS, IS_CHECKOUT, REPOSITORY
 from energynn.reading import one_fault
 
-EMBEDDED = ("era5_ensemble", "synthetic")  # their files lie beside their manifests
-DATASETS = ("era5_ensemble", "photographs")
+EMBEDDED = (
+    "era5_ensemble",
+    "others",
+    "synthetic",
+)  # their files lie beside their manifests
+DATASETS = ("era5_ensemble", "photographs", "others")
 PHOTOGRAPHS = ("photographs", photographs.LARGE)
 # The variable with the folder of data that do not ship; it is no part of a run's configuration.
 VARIABLES = {"era5": "ENERGYNN_ERA5", "imagenet": "ENERGYNN_IMAGENET"}
@@ -54,7 +58,7 @@ def root(dataset: str) -> Path:
     if variable := VARIABLES.get(dataset):
         if not os.environ.get(variable):
             raise ValueError(
-                f"{dataset}: does not ship; set {variable} to its folder (docs/run.md says more)"
+                f"{dataset}: does not ship; set {variable} to its folder (docs/data.md says more)"
             )
         return Path(os.environ[variable])
     return (DATA_MANIFESTS if dataset in EMBEDDED else GENERATED) / dataset

@@ -35,8 +35,7 @@ FEWEST_NODES = 4  # numbers of them that tell a limit of storage from a slow lin
 UPDATE_S_PER_B = 2e-9
 # What another machine changes: relative spreads that are added where its fit gives the priors. Link
 # and full node stay: widened by 0.5, FourCastNet's errors grow from 3 to 11 % (median, A100).
-HARDWARE = {"tau": 1.5, "t_start": 0.5, "t_update": 0.5}
-HARDWARE |= {"host": 0.5, "fed": 0.5, "idle": 0.5, "image_J": 0.5}
+HARDWARE = {"tau": 1.5} | dict.fromkeys(("t_start", "t_update", *OF_POWER), 0.5)
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,8 @@ class Fit:
 
 def to_values(names: tuple[str, ...], point: np.ndarray) -> dict[str, float]:
     """Parameters in their units from a point of the space where they are fitted."""
-    values = dict.fromkeys(PARAMETERS, 0.0) | {
-        "efficiency": 1.0,
-        "evaluation": 1.0,
-        "fed": 1.0,
-    }
+    values = dict.fromkeys(PARAMETERS, 0.0)
+    values |= dict.fromkeys(("efficiency", "evaluation", "fed"), 1.0)
     for name, at in zip(names, point, strict=True):
         values[name] = np.exp(at) if PARAMETERS[name].is_log else at
     return values
@@ -120,7 +116,7 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         "kappa": (0.05, 1.0),
         # Stragglers, congestion. Chosen knowing R4 to R6: without it their GPU hours on many
         # nodes are forecast 1.4 % too low.
-        "kappa_nodes": (0.005, 0.01),
+        "kappa_nodes": (0.005, 0.006),
     }
     if not seen.site.gpu:  # cores share memory, and two of them may be threads of one
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
@@ -257,10 +253,23 @@ def check(seen: Runs) -> None:
 # ------------------------------------------------------------------------------------ intervals
 
 
-def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Of time_s, power_W and energy_J the logarithm of the value and half its 90 % interval.
+def unseen(fit: Fit, work: np.recarray) -> pd.Series:
+    """Say which part of the time updates and all-reduces take beyond what fitted runs had of each.
 
-    (configurations,) each. The energy is the product of the others: of one GPU.
+    (configurations,). Behind a slow loader or a backward pass all of this may hide.
+    """
+    shares = []
+    for of in (work, fit.runs.work):
+        times = pd.DataFrame(model.times_s(fit.values, of))
+        shares.append(times.div(times.sum(axis=1), axis=0)[["updates", "allreduce"]])
+    return (shares[0] - shares[1].max()).clip(lower=0).sum(axis=1)
+
+
+def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Of time_s, power_W and energy_J the logarithm of the value and its distances to both ends.
+
+    (configurations,) and (2, configurations), of the 90 % interval. The energy is the product of
+    the others: of one GPU.
     """
     middle, slopes = (of(fit.names, fit.point, work) for of in (outcomes, jacobian))
     is_single = all(run.repeats == 1 for run in fit.runs.taken)
@@ -268,6 +277,7 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
     # How wide priors are is known; only what follows from the errors needs Student's t.
     of_priors = fit.covariance @ np.linalg.inv(fit.prior_covariance) @ fit.covariance
     rows = {"time_s": [0], "power_W": [1], "energy_J": [0, 1]}
+    hidden = np.log(1 - unseen(fit, work))
     result = {}
     for name, of in rows.items() if fit.has_power else [("time_s", [0])]:
         slope, error2 = slopes[of].sum(axis=0), errors2[of]
@@ -275,8 +285,9 @@ def forecast(fit: Fit, work: np.recarray) -> dict[str, tuple[np.ndarray, np.ndar
         variance = ((slope @ fit.covariance) * slope).sum(axis=1) + error2.sum()
         learnt = variance - ((slope @ of_priors) * slope).sum(axis=1)
         freedom = freedom * (variance / np.maximum(learnt, 1e-12)) ** 2
-        t = stats.t.ppf((1 + LEVEL) / 2, freedom)
-        result[name] = middle[of].sum(axis=0), t * np.sqrt(variance)
+        half = stats.t.ppf((1 + LEVEL) / 2, freedom) * np.sqrt(variance)
+        below = half if name == "power_W" else np.hypot(half, hidden)
+        result[name] = middle[of].sum(axis=0), np.stack([below, half])
     return result
 
 
@@ -298,19 +309,22 @@ def describe(fit: Fit) -> dict[str, dict]:
     return table.to_dict("index")
 
 
-def text(fit: Fit) -> str:
-    """Show the parameters to people, with the error of the model."""
-    table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
-    of = f"{len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}"
-    errors = "errors of times about {:.1%} and of powers about {:.1%}".format(
-        *fit.errors
-    )
+def text(fit: Fit, details: bool = False) -> str:
+    """Show to people how good the fit is; with details its parameters, too."""
+    of_time, of_power = fit.errors
     known = (
         ""
         if fit.has_power
         else "; energies are not all measured: times alone are fitted"
     )
-    return f"fitted to {of}; {errors}{known}\n{table.to_string(float_format='{:.3g}'.format)}"
+    words = (
+        f"fitted to {len(fit.runs)} {fit.runs.provenance} runs of {fit.runs.workload}; "
+        f"errors of times about {of_time:.1%} and of powers about {of_power:.1%}{known}"
+    )
+    if details:
+        table = pd.DataFrame(describe(fit)).T.drop(columns="meaning")
+        words += "\n" + table.to_string(float_format="{:.3g}".format)
+    return words
 
 
 # -------------------------------------------------------------------------------------- on disk

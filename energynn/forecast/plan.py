@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,8 @@ class Plan:
     """Configurations, (configurations,) each, what they take, and which of them matter.
 
     values: quantity -> (configurations, 3). pareto: indices of those that meet the limits and that
-    no other beats in all of JUDGED. choices: name -> index and reason.
+    no other beats in all of JUDGED. choices: name -> index and reason. power_share: power limit of
+    the GPUs, of the greatest. per_kWh: names and factors, None where one is not given.
     """
 
     fit: Fit
@@ -38,6 +40,8 @@ class Plan:
     limits: dict[str, float]
     pareto: np.ndarray
     choices: dict[str, tuple[int, str]]
+    power_share: float = 1.0
+    per_kWh: tuple = ()
 
 
 def base_run(fit: Fit, parameters: dict) -> RunConfig:
@@ -45,57 +49,63 @@ def base_run(fit: Fit, parameters: dict) -> RunConfig:
 
     Raises ValueError for a parameter that a plan chooses.
     """
-    for name in ("devices", "local_batch_size", "global_batch_size"):
-        if name in parameters:
-            limit = "limit it by --devices or --max-global-batch-size"
-            raise ValueError(f"{name}: a plan chooses it; {limit}")
+    if chosen := {"devices", "local_batch_size", "global_batch_size"} & {*parameters}:
+        raise ValueError(
+            f"{chosen.pop()}: a plan chooses it; use --devices, --local-batch-size or "
+            "--max-global-batch-size"
+        )
     one = {"devices": 1, "accumulation_steps": 1, "global_batch_size": None}
     return config.make(**config.to_dict(fit.runs.longest) | one | parameters)
 
 
-def grid(fit: Fit, run: RunConfig, most: int | None = None) -> list[RunConfig]:
+def grid(
+    fit: Fit, run: RunConfig, most: int | None = None, size: int | None = None
+) -> list[RunConfig]:
     """Vary a run: on parts of a node and whole nodes; local batches that are powers of two.
 
-    most: devices; None: all that the system has, as far as forecasts are validated.
+    most: devices; None: all that the system has, as far as forecasts are validated. size: the only
+    local batch.
     """
-    site = fit.runs.site
-    fitted = fit.runs.work.local_batch_size
+    site, fitted = fit.runs.site, fit.runs.work.local_batch_size
     most = most or predict.most_devices(site)
     predict.check_devices(site, most)
-    sizes = [
-        2**power for power in range(20) if fitted.min() <= 2**power <= fitted.max()
-    ]
+    powers = (2**power for power in range(20))
+    sizes = [each for each in powers if fitted.min() <= each <= fitted.max()]
+    sizes = [size] if size else sizes or [int(fitted[0])]
     samples = runs.epoch_of(run, fit.runs.samples).training_samples
     found = []
-    for devices, size in itertools.product(
-        range(1, most + 1), sizes or [int(fitted[0])]
-    ):
-        is_whole = (
-            devices < site.devices_per_node or devices % site.devices_per_node == 0
-        )
+    for devices, size in itertools.product(range(1, most + 1), sizes):
         batch = devices * size * run.accumulation_steps
-        if is_whole and batch <= samples:
+        if devices % min(devices, site.devices_per_node) == 0 and batch <= samples:
             changed = {"local_batch_size": size, "global_batch_size": batch}
             found.append(config.replace(run, devices=devices, **changed))
+    if not found:
+        raise ValueError(f"local_batch_size: choose at most the {samples} samples")
     return found
 
 
-def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> Plan:
+def make(
+    fit: Fit,
+    asked: list[RunConfig],
+    limits: dict[str, float | None],
+    power_share: float = 1.0,
+    per_kWh: tuple = (),
+) -> Plan:
     """Judge configurations. limits: upper ones of JUDGED and of the batch; None: none.
 
     Raises ValueError with the limits and the least of each where no configuration meets them.
     """
     work = runs.works(fit.runs, asked)
-    values = predict.quantities(fit, work)
+    values = predict.quantities(fit, work, power_share)
     limits = {name: most for name, most in limits.items() if most is not None}
     costs = {name: values[name][:, 0] for name in JUDGED}
     batch = np.array([run.global_batch_size for run in asked])
-    bounded = costs | {"global_batch_size": batch}
-    meets = [bounded[name] <= most for name, most in limits.items()]
+    costs["global_batch_size"] = batch
+    meets = [costs[name] <= most for name, most in limits.items()]
     inside = np.flatnonzero(np.all([batch > 0, *meets], axis=0))
     if not len(inside):
         least = " or ".join(
-            f"{OPTIONS[name]} {bounded[name].min():.4g}" for name in limits
+            f"{OPTIONS[name]} {costs[name].min():.4g}" for name in limits
         )
         devices = max(run.devices for run in asked)
         raise ValueError(
@@ -110,7 +120,7 @@ def make(fit: Fit, asked: list[RunConfig], limits: dict[str, float | None]) -> P
     best = inside[~is_beaten]
     best = best[np.argsort(costs["time_h"][best])]
     choices = _choices(best, costs["time_h"][best], costs[spent][best], UNITS[spent])
-    return Plan(fit, asked, work, values, limits, best, choices)
+    return Plan(fit, asked, work, values, limits, best, choices, power_share, per_kWh)
 
 
 def _words(limits: dict[str, float]) -> str:
@@ -133,16 +143,21 @@ def _choices(best: np.ndarray, time: np.ndarray, spent: np.ndarray, unit: str) -
         "most frugal": np.argmin(spent),
         "balanced": balanced,
     }
-    choices = {}
-    for name, at in found.items():
-        above = f"{100 * (more[at] - 1):.0f} % above the least {unit}"
-        choices[name] = int(best[at]), f"{slower[at]:.1f} times the least time, {above}"
-    return choices
+    return {
+        name: (
+            int(best[at]),
+            f"{slower[at]:.1f} times the least time, {more[at] - 1:.0%} above the least {unit}",
+        )
+        for name, at in found.items()
+    }
 
 
 def row(plan: Plan, index: int) -> dict:
     """Forecast one configuration of a plan, with its intervals and what lies outside."""
-    (row,) = predict.rows(plan.fit, [plan.runs[index]])
+    (row,) = predict.rows(plan.fit, [plan.runs[index]], plan.power_share)
+    for name, factor in plan.per_kWh:
+        if factor is not None:
+            row[name] = {end: factor * of for end, of in row["energy_kWh"].items()}
     for name in plan.limits.keys() & JUDGED:
         if row[name]["high"] > plan.limits[name]:
             odds = "about even odds, the interval ends beyond"
@@ -168,18 +183,22 @@ def as_json(plan: Plan) -> dict:
 
 
 def text(plan: Plan) -> str:
-    """Show the plan to people: the choices with their reasons, then the Pareto set."""
-    answer = as_json(plan)
-    chosen, pareto = answer["choices"], answer["pareto"]
-    once = {row["run_id"]: row for row in chosen.values()}
-    lines = [predict.table(list(once.values())), ""]
-    lines += [
-        f"{name}: {of['devices']} devices, {of['reason']}"
-        for name, of in chosen.items()
+    """Show the plan to people: the choices and their reasons first, each configuration once."""
+    names, reasons = defaultdict(list), []
+    for name, (index, reason) in plan.choices.items():
+        names[index].append(name)
+        reasons.append(f"{name}: {reason}")
+    others = [index for index in plan.pareto if index not in names]
+    shown = [*names, *others[:: 1 + len(others) // MOST_SHOWN]]
+    found = [
+        row(plan, index) | {"choice": ", ".join(names.get(index, ()))}
+        for index in shown
     ]
-    lines.append("\nnothing beats these in time, kWh and GPU hours")
-    lines.append(predict.table(pareto[:: -(-len(pareto) // MOST_SHOWN)]))
+    lines = [predict.table(found), ""]
+    if len(names) > 1:
+        lines += reasons
     lines.append(
-        f"limits: {_words(plan.limits)}; {answer['configurations']} configurations"
+        f"nothing beats these in time, kWh and GPU hours, of {len(plan.runs)} configurations; "
+        f"limits: {_words(plan.limits)}"
     )
     return "\n".join(lines)

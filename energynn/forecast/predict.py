@@ -12,13 +12,14 @@ import pandas as pd
 from energynn import config, studies
 from energynn.cluster.systems import Site
 from energynn.config import RunConfig
-from energynn.forecast import accuracy, model, runs
+from energynn.forecast import accuracy, model, power_limit, runs
 from energynn.forecast import fit as fits
 from energynn.forecast.fit import Fit
 from energynn.forecast.runs import Runs
 from energynn.measure.energy import COMPONENTS, JOULE_PER_KWH, SECOND_PER_HOUR
 
 UNITS = {"time_h": "h", "gpu_hours": "GPU hours", "energy_kWh": "kWh"}
+SHOWN = UNITS | {"CO2_g": "g CO2", "price": "price"}
 QUANTITIES = (*UNITS, *(f"energy_{part}_kWh" for part in COMPONENTS))
 ENDS = ("value", "low", "high")
 BLIND = {"resnet50": "32 of 34", "fourcastnet": "14 of 16"}  # of published values
@@ -27,53 +28,48 @@ SIZES = ("devices", "local_batch_size", "global_batch_size", "epochs")
 # published runs reach so far; beyond, nothing tells of latency and storage
 MOST_DEVICES = 256
 # Fields of which a forecast takes account in another way, or that change neither time nor power.
-ACCOUNTED = {
-    *SIZES,
-    "workload",
-    "preset",
-    "system",
-    "device",
-    "seed",
-    "repeat",
-    "initial_run",
-}
-ACCOUNTED |= {
-    "learning_rate",
-    "training_samples",
-    "validation_samples",
-    "evaluate_training_set",
-}
-ACCOUNTED |= {
-    "training_years",
-    "validation_years",
-    "test_years",
-    "warmup_epochs",
-    "save_weights",
-}
-ACCOUNTED |= {
-    "plateau_patience",
-    "on_bad_image",
-    "sampling_period_s",
-    "perun_sampling_period_s",
-}
-ACCOUNTED |= {
-    "idle_baseline_s",
-    "idle_ready_s",
-    "collective_timeout_s",
-    "setup_timeout_s",
-}
+ACCOUNTED = """
+workload
+preset
+system
+device
+seed
+repeat
+initial_run
+learning_rate
+training_samples
+validation_samples
+evaluate_training_set
+training_years
+validation_years
+test_years
+warmup_epochs
+save_weights
+plateau_patience
+on_bad_image
+sampling_period_s
+perun_sampling_period_s
+idle_baseline_s
+idle_ready_s
+collective_timeout_s
+setup_timeout_s
+"""
+ACCOUNTED = {*SIZES, *ACCOUNTED.split()}
 
 
-def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
+def quantities(
+    fit: Fit, work: np.recarray, power_share: float = 1.0
+) -> dict[str, np.ndarray]:
     """Forecast each of QUANTITIES: value, low and high at 90 %, (configurations, 3); NaN: unknown.
 
-    Energies of CPUs and memory are parts of the whole, with its interval.
+    Energies of CPUs and memory are parts of the whole, with its interval. power_share: power limit
+    of the GPUs, of the greatest.
     """
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
     of = {}
-    for name, (middle, half) in fits.forecast(fit, work).items():
-        of[name] = np.exp(middle[:, None] + half[:, None] * [0, -1, 1])
+    for name, (middle, (below, above)) in fits.forecast(fit, work).items():
+        of[name] = np.exp(np.stack([middle, middle - below, middle + above], axis=1))
     time_s = of["time_s"]
     energy_J = of.get("energy_J", np.nan * time_s)
     result = {"time_h": time_s / SECOND_PER_HOUR}
@@ -90,7 +86,7 @@ def quantities(fit: Fit, work: np.recarray) -> dict[str, np.ndarray]:
         "gpu": power_W - cpu_W - ram_W,
     }.items():
         result[f"energy_{part}_kWh"] = result["energy_kWh"] * watts / power_W
-    return result
+    return result if power_share == 1 else power_limit.applied(result, power_share)
 
 
 # ----------------------------------------------------------------------------- what is asked for
@@ -121,21 +117,23 @@ def most_devices(site: Site) -> int:
 def check_devices(site: Site, asked: int) -> None:
     """Raise ValueError for more devices than a system has, or than forecasts are validated for."""
     if asked > most_devices(site):
-        at_most = f"choose at most {most_devices(site)}"
-        raise ValueError(f"devices: {asked} asked; on {site.name} {at_most}")
+        raise ValueError(
+            f"devices: {asked} asked; on {site.name} choose at most {most_devices(site)}"
+        )
 
 
 # ------------------------------------------------------------------------------------ the answer
 
 
-def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
+def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dict]:
     """Forecast each configuration, repeats once, as ``predict --json`` shows it.
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
     if others := {run.workload for run in asked} - {fit.runs.workload}:
-        other = others.pop()
-        raise ValueError(f"workload: the fit is of {fit.runs.workload}; fit {other}")
+        raise ValueError(
+            f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
+        )
     same = {"seed": 0, "repeat": 0, "system": fit.runs.site.name}
     provenance = (
         f"estimated by a model fitted to {len(fit.runs)} {fit.runs.provenance} runs"
@@ -144,17 +142,22 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         provenance += (
             f", left out one by one {BLIND[fit.runs.workload]} values lie inside"
         )
+    if power_share != 1:
+        factors = power_limit.factors(power_share).ravel()
+        provenance += power_limit.WORDS.format(power_share, *factors)
     result = []
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
         work = runs.works(fit.runs, [run])
         if not work.updates[0]:
-            few = "a device has fewer samples than one update takes"
-            raise ValueError(f"local_batch_size: {few}; choose a smaller one")
+            raise ValueError(
+                "local_batch_size: a device has fewer samples than one update takes; choose a "
+                "smaller one"
+            )
         row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
-        row["run_id"] = config.run_id(run)
+        row |= {"run_id": config.run_id(run), "provenance": provenance}
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
-        for name, values in quantities(fit, work).items():
+        for name, values in quantities(fit, work, power_share).items():
             known = [
                 float(value) if np.isfinite(value) else None for value in values[0]
             ]
@@ -162,9 +165,8 @@ def rows(fit: Fit, asked: list[RunConfig]) -> list[dict]:
         times_s = times_of_draws(fit, work)
         shares = 100 * times_s.div(times_s.sum(axis="columns"), axis="index")
         row["time_share_percent"] = with_ends(shares).to_dict("index")
-        result.append(
-            row | {"outside": outside(fit, run, work), "provenance": provenance}
-        )
+        row["outside"] = outside(fit, run, work)
+        result.append(row)
     return result
 
 
@@ -225,9 +227,9 @@ def held_out(runs_dir: Path, site: Site, most: int = 1) -> list[dict]:
         if few.any() and not few.all() and fits.varies(seen.only(few)):
             found += beside_facts(seen.only(few), seen.only(~few))
     if not found:
-        both = f"runs that vary on {most} device(s), and runs on more"
         raise ValueError(
-            f"{runs_dir}: no recipe has valid {both} on {site.name}; make some"
+            f"{runs_dir}: no recipe has valid runs that vary on {most} device(s), and runs on "
+            f"more on {site.name}; make some"
         )
     return found
 
@@ -253,23 +255,25 @@ def table(rows: list[dict]) -> str:
     """Show one configuration a line, then once what lies outside of those with a star."""
     plain, marks = [], {}
     for row in rows:
-        line = {"GPUs": row["devices"], "LBS": row["local_batch_size"]}
-        line |= {"GBS": row["global_batch_size"], "samples": row["samples"]}
-        line |= {unit: span(row[name]) for name, unit in UNITS.items()}
+        first = {"": row["choice"]} if "choice" in row else {"samples": row["samples"]}
+        line = first | {"GPUs": row["devices"], "local batch": row["local_batch_size"]}
+        line["global batch"] = row["global_batch_size"]
+        line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
     shown = pd.DataFrame(plain).to_string(index=False)
-    provenance = f"{rows[0]['provenance']}, intervals at 90 %"
-    return "\n".join(
-        [shown, "", *marks, f"of {rows[0]['epochs']} epochs; {provenance}"]
-    )
+    foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
+    return "\n".join([shown, "", *marks, foot])
 
 
 def span(of: dict[str, float | None]) -> str:
     """Show a value with its interval, in 19 columns at most."""
     if of["value"] is None:
         return "not known"
-    value, low, high = (f"{of[end]:#,.3g}".rstrip(".") for end in ENDS)
+    value, low, high = (
+        f"{of[end]:,.0f}" if of[end] >= 1000 else f"{of[end]:#.3g}".rstrip(".")
+        for end in ENDS
+    )
     return f"{value} ({low}-{high})"
 
 
@@ -284,7 +288,7 @@ def text(rows: list[dict]) -> str:
 def held_out_text(rows: list[dict]) -> str:
     """Show the forecasts beside the facts to people, simulated ones by that name."""
     shown = pd.DataFrame(rows)[["workload", "devices", "local_batch_size"]]
-    shown.columns = ["", "GPUs", "LBS"]
+    shown.columns = ["", "GPUs", "local batch"]
     for name in ("time_h", "energy_kWh"):
         shown[UNITS[name]] = [span(row[name]) for row in rows]
         facts = [row[name].get("fact") for row in rows]

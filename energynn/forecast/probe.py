@@ -147,8 +147,11 @@ def hand_over(probes: list[Probe], site: Site) -> str:
         f"    runs = {plain!r}\n"
         "    return [config.from_dict(run | dict(system=system)) for run in runs]\n"
     )
-    own = f"--workload {workload} --system {site.file} --runs-dir runs --out build/fit.json"
-    return f"energynn submit {study} --system {site.file}\nenergynn forecast fit {own}"
+    return (
+        f"energynn submit {study} --system {site.file}\n"
+        f"energynn forecast fit --workload {workload} --system {site.file} --runs-dir runs "
+        "--out build/fit.json"
+    )
 
 
 def as_json(probes: list[Probe]) -> list[dict]:

@@ -26,15 +26,13 @@ MEMORY_GB_PER_S = 1.0  # between processes on cores, before their runs have told
 class Taken(msgspec.Struct, frozen=True):
     """What one configuration took, repeats as their mean.
 
-    time_s: of the training. power_W: of one GPU with its part of a node; None: not known. series:
-    those of the study that have it.
+    time_s: of the training. power_W: of one GPU with its part of a node; None: not known.
     """
 
     config: dict
     time_s: float
     power_W: float | None = None
     repeats: int = 1
-    series: str = ""
 
 
 class Runs(msgspec.Struct, frozen=True, dict=True):
@@ -177,7 +175,7 @@ def published(
             time_s = SECOND_PER_HOUR * row["gpu_hours"] / run.devices
             power_W = 1000 * row["energy_total"] / row["gpu_hours"]
             plain = config.to_dict(run)
-            taken.append(Taken(plain, time_s, power_W, row["repeats"], row["series"]))
+            taken.append(Taken(plain, time_s, power_W, row["repeats"]))
     return Runs(workload, site, taken, provenance="published", like=like)
 
 
@@ -188,7 +186,7 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
     for row in published_values.rows():
         if (row["kind"], row["workload"], row["device_name"]) == asked:
             sizes = (int(row[name] or 0) for name in PRINTED)
-            facts = {"series": row["series"], "repeats": int(row["repeats"] or 1)}
+            facts = {"repeats": int(row["repeats"] or 1)}
             known[workload, *sizes] |= {row["quantity"]: float(row["value"])} | facts
     known = {of: row for of, row in known.items() if "energy_total" in row}
     full = max((epochs for _, epochs, *_ in known), default=0)
@@ -200,12 +198,8 @@ def _rows(workload: str, site: Site) -> dict[tuple, dict]:
 
 def valid(runs_dir: Path, site: Site) -> list[dict]:
     """Read the valid records of trainings on a system."""
-    found = [
-        record for record in records.read_all(runs_dir) if record["system"] == site.name
-    ]
-    return [
-        record for record in found if record["valid"] and "training_time_s" in record
-    ]
+    found = (of for of in records.read_all(runs_dir) if of["system"] == site.name)
+    return [of for of in found if of["valid"] and "training_time_s" in of]
 
 
 def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
@@ -219,8 +213,8 @@ def checked(runs_dir: Path, workload: str, site: Site) -> tuple[Runs, str]:
         )
     seen = own(valid(runs_dir, site), workload, site)
     others = len(records.run_dirs(runs_dir)) - sum(run.repeats for run in seen.taken)
-    why = "not valid, or of another workload or system"
-    return seen, f"{others} run(s) left out: {why}\n" if others else ""
+    words = f"{others} run(s) left out: not valid, or of another workload or system\n"
+    return seen, words if others else ""
 
 
 def own(found: list[dict], workload: str, site: Site) -> Runs:

@@ -24,6 +24,7 @@ from energynn.measure import energy, machine
 from energynn.measure.sampler_process import READY_S, start_sampler, until
 from energynn.measure.samples import Events, events_of_kind, read_events, segments
 from energynn.processes import end_marked
+from energynn.progress import sentence
 from energynn.reading import json_table
 
 ALIVE = ".alive"  # locked by rank 0 as long as it lives
@@ -36,12 +37,16 @@ def measure(
     period_s: float,
     quiet: bool,
     gpus: bool = True,
+    labels: dict | None = None,
+    told: dict | None = None,
 ) -> tuple[dict | None, int]:
     """Run a command and measure it; return its record (rank 0 only) and the status to pass on.
 
     A folder that holds an earlier start of the command gets a further segment; energies add up.
     ``quiet``: what the command prints goes to standard error. ``gpus``: whether it uses GPUs, where
-    there are any. Raises ValueError with the remedy before the command is started.
+    there are any. ``labels``: as ``records.labels`` gives them. ``told``: parameters of the
+    training that a person knows. Raises ValueError with the remedy before the
+    command is started.
     """
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
@@ -49,9 +54,13 @@ def measure(
     run_dir = _run_dir(command, out, period_s, size)
     if rank == 0:
         supervise.take_host().close()
-        _held = _open_segment(run_dir, _intent(run_dir, command, period_s, size, gpus))
+        intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
+        intent["config"] |= told or {}
+        intent["devices"] = intent["config"].get("devices", intent["devices"])
+        _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}; "
+            "all that this machine draws counts"
         )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"
@@ -181,31 +190,30 @@ def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
 # ------------------------------------------------------------------------------------- for people
 
 
-def report(record: dict) -> str:
-    """Tell the energies of a record, a line for each component, with provenance and bounds."""
+def report(record: dict, details: bool = False) -> str:
+    """Tell what a run took: in one sentence; with ``details`` also a line for each component."""
     name = record["config"].get("command", record["run_id"])
     status = ", ".join(filter(None, [record["status"], record["status_reason"]]))
-    samples = record.get("samples_in_training", 0)
-    lines = [
-        f"energynn: {name}: {status}",
-        f"  {record.get('training_time_s', 0.0):.2f} s, {samples} samples",
-    ]
+    lines = [f"energynn: {name}: {status}", f"  {sentence(record)}"]
+    if not record["valid"]:
+        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
+    if 0 < record.get("samples_in_training", 0) < records.FEWEST_SAMPLES:
+        lines.append("  run it longer, or measure with --period 0.01")
+    if not details:
+        return "\n".join(lines)
     for component in (*energy.COMPONENTS, "total"):
         if record.get(f"energy_{component}_J") is not None:
             lines.append(_energy_line(record, component))
-    if "energy_perun_total_J" in record:
-        total = f"{record['energy_perun_total_J']:.2f} J over {record['perun_time_s']:.2f} s"
-        lines.append(f"  perun itself: {total}")
+    metrics = [f"{name}: {value:.6g}" for name, value in record["metrics"].items()]
+    samples = f"{record.get('samples_in_training', 0)} power samples"
+    lines += [f"  {fact}" for fact in (samples, *metrics)]
     lines += [f"  flag: {flag}" for flag in record["flags"]]
-    if not record["valid"]:
-        lines.append(f"  NOT valid as evidence: {'; '.join(record['invalid_reasons'])}")
     return "\n".join(lines)
 
 
 def _energy_line(record: dict, component: str) -> str:
     name = f"energy_{component}"
-    # Records of before have a statistical interval in place of the bound.
-    bound_J = record.get(f"{name}_bound_J", record.get(f"{name}_statistical_J"))
+    bound_J = record.get(f"{name}_bound_J", 0.0)  # a record of before has none
     provenance = record[f"{name}_provenance"]
     energy_J = record[f"{name}_J"]
     line = (

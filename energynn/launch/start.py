@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TextIO
 
 import energynn
 from energynn import config as configuration
@@ -27,7 +26,7 @@ from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, write_json
 from energynn.launch import command, supervise, watch
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
-from energynn.measure import machine, perun_adapter
+from energynn.measure import machine, perun_adapter, power_limit
 from energynn.measure.samples import events_of_kind, read_events, segments
 from energynn.progress import tell
 
@@ -47,22 +46,25 @@ APART = {
 }
 
 
-def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
+def run(
+    config: RunConfig, runs_dir: str | Path = "runs", labels: dict | None = None
+) -> Path:
     """Make one run and return its folder; a run whose valid record exists is not made again.
 
     The trainer's lines are printed as they come. An earlier attempt without a valid record is moved
-    to runs/<system>/superseded/. Raises ValueError with the remedy before anything starts if the
-    run cannot work, InterruptedError if it was stopped and can go on, RuntimeError with the reason
-    if it failed or was killed.
+    to runs/<system>/superseded/. ``labels``: as ``records.labels`` gives them. Raises ValueError
+    with the remedy before anything starts if the run cannot work, InterruptedError if it was
+    stopped and can go on, RuntimeError with the reason if it failed or was killed.
     """
     if not str(runs_dir):
         raise ValueError("runs_dir: is empty; give a folder, as runs")
     runs_dir = Path(runs_dir).absolute()
     run_dir = runs_dir / config.system / configuration.run_id(config)
+    supervise.await_predecessor(run_dir)
     if records.is_made(run_dir):
-        tell(f"{run_dir.name}: a valid record exists; not run again")
+        tell(f"{run_dir.name}: a valid record exists; not run again, nor named anew")
         return run_dir
-    intent = prepare(config, run_dir)
+    intent = prepare(config, run_dir) | (labels or {})
     for warning in warnings_of(intent):
         tell(f"energynn: warning: {warning}")
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -70,9 +72,10 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     held = lock(run_dir / START_LOCK)
     if held is None:
         raise ValueError(f"{run_dir.name}: this run goes on already")
-    with held:
+    limit = power_limit.held(config.power_limit_W, _gpus_of(intent))
+    with held, limit as files:
         begin(intent, run_dir)
-        _let_supervise(run_dir, held)
+        _let_supervise(run_dir, [held.fileno(), *files])
     record = records.read(run_dir)
     if record is None:
         remedy = f"`energynn check --recover {runs_dir}` says more"
@@ -85,8 +88,11 @@ def run(config: RunConfig, runs_dir: str | Path = "runs") -> Path:
     return run_dir
 
 
-def _let_supervise(run_dir: Path, held: TextIO) -> None:
-    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us."""
+def _let_supervise(run_dir: Path, files: list[int]) -> None:
+    """Start a supervisor and print its lines; it holds the lock, too, and may outlive us.
+
+    files: numbers of the open files of lock and power limit.
+    """
     words = [
         sys.executable,
         "-m",
@@ -94,7 +100,7 @@ def _let_supervise(run_dir: Path, held: TextIO) -> None:
         str(run_dir),
         str(os.getpid()),
     ]
-    supervisor = subprocess.Popen(words, pass_fds=[held.fileno()], **APART)
+    supervisor = subprocess.Popen(words, pass_fds=files, **APART)
     view_ended = watch.in_notebook(run_dir)
     try:
         for line in supervisor.stdout:
@@ -132,7 +138,7 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     commit, dirty = machine.git_state()
     values = configuration.to_dict(config)
     system = machine.load(runs_dir, config.system)
-    return supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
+    intent = supervise.facts(run_dir, system, described, on_gpu, uses_gpus=on_gpu) | {
         "workload": config.workload,
         "system": config.system,
         "config": values,
@@ -144,10 +150,22 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
         "git_commit": commit,
         "git_dirty": dirty,
     }
+    if config.power_limit_W:
+        if _nodes() > 1:
+            raise ValueError("power_limit_W: on one node only; leave it out")
+        with power_limit.held(config.power_limit_W, _gpus_of(intent)):
+            pass  # it can be set
+    return intent
+
+
+def _gpus_of(intent: dict) -> list[dict]:
+    """Return the GPUs of this host that a run uses; none where its devices are cores."""
+    is_gpu = intent["device_kind"] == "gpu"
+    return intent["machine"]["gpus"][: intent["devices"]] if is_gpu else []
 
 
 def warnings_of(intent: dict) -> list[str]:
-    """Warn about a run that can work; ValueError where another measured run goes on here."""
+    """Warn about a run that can work; ValueError where another one has this machine."""
     supervise.take_host().close()
     config, described = configuration.from_dict(intent["config"]), intent["machine"]
     warnings = []
@@ -284,10 +302,7 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
     if intent["launcher"] == "torchrun":
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         return [*torchrun, f"--nproc-per-node={devices}", *train]
-    on_gpu = intent["device_kind"] == "gpu"
-    gpus = (
-        [gpu["index"] for gpu in intent["machine"]["gpus"]][:devices] if on_gpu else []
-    )
+    gpus = [gpu["index"] for gpu in _gpus_of(intent)]
     ini = folder / "perun.ini"
     period_s = intent["config"]["perun_sampling_period_s"]
     perun_adapter.write_configuration(ini, period_s, gpus)

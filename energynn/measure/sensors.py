@@ -232,7 +232,7 @@ def list_gpus():
             notes["name"] = pynvml.nvmlDeviceGetName(gpu)
             notes["power"] = power_semantics(notes["name"])
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
-            notes["limit_W"] = pynvml.nvmlDeviceGetPowerManagementLimit(gpu) / 1e3
+            notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
         with suppress(Exception):  # a GPU without such a mode raises
             notes["is_split"] = bool(
                 _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]

@@ -2,12 +2,13 @@
 assumed.
 """
 
+import csv
 import json
 
 import numpy as np
 import pytest
 
-from energynn import cli
+from energynn import cli, files
 from energynn.analysis import claims, observations, published
 from energynn.files import REPOSITORY
 
@@ -58,7 +59,11 @@ def test_entries_are_plain():
     for one in ENTRIES:
         ways = [name for name in ("reason", "quantity") if name in one]
         assert len(ways) == 1, one["id"]
-        assert set(one) - ABOUT - set(ways) <= FIELDS | {"expect", "verdict"}, one["id"]
+        fields = FIELDS | {"expect", "verdict", "elsewhere"}
+        assert set(one) - ABOUT - set(ways) <= fields, one["id"]
+        elsewhere = one.get("elsewhere", {"data": "", "where": ""})
+        assert {"data", "where"} <= set(elsewhere), one["id"]
+        assert set(elsewhere) <= FIELDS | {"data", "alike", "expect"}, one["id"]
         # by hand nothing else is said
         assert one.get("verdict", "inconclusive") == "inconclusive"
         assert "before" not in one or one["why"], one["id"]
@@ -124,6 +129,39 @@ def test_a_derivation_is_not_judged_by_what_it_copies(found):
     assert energy["coverage"]["with"] == ["R2"]
 
 
+def test_what_others_measured_has_a_column_of_its_own(found):
+    """MLPerf's four exponents, from the file by hand; an unknown scatter decides nothing."""
+    path = files.DATA_MANIFESTS / "others" / "mlperf_power.csv"
+    cells = {}
+    for row in csv.DictReader(path.read_text().splitlines()):
+        batch = {"llama2_70b_lora": "8"}.get(row["benchmark"], row["global_batch_size"])
+        if row["submitter"] == "smc-ac-power" and row["global_batch_size"] == batch:
+            cell = cells.setdefault(row["benchmark"], {})
+            of = cell.setdefault(int(row["accelerators"]), [])
+            of.append((float(row["energy_J"]), float(row["gpu_hours"])))
+    exponents = []
+    for cell in cells.values():
+        if len(cell) == 2:
+            (energy, hours), (more, longer) = (
+                np.mean(cell[n], 0) for n in sorted(cell)
+            )
+            exponents.append(np.log(more / energy) / np.log(longer / hours))
+    judged = {
+        one["id"]: one["elsewhere"] for one in found["claims"] if "elsewhere" in one
+    }
+    assert len(judged) >= 12 and len(exponents) == 4
+    linear = judged["abstract-linear"]
+    assert linear["verdict"] == "contradicted" and "without network" in linear["data"]
+    assert linear["value"] == pytest.approx(np.mean(exponents) - 1, rel=1e-5)
+    reach = 3.182 * np.std(exponents, ddof=1) / 2  # t with three degrees of freedom
+    assert linear["high"] - linear["value"] == pytest.approx(reach, rel=1e-3)
+    single = judged["lbs-error-rises-rapidly"]
+    assert single["verdict"] == "inconclusive" and single["low"] is None
+    assert found["counts"]["elsewhere"]["contradicted"] == sum(
+        one["verdict"] == "contradicted" for one in judged.values()
+    )
+
+
 def test_other_thresholds_are_told_where_they_decide_otherwise(judged):
     assert judged["scaled-lbs-time-constant"]["at"] == {"5%": "contradicted"}
     assert judged["scaled-gbs-energy-linear-in-samples"]["at"] == {"20%": "supported"}
@@ -146,6 +184,9 @@ def test_docs_tell_the_verdicts(found):
             assert f"{one.get('before', 'the same')} | {verdict}" in rows[one["id"]]
         else:
             assert f" {one['id']}" in lists[verdict]
+        if "elsewhere" in one:
+            told = f"| {one['elsewhere']['verdict']} | {verdict} | {one['id']} |"
+            assert told in page
 
 
 def test_half_of_the_series_are_needed_and_restated_values_decide_nothing(

@@ -81,7 +81,7 @@ def test_all_notebooks_leave_figures_numbers_and_a_paper(built):
     assert merged["resnet50_speed_up_gbs"]["value"] == pytest.approx(
         60.6 / 45.0, rel=1e-6
     )
-    assert "fall-backs/h" in (folder / "figures" / "power_profiles.svg").read_text()
+    assert "spread" in (folder / "figures" / "power_profiles.svg").read_text()
     drawn = (folder / "figures" / "fourcastnet_scaling.svg").read_text()
     assert "model, fitted to the published values [90 %]" in drawn
 

@@ -1,57 +1,12 @@
-"""Power profiles: what is in them, from own records and imported perun files, without losing
-peaks.
-"""
+"""Power over time: within the training, of every segment, and as one picture of one run."""
 
 import json
+from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
-from energynn import config
-from energynn.analysis import profiles
-
-
-def square_wave(
-    period_s=10.0, low_W=50.0, high_W=300.0, share=0.7, seconds=600.0, step_s=0.5
-):
-    t_s = np.arange(0, seconds, step_s)
-    power_W = np.where(t_s % period_s < share * period_s, high_W, low_W)
-    return pd.DataFrame({"time_s": t_s, "device": "GPU-0", "power_W": power_W})
-
-
-def test_a_square_wave_is_described_by_its_own_numbers():
-    found = profiles.summary(square_wave())
-    assert found["mean_W"] == pytest.approx(0.7 * 300 + 0.3 * 50)
-    assert found["spread_W"] == pytest.approx(250 * (0.7 * 0.3) ** 0.5)
-    assert found["baseline_W"] == 50 and found["near_baseline"] == pytest.approx(0.3)
-    assert found["fallbacks_per_h"] == pytest.approx(360, rel=0.02)
-    assert found["period_s"] == pytest.approx(10, rel=0.02)
-
-
-def test_idle_power_is_the_baseline_where_it_was_measured():
-    never_idle = square_wave(low_W=200.0)
-    # relative to its own lowest
-    assert profiles.summary(never_idle)["near_baseline"] == pytest.approx(0.3)
-    found = profiles.summary(never_idle, idle_W=40.0)
-    assert (
-        found["baseline_W"] == 40
-        and found["near_baseline"] == 0
-        and found["fallbacks_per_h"] == 0
-    )
-
-
-def test_noise_has_no_period_and_a_constant_no_fall_back():
-    flat = square_wave(low_W=300.0)
-    noise = flat.assign(power_W=300 + np.random.default_rng(0).normal(0, 30, len(flat)))
-    assert np.isnan(profiles.summary(noise)["period_s"])
-    found = profiles.summary(flat)
-    assert (
-        found["near_baseline"] == 0
-        and found["fallbacks_per_h"] == 0
-        and np.isnan(found["period_s"])
-    )
-    assert profiles.summary(flat.iloc[:0]) == {}
+from energynn import cli, config
+from energynn.analysis import one_run, profiles
 
 
 def test_own_traces_lie_within_the_training(synthetic, tmp_path):
@@ -64,10 +19,8 @@ def test_own_traces_lie_within_the_training(synthetic, tmp_path):
         0 < profile["time_s"].min()
         and length_s - 1 < profile["time_s"].max() < length_s
     )
-    found = profiles.summary(profile)
-    assert found["baseline_W"] == pytest.approx(5, abs=0.1) and found[
-        "period_s"
-    ] == pytest.approx(5, rel=0.1)
+    # its dips come every five seconds
+    assert profile["power_W"].min() == pytest.approx(5, abs=0.1)
     assert profiles.load(run_dir, "gpu").empty
 
 
@@ -97,3 +50,63 @@ def test_available_names_what_has_a_trace(synthetic, tmp_path):
         "component"
     ].to_list() == ["cpu"]
     assert profiles.available(tmp_path / "nothing").empty
+
+
+def an_epoch(number, at_s, error):
+    event = dict(rank=0, event="epoch", epoch=number, t_wall_ns=0)
+    event |= dict(t_mono_ns=10**12 + int(at_s * 1e9), training_loss=1 / number)
+    return json.dumps(event | {"top1_error": error}) + "\n"
+
+
+def drawn(run_dir):
+    """Return the tables of the picture of a run by the columns that they have."""
+    tables = one_run.draw(run_dir).to_dict()["datasets"].values()
+    return {frozenset(table[0]): table for table in tables}
+
+
+def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(
+    synthetic, tmp_path
+):
+    run = synthetic.write_run(tmp_path, config.make("resnet50"), time_s=30.0)
+    with open(run / "events-rank0.jsonl", "a") as file:
+        # the second epoch was made again, from a checkpoint
+        file.write(an_epoch(1, 10, 0.9) + an_epoch(2, 18, 0.8) + an_epoch(2, 20, 0.7))
+    (run / "phases-rank0.jsonl").write_text(
+        '{"names": ["forward", "evaluation"]}\n'
+        '{"t": 1000000000000, "phase": [0, 1], "gap_us": [0, 0],'
+        ' "length_us": [20000, 4000000]}\n'
+    )
+    tables = drawn(run)
+    (epochs,) = [table for names, table in tables.items() if "epoch" in names]
+    assert [row["top1_error"] for row in epochs] == [0.9, 0.7]
+    assert [row["time_s"] for row in epochs] == [10, 20]
+    (energy,) = [table for names, table in tables.items() if len(names) == 2]
+    watts = synthetic.POWER_W[1]
+    # 5 W for half a second of every five
+    mean_W = 0.9 * watts + 0.1 * 5
+    assert energy[-1]["energy_Wh"] == pytest.approx(mean_W * 30 / 3600, rel=0.02)
+    assert epochs[0]["energy_Wh"] == pytest.approx(mean_W * 10 / 3600, rel=0.03)
+    (phases,) = [table for names, table in tables.items() if "end_s" in names]
+    # a step of 20 ms cannot be seen in 30 s
+    assert [row["phase"] for row in phases] == ["evaluation"]
+
+
+def test_a_picture_is_one_command(synthetic, tmp_path, capsys):
+    told = ("cpu_bound", "cpu_systematic", "total_bound", "total_systematic")
+    about = {f"energy_{name}_J": 1.0 for name in told} | {"flags": []}
+    run = str(synthetic.write_run(tmp_path, config.make("resnet50"), **about))
+    without = str(
+        synthetic.write_run(tmp_path, config.make("resnet50", seed=1), samples=False)
+    )
+    for run_dir, name in ((run, "a.gif"), (without, "a.svg")):
+        (Path(run_dir) / "run.json").write_text("{}")
+        assert cli.main(["show", run_dir, "--plot", str(tmp_path / name)]) == 2
+    assert "must end with one of .svg" in capsys.readouterr().err
+    assert not list(tmp_path.glob("a.*"))
+    for name in ("a.svg", "a.html"):
+        assert cli.main(["show", run, "--plot", str(tmp_path / name)]) == 0
+        text = (tmp_path / name).read_text()
+        assert (
+            "power (W)" in text and "energy (Wh)" in text and "cpu, simulated" in text
+        )
+        assert "training loss" not in text and 'src="http' not in text

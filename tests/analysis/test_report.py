@@ -2,6 +2,7 @@
 
 import html
 import json
+import math
 import re
 import shutil
 import tomllib
@@ -122,6 +123,46 @@ def test_a_click_shows_a_run_and_with_shift_a_second_one(opened):
     )
     click_on(opened, opened.query_selector_all(MARKS)[-1], "Shift")
     assert {run, COMMAND, "python train.py", "measured"} <= set(texts(opened))
+
+
+def middle(mark):
+    box = mark.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+
+
+def test_the_middle_of_a_ring_is_hit_and_a_miss_changes_nothing(opened):
+    opened.locator("#explore").scroll_into_view_if_needed()
+
+    groups = opened.query_selector_all("#figure-explore g.mark-symbol.role-mark")
+    _, drawn, *_ = groups  # of the left panel: unseen discs, then what is seen
+    marks = drawn.query_selector_all("path")
+    at = {mark: middle(mark) for mark in marks}
+    rings = [one for one in marks if "published" in one.get_attribute("aria-label")]
+    # whose neighbours are far
+    ring = max(
+        rings,
+        key=lambda one: sorted(math.dist(at[one], at[other]) for other in marks)[1],
+    )
+    (run,) = re.findall(r"\brun: ([^;]+)", ring.get_attribute("aria-label"))
+    assert run not in texts(opened)
+    opened.mouse.move(*at[ring])
+    assert "published" in opened.inner_text("#vg-tooltip-element")
+    opened.mouse.click(*at[ring])
+    opened.wait_for_timeout(300)
+    shown = texts(opened)
+    assert run in shown
+    x, y = at[ring]
+    opened.mouse.click(x + 40, y + 100)
+    opened.wait_for_timeout(300)
+    assert texts(opened) == shown
+
+
+def test_the_middle_of_a_ring_in_a_figure_tells_its_values(opened):
+    figure = "#figure-energy_against_gpu_hours g.mark-symbol.role-mark"
+    ring = opened.query_selector(f'{figure} path[aria-label*="R4"]')
+    ring.scroll_into_view_if_needed()
+    opened.mouse.move(*middle(ring))
+    opened.wait_for_selector("#vg-tooltip-element.visible", timeout=3000)
 
 
 def test_choices_filter_points_and_statements(opened):

@@ -13,8 +13,8 @@ from energynn.analysis import theme
 def chart(width=240):
     table = pd.DataFrame(
         {
-            "x": range(5),
-            "y": [1.0, 4.0, 9.0, 16.0, 25.0],
+            "x": range(len(theme.PROVENANCE)),
+            "y": [float(k * k) for k in range(len(theme.PROVENANCE))],
             "provenance": list(theme.PROVENANCE),
         }
     )

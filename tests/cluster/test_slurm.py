@@ -155,8 +155,8 @@ def study(cluster, tmp_path_factory):
 
 def test_the_guides_commands_say_what_they_should(study):
     assert "3 runs, of unknown cost" in study.said["study show my_study.py"]
-    assert re.search("3 runs: .*running", study.said["status"])
-    assert "3 of them valid; 0 faults" in study.said["check runs"]
+    assert re.search("runs: 3; .*running", study.said["status"])
+    assert "valid: 3, faults: 0" in study.said["check runs"]
     assert "3 of 3 runs are made or queued; 0 to make" in study.submit()
 
 
@@ -311,7 +311,7 @@ def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
     job = submit.Job(
         {folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10
     )
-    text = submit.script(job, site, "mine")
+    text = submit.script(job, site, "mine", "")
     program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
     path = folder / "job" / "job.sh"
     path.write_text(text.replace("-m energynn.cluster.job", f'-c "{program}"'))

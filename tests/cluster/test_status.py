@@ -47,7 +47,8 @@ def states_of(runs_dir):
     return {row["run_id"]: (row["state"], row["reason"]) for row in rows}, notes
 
 
-def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
+def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     queue |= {
         "1_0": ("RUNNING", "None"),
         "2_0": ("PENDING", "Resources"),
@@ -108,12 +109,10 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue):
         "died": ("failed", "its launcher died; `energynn check --recover` says more"),
     }
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(
-        r"running    slurm/running\n +t; epoch 3/9; 250 W; job 1_0\n", shown
-    )
-    assert all(len(line) <= 80 for line in shown.splitlines()) and shown.splitlines()[
+    assert re.search(r"running +running +job 1_0; epoch 3/9, 250 W\n", shown)
+    assert all(len(line) <= 100 for line in shown.splitlines()) and shown.splitlines()[
         -1
-    ].startswith("10 runs: ")
+    ].startswith("runs: 10; ")
     with lock(tmp_path / "slurm" / "died" / "run.json"):  # its launcher lives
         assert states_of(tmp_path)[0]["died"][0] == "running"
 
@@ -180,7 +179,8 @@ def test_a_measured_command_has_ended_even_where_it_was_too_short(tmp_path, caps
         write_json(folder / f"{name}.json", value)
     assert cli.main(["status", "--runs-dir", str(tmp_path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "1 runs: 1 finished" in shown and "60 needed" in shown
+    assert "not valid" in shown and "60 needed" in shown
+    assert shown.endswith("runs: 1; 1 not valid; 0 Wh")
 
 
 def test_cancel_asks_which(tmp_path, capsys):

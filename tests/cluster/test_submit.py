@@ -104,9 +104,9 @@ def test_study_list(capsys):
         (
             "paper-a100",
             "horeka-a100",
-            r"168 to make\nexpected: 24,463.* GPU hours, 5,805",
+            r"168 to make(?s:.*)\ntotal +168 +26,655.1 +5,805.6\n",
         ),
-        ("paper-h100", "horeka-h100", r"6 to make\nexpected: 2,959.* GPU hours, 81"),
+        ("paper-h100", "horeka-h100", r"6 to make(?s:.*)\ntotal +6 .*2,959.* 81"),
     ],
 )
 def test_a_dry_run_of_all_series_needs_no_slurm(
@@ -123,11 +123,36 @@ def test_a_dry_run_of_all_series_needs_no_slurm(
         "--runs-dir",
         str(runs_dir),
     ]
+    for name in ("ENERGYNN_IMAGENET", "ENERGYNN_ERA5", "SBATCH_ACCOUNT"):
+        monkeypatch.delenv(name, raising=False)
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
     assert re.search(expected, shown), shown[:500]
+    assert len(shown.splitlines()) <= 40 and "#SBATCH" not in shown
+    missing = re.findall("^missing: (.*?):", shown, re.M)
+    data = ["era5", "imagenet"] if group == "paper-a100" else ["era5"]
+    assert missing == [*data, "account"] and "--scripts" in shown
+    assert cli.main([*words, "--scripts"]) == 0
+    scripts = capsys.readouterr().out
     most = "--nodes=64\n#SBATCH --ntasks=256\n#SBATCH --ntasks-per-node=4\n"
-    assert (most in shown) == (group == "paper-a100") and not runs_dir.exists()
+    assert (most in scripts) == (group == "paper-a100") and not runs_dir.exists()
+    names = set(re.findall("job-name=(.*)", scripts))
+    assert f"{group}-4n" in names and max(map(len, names)) <= 24
+
+
+def test_what_no_run_can_read_is_said_before_sbatch(tmp_path, fake_slurm, monkeypatch):
+    site = systems.site("horeka-h100")
+    runs = studies.find(["F4"], site.name)["F4"]
+    monkeypatch.setenv("ENERGYNN_ERA5", str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="era5: ENERGYNN_ERA5: .*nothing is no folder"):
+        submit.submit_runs(runs, "F4", site, tmp_path, max_gpu_hours=9999)
+    monkeypatch.delenv("ENERGYNN_ERA5")
+    with pytest.raises(ValueError, match="^era5: .*set ENERGYNN_ERA5"):
+        submit.submit_runs(runs, "F4", site, tmp_path, max_gpu_hours=9999)
+    brought = dataclasses.replace(site, setup=["export ENERGYNN_ERA5=$TMPDIR"])
+    with pytest.raises(ValueError, match="^era5: dataset era5: no checksums"):
+        submit.submit_runs(runs, "F4", brought, tmp_path, max_gpu_hours=9999)
+    assert not fake_slurm.jobs and not list(tmp_path.iterdir())
 
 
 def fine_tuning():
@@ -153,7 +178,7 @@ def test_fine_tuning_waits_for_its_pre_training(tmp_path, monkeypatch):
         slurm, "submit", lambda script, *words: given_to_sbatch.append(words) or "41"
     )
     for each in jobs:
-        submit.submit(each, site)
+        submit.submit(each, site, "mine")
     assert given_to_sbatch == [
         (),
         ("--dependency=afterok:41_0", "--kill-on-invalid-dep=yes"),
@@ -191,7 +216,10 @@ def render(site=None, runs=1, minutes=60, system_dir="/runs/two-nodes"):
         Path(system_dir) / f"run-{number}": fine_tuning()[0] for number in range(runs)
     }
     return submit.script(
-        submit.Job(folders, 1, minutes), site or systems.site(TWO_NODES), "mine"
+        submit.Job(folders, 1, minutes),
+        site or systems.site(TWO_NODES),
+        "mine",
+        "token",
     )
 
 
@@ -346,21 +374,19 @@ class FakeSlurm:
     def sbatch(self, *words):
         if len(self.jobs) >= self.refuses_after:
             raise ValueError("sbatch: Job violates accounting/QOS policy")
-        name = re.search("--job-name=(.*)", Path(words[-1]).read_text())[1]
+        comment = re.search("--comment=(.*)", Path(words[-1]).read_text())[1]
         number = str(41 + len(self.jobs))
-        self.jobs[number] = name
+        self.jobs[number] = comment
         if self.is_slow:
             raise slurm.NoAnswer("sbatch: no answer in 20 s")
         return f"{number}\n"
 
     def squeue(self, *words):
         asked = words[-1].partition("=")[2]
-        if words[-1].startswith("--name="):
-            return "".join(
-                f"{number}\n" for number, name in self.jobs.items() if name == asked
-            )
+        if words[-1] == "--format=%F %k":
+            return "".join(f"{number} {text}\n" for number, text in self.jobs.items())
         return "".join(
-            f"{number}_0|PENDING|None\n"
+            "".join(f"{number}_{task}|PENDING|None\n" for task in range(3))
             for number in asked.split(",")
             if number in self.jobs
         )
@@ -465,6 +491,43 @@ def test_options_of_one_submission_stand_in_its_scripts_alone(
         submit_two("--", "--wrap=touch x") == 2
         and "$.sbatch" in capsys.readouterr().err
     )
+
+
+def test_a_sweep_is_every_combination_and_each_value_is_checked_before(
+    tmp_path, fake_slurm, capsys
+):
+    words = ["submit", "--system", TWO_NODES, "--runs-dir", str(tmp_path / "runs")]
+    two = ["-p", "local_batch_size", "8,16,32", "-p", "devices", "1, 2"]
+    assert cli.main([*words, *two]) == 0 and len(fake_slurm.jobs) == 2
+    folders = status.folders(tmp_path / "runs", [])
+    sizes = [re.search(r"-n(\d)-lbs(\d+)", each.name).groups() for each in folders]
+    assert sorted(sizes) == [(n, b) for n in "12" for b in ("16", "32", "8")]
+    assert cli.main([*words, *two]) == 0 and "0 to make" in capsys.readouterr().out
+    capsys.readouterr()
+    many = ",".join(map(str, range(100)))
+    for bad, said in (
+        (
+            ["-p", "seed", many, "-p", "repeat", many],
+            "energynn: 10,000 runs; give fewer values, at most 200",
+        ),
+        (["-p", "local_batch_size", "8,,16"], "local_batch_size: must have type int"),
+        (["-p", "workload", "resnet50,alexnet"], "workload: 'alexnet' is not known"),
+        ([], "submit: give studies, or parameters"),
+        (["smoke", "-p", "seed", "1"], "submit: give studies, or parameters"),
+    ):
+        assert cli.main([*words, *bad]) == 2
+        error = capsys.readouterr().err
+        assert said in error and error.count("\n") == 1
+    assert len(fake_slurm.jobs) == 2
+
+
+def test_a_value_that_holds_a_comma_is_one():
+    years = dict(workload="fourcastnet", test_years="2016,2018", devices="1,2")
+    runs = studies.sweep(years)
+    assert [(run.test_years, run.devices) for run in runs] == [
+        ("2016,2018", 1),
+        ("2016,2018", 2),
+    ]
 
 
 def test_a_study_is_made_here_by_another_command(capsys):

@@ -33,7 +33,11 @@ def inside(fit, asked) -> np.ndarray:
         "time_s": np.log(asked.time_s),
         "energy_J": np.log(asked.time_s * asked.power_W),
     }
-    return np.array([np.abs(truth[of] - told[of][0]) < told[of][1] for of in truth])
+    above = {of: truth[of] - told[of][0] for of in truth}
+    ends = {of: told[of][1] for of in truth}
+    return np.array(
+        [(-ends[of][0] < above[of]) & (above[of] < ends[of][1]) for of in truth]
+    )
 
 
 def off_percent(fit, asked) -> np.ndarray:

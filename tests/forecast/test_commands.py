@@ -94,7 +94,7 @@ def test_fit_then_predict(capsys, tmp_path):
             "--max-devices",
             "4",
         ),
-        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT"),
+        ("fit", "--runs-dir", "RUNS", *RESNET50, "--out", "OUT", "--details"),
     ],
 )
 def test_answers_are_tables_that_begin_at_once(
@@ -129,7 +129,7 @@ def test_what_no_fitted_run_had_is_marked(capsys, fit_file):
 
 def test_simulated_records_pass_the_check_as_what_they_are(simulated, fitted, capsys):
     assert cli.main(["check", str(simulated)]) == 0
-    assert "0 of them valid; 0 faults" in capsys.readouterr().out
+    assert "valid: 0, faults: 0" in capsys.readouterr().out
     found = [records.read(folder) for folder in records.run_dirs(simulated)]
     asked = [config.from_dict(record["config"]) for record in found]
     rows = {row["run_id"]: row for row in predict.rows(fitted, asked)}

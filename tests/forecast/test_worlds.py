@@ -9,15 +9,15 @@ from tests.forecast import worlds
 from tests.forecast.conftest import inside, off_percent
 
 
-@pytest.mark.parametrize("pipeline", [False, True])
+@pytest.mark.parametrize("hidden", worlds.HIDDEN)
 @pytest.mark.parametrize("number", [25, pytest.param(200, marks=pytest.mark.nightly)])
-def test_intervals_hold_the_truth(pipeline, number):
-    """Also where updates hide behind the loader, which the model does not have."""
-    drawn = [worlds.draw(seed, pipeline) for seed in range(number)]
+def test_intervals_hold_the_truth(hidden, number):
+    """Also where updates and all-reduces hide, which the model does not have."""
+    drawn = [worlds.draw(seed, hidden) for seed in range(number)]
     held = np.concatenate(
         [inside(fits.make(of.seen), of.asked) for of in drawn], axis=1
     )
-    assert (held.mean(axis=1) >= 0.88).all()
+    assert (held.mean(axis=1) >= 0.85).all()
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,19 @@ class World:
     asked: Runs
 
 
-def draw(seed: int, pipeline: bool) -> World:
-    """A world by chance. ``pipeline``: updates hide behind a part of the loading, which the
-    model does not have.
-    """
+# What hides behind which least and greatest part of the time of samples: a loader is a little
+# slower than the GPU, or much; an all-reduce runs beside two thirds of the computing, or beside all.
+HIDDEN = {
+    "nothing": ((), 0.0, 0.0),
+    "in a pipeline": (("updates", "allreduce"), 0.0, 0.1),
+    "behind the loader": (("updates", "allreduce"), 0.1, 0.7),
+    "behind computing": (("allreduce",), 0.4, 0.67),
+    "wholly": (("allreduce",), 99.0, 99.0),
+}
+
+
+def draw(seed: int, hidden: str) -> World:
+    """A world by chance, with what its pipelines hide, one of HIDDEN."""
     chance = np.random.default_rng(seed)
     per_node, workers = int(chance.choice([4, 8])), int(chance.choice([2, 4, 8]))
     link = float(chance.choice([25, 12.5, 5]))
@@ -59,16 +68,15 @@ def draw(seed: int, pipeline: bool) -> World:
         "idle": idle_W,
     }
     values["image_J"] = chance.uniform(20, 120) * values["tau"] * 2
-    loading = chance.uniform(0.0, 0.1)
+    causes, least, greatest = HIDDEN[hidden]
+    part = chance.uniform(least, greatest)
 
     def runs_of(configs) -> Runs:
         seen = taken("resnet50", site, configs, values)
         time_s = seen.time_s
-        if pipeline:
-            times = model.times_s(values, seen.work)
-            time_s = time_s - np.minimum(
-                times["updates"] + times["allreduce"], loading * times["images"]
-            )
+        times = model.times_s(values, seen.work)
+        beside = sum((times[cause] for cause in causes), 0.0)
+        time_s = time_s - np.minimum(beside, part * times["images"])
         by_chance = np.exp(0.015 * chance.standard_normal((2, len(configs))))
         return with_results(seen, time_s * by_chance[0], seen.power_W * by_chance[1])
 

@@ -45,7 +45,7 @@ def test_dead_counters_and_devices_without_a_sensor_are_named(tmp_path):
 
 def test_gpus_and_their_power(nvml, monkeypatch):  # noqa: F811
     nvml.nvmlSystemGetDriverVersion = lambda: "580.1"
-    nvml.nvmlDeviceGetPowerManagementLimit = lambda gpu: 400_000
+    nvml.nvmlDeviceGetEnforcedPowerLimit = lambda gpu: 400_000
     nvml.nvmlDeviceGetName = lambda gpu: "NVIDIA A100" if gpu == 0 else "NVIDIA H100"
     nvml.nvmlDeviceGetMigMode = lambda gpu: [gpu, 0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -75,8 +75,8 @@ def test_a_training_stays_on_its_gpu(tmp_path, train, name):
 
 @pytest.mark.slow
 def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
-    """From the command to the record, with a fake NVML of 300 W: its energy is known from the
-    training time.
+    """From the command to the record, with a fake NVML of 300 W, of which a limit leaves 200 W: its
+    energy is known from the training time.
     """
     fakes = [
         REPOSITORY / "tests/train/imagined",
@@ -87,11 +87,12 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
     environment = {
         "PYTHONPATH": os.pathsep.join(map(str, fakes)),
         "FAKE_GPUS": json.dumps(gpus),
+        "FAKE_LIMITS": str(tmp_path / "limits"),
     }
     sizes = RESNET50 | CHEAP | OF_IMAGES
     sizes |= dict(
         workload="resnet50", device="gpu", sampling_period_s=0.02, idle_ready_s=0.5
-    )
+    ) | dict(power_limit_W=200)
     words = [
         sys.executable,
         "-m",
@@ -99,7 +100,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
         "run",
         *(f"{name}={value}" for name, value in sizes.items()),
     ]
-    words += ["--runs-dir", str(tmp_path)]
+    words += ["--runs-dir", str(tmp_path / "runs")]
     done = subprocess.run(
         words,
         capture_output=True,
@@ -108,7 +109,7 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
         env=os.environ | environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (folder,) = records.run_dirs(tmp_path)
+    (folder,) = records.run_dirs(tmp_path / "runs")
     record = records.read(folder)
     assert record["valid"], record["invalid_reasons"]
     assert (record["device_kind"], record["device_name"]) == ("gpu", "a fake H100")
@@ -117,12 +118,14 @@ def test_a_whole_run_has_its_gpus_energy_memory_and_phases(tmp_path):
         and record["energy_gpu_provenance"] == "simulated"
     )
     assert record["energy_gpu_J"] == pytest.approx(
-        300 * record["training_time_s"], rel=0.01
+        200 * record["training_time_s"], rel=0.01
     )
-    assert record["idle_power_gpu_ready_W"] == pytest.approx(300, rel=0.05)
+    assert record["idle_power_gpu_ready_W"] == pytest.approx(200, rel=0.05)
+    assert record["power_limit_gpu_W"] == 200
+    assert (tmp_path / "limits").read_text().endswith(" 0, 700000]\n")
     lengths_s = {each["phase"]: each["time_s"] for each in record["energy_phases"][:-1]}
     assert (
         min(lengths_s[name] for name in ("forward", "backward", "host_to_device")) > 0
     )
     assert lengths_s["idle"] < 0.5 * record["training_time_s"]
-    assert records.check(tmp_path) == []
+    assert records.check(tmp_path / "runs") == []

@@ -14,7 +14,12 @@ from tests.train.conftest import phase_times
 
 AFNO = dict(patch_size=6, embed_dim=32, depth=1, num_blocks=4)
 RESNET50 = dict(
-    local_batch_size=4, image_size=32, training_samples=24, validation_samples=10
+    local_batch_size=4,
+    image_size=32,
+    training_samples=24,
+    validation_samples=10,
+    learning_rate=0.1,
+    evaluate_training_set=True,
 )
 
 

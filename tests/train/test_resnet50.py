@@ -17,7 +17,11 @@ from tests.jpegs import as_jpegs
 
 ALONE = World(0, 1, 0, torch.device("cpu"), "h")
 SIZES = dict(
-    local_batch_size=4, image_size=32, training_samples=20, validation_samples=10
+    local_batch_size=4,
+    image_size=32,
+    training_samples=20,
+    validation_samples=10,
+    learning_rate=0.1,
 )
 MEAN, STD = resnet50.CHANNEL_MEAN, resnet50.CHANNEL_STD
 
@@ -99,7 +103,7 @@ def test_a_batch_that_stays_on_the_device_stands_for_all(alone):
     "fields",
     [
         dict(preset="fast", dataset="photographs", loader_workers=2),
-        dict(image_loading="device"),
+        dict(image_loading="device", evaluate_training_set=True),
     ],
     ids=["fast", "device"],
 )

@@ -1,12 +1,14 @@
 """An NVML of GPUs with constant power, whose counters are its integral over the monotonic clock.
 
 FAKE_GPUS is a JSON list, one entry per GPU: high_W, update_s of the counter (null: no counter),
-averaged (its power is a mean over 1 s).
+averaged (its power is a mean over 1 s), is_ours (false: this user may set no power limit).
+FAKE_LIMITS names a file in which the limits lie that were set; none of these GPUs draws more.
 """
 
 import json
 import os
 import time
+from itertools import pairwise
 
 SIMULATED = True
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS = 1, 2, 0
@@ -14,6 +16,11 @@ NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS = 1, 2, 0
 
 class NVMLError(Exception):
     pass
+
+
+class NVMLError_NoPermission(NVMLError):
+    def __str__(self):
+        return "Insufficient Permissions"
 
 
 class NVMLError_Uninitialized(NVMLError):
@@ -50,19 +57,51 @@ def nvmlDeviceGetName(handle):
     )  # whose power is instantaneous
 
 
+RANGE_MW = (100_000, 700_000)
+
+
+def _limits(handle):
+    """Moment and mW of each limit that this GPU has had."""
+    limits = [(0.0, RANGE_MW[1])]
+    if path := os.environ.get("FAKE_LIMITS"):
+        with open(path, "a+") as file:
+            file.seek(0)
+            rows = map(json.loads, file)
+            limits += [(t, limit) for t, index, limit in rows if index == handle[0]]
+    return limits
+
+
 def nvmlDeviceGetPowerUsage(handle):
-    return int(handle[1]["high_W"] * 1e3)
+    return int(min(handle[1]["high_W"] * 1e3, _limits(handle)[-1][1]))
 
 
 def nvmlDeviceGetTotalEnergyConsumption(handle):
     gpu, t = handle[1], time.monotonic()
     if gpu.get("update_s") is None:
         raise NVMLError("Not Supported")
-    return int(gpu["high_W"] * 1e3 * (t // gpu["update_s"]) * gpu["update_s"])
+    seen_s = t // gpu["update_s"] * gpu["update_s"]
+    energy_mJ = 0.0
+    for (begin_s, limit_mW), (end_s, _) in pairwise([*_limits(handle), (seen_s, 0)]):
+        power_mW = min(gpu["high_W"] * 1e3, limit_mW)
+        energy_mJ += power_mW * max(0.0, min(end_s, seen_s) - begin_s)
+    return int(energy_mJ)
 
 
-def nvmlDeviceGetPowerManagementLimit(handle):
-    return 700_000
+def nvmlDeviceGetEnforcedPowerLimit(handle):
+    return _limits(handle)[-1][1]
+
+
+def nvmlDeviceGetPowerManagementLimitConstraints(handle):
+    return list(RANGE_MW)
+
+
+def nvmlDeviceSetPowerManagementLimit(handle, limit_mW):
+    if not handle[1].get("is_ours", True):
+        raise NVMLError_NoPermission()
+    if not RANGE_MW[0] <= limit_mW <= RANGE_MW[1]:
+        raise NVMLError("Invalid Argument")
+    with open(os.environ["FAKE_LIMITS"], "a") as file:
+        file.write(json.dumps([time.monotonic(), handle[0], limit_mW]) + "\n")
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):

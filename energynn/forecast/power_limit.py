@@ -1,0 +1,61 @@
+"""What a power limit does to time and energy of GPUs: by curves that others measured (Zeus)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from energynn.data import manifests
+from energynn.measure.energy import COMPONENTS
+
+LEAST = 0.5  # of the greatest limit; below, times grow up to fourfold
+MEASURED = ["time_per_epoch_s", "energy_J_per_epoch"]
+WORDS = (
+    "; power limit {:g} of the greatest: time x {:.2f} ({:.2f}-{:.2f}), energy of the GPUs x "
+    "{:.2f} ({:.2f}-{:.2f}), published by others (Zeus: one GPU of four types, five networks)"
+)
+
+
+def ratios(share: float) -> pd.DataFrame:
+    """Read time and GPU energy at a share of the greatest limit, relative to those at that limit.
+
+    A row for each GPU and network: the median over batch sizes. Raises ValueError for a share that
+    is not within LEAST and 1.
+    """
+    if not LEAST <= share <= 1:
+        raise ValueError(
+            f"power_limit: {share:g} is no share of the GPUs' greatest limit that is known of; "
+            f"give {LEAST:g} to 1"
+        )
+    table = pd.read_csv(manifests.verify("others") / "zeus_power.csv")
+    table = table.sort_values("power_limit_W")
+    rows = []
+    for of, curve in table.groupby(["gpu", "network", "batch_size"]):
+        shares = curve["power_limit_W"] / curve["power_limit_W"].max()
+        if shares.min() <= share:
+            at = [np.interp(share, shares, curve[name]) for name in MEASURED]
+            rows.append([*of[:2], *at / curve[MEASURED].iloc[-1]])
+    return pd.DataFrame(rows).groupby([0, 1]).median()
+
+
+def applied(values: dict[str, np.ndarray], share: float) -> dict[str, np.ndarray]:
+    """Change forecasts, (configurations, 3) each, by what a limit does; ends multiply.
+
+    CPUs and memory draw on for the changed time. Raises ValueError where the GPUs' part of the
+    energy is not known.
+    """
+    if np.isnan(values["energy_gpu_kWh"]).any():
+        raise ValueError(
+            "power_limit: the GPUs' part of the energy is not known; give cpu_W and ram_W of the "
+            "system"
+        )
+    of_time, of_energy = factors(share)
+    result = {name: of * of_time for name, of in values.items()}
+    result["energy_gpu_kWh"] = values["energy_gpu_kWh"] * of_energy
+    result["energy_kWh"] = sum(result[f"energy_{part}_kWh"] for part in COMPONENTS)
+    return result
+
+
+def factors(share: float) -> np.ndarray:
+    """Find factors of time and GPU energy, (2, 3): median, 5 and 95 % of GPUs and networks."""
+    return ratios(share).quantile([0.5, 0.05, 0.95]).to_numpy().T

@@ -1,0 +1,64 @@
+"""Hold this host's GPUs at a power limit; each gets its own back, whatever process is ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from energynn.measure import sensors
+
+
+@contextmanager
+def held(limit_W: float, gpus: list[dict]) -> Iterator[list[int]]:
+    """Hold GPUs at a limit as long as a file is open, here or in who inherits it; 0: as they are.
+
+    A process of its own sets it, and the one of before when the last one has closed the file or was
+    killed. gpus: as ``machine.gpus`` tells them. Gives the file's number. Raises ValueError with
+    the remedy.
+    """
+    if not limit_W:
+        yield []
+        return
+    if not gpus:
+        raise ValueError("power_limit_W: no NVIDIA GPU is used; leave it out")
+    words = [sys.executable, "-m", "energynn.measure.power_limit", str(limit_W)]
+    words += [str(gpu["index"]) for gpu in gpus]
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    guard = subprocess.Popen(words, start_new_session=True, **pipes)
+    try:
+        answer = guard.stdout.readline().strip()
+        if answer != "held":
+            raise ValueError(f"power_limit_W: {answer}; choose another or none")
+        yield [guard.stdin.fileno()]
+    finally:
+        guard.communicate()
+
+
+def guard(limit_W: float, indices: list[int]) -> None:
+    """Set the limit, say so or why not, and set the one of before when standard input ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    pynvml, _ = sensors.list_gpus()
+    before, range_W = [], "no other"
+    try:
+        for index in indices:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            ends_mW = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu)
+            range_W = " to ".join(f"{end_mW / 1e3:g}" for end_mW in ends_mW)
+            limit_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
+            pynvml.nvmlDeviceSetPowerManagementLimit(gpu, round(limit_W * 1e3))
+            before.append((gpu, limit_mW))
+        print("held", flush=True)
+        sys.stdin.read()
+    except Exception as error:  # whatever a driver throws
+        allowed = f"it takes {range_W} W, and only from root (docs/gpu.md)"
+        print(f"GPU {index}: {limit_W:g} W: {error}; {allowed}")
+    for gpu, limit_mW in before:
+        with suppress(Exception):  # the others get theirs
+            pynvml.nvmlDeviceSetPowerManagementLimit(gpu, limit_mW)
+
+
+if __name__ == "__main__":
+    guard(float(sys.argv[1]), list(map(int, sys.argv[2:])))

@@ -1,0 +1,208 @@
+"""What others published: unchanged, counted by rule, and never pooled over what was metered."""
+
+import csv
+import math
+import shutil
+import statistics
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from energynn import files
+from energynn.analysis import numbers, others
+from energynn.data import manifests
+from energynn.reading import json_table
+from tests.analysis.notebook import execute
+
+FOLDER = files.DATA_MANIFESTS / "others"
+
+
+@pytest.fixture(scope="module")
+def table():
+    return others.load()
+
+
+def lines(name: str) -> list[dict]:
+    with open(FOLDER / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_changed_digit_is_refused(tmp_path, monkeypatch):
+    shutil.copytree(FOLDER, tmp_path / "others")
+    monkeypatch.setattr(manifests, "DATA_MANIFESTS", tmp_path)
+    path = tmp_path / "others" / "mlperf_power.csv"
+    path.write_text(path.read_text().replace("277.048", "277.049"))
+    with pytest.raises(
+        ValueError, match=r"others: .*mlperf_power.csv differs.*git checkout"
+    ):
+        others.load()
+
+
+def test_rows_are_left_out_by_the_first_rule_and_counted(table):
+    counted = {}
+    for one in table.attrs["left_out"]:
+        counted.setdefault(one["file"], []).append(one["rows"])
+    met = (
+        lambda row: row["status"] != "success",
+        lambda row: row["division"] != "closed",
+        lambda row: row["duplicate"] == "1",
+        lambda row: not row["devices"] or not row["global_batch_size"],
+    )
+    for name in ("mlperf_resnet.csv", "mlperf_hpc.csv"):
+        first = Counter()
+        for row in lines(name):
+            rules = [number for number, rule in enumerate(met) if rule(row)]
+            first[min(rules, default="kept")] += 1
+        assert counted[name] == [first[number] for number in range(len(met))]
+        assert (table["file"] == name).sum() == first["kept"]
+    assert sum(counted["mlperf_resnet.csv"]) > 300
+
+
+def test_each_row_names_its_line_and_commit(table):
+    assert set(table["provenance"]) == {"published by others"}
+    assert table["commit"].notna().all()
+    of_file = {name: lines(name) for name in table["file"].unique()}
+    for row in table.iloc[::97].itertuples():
+        line = of_file[row.file][row.row - 2]
+        batch = line.get("global_batch_size") or line.get("batch_size")
+        assert float(batch or "nan") == pytest.approx(
+            row.global_batch_size, nan_ok=True
+        )
+        seconds = line.get("time_to_train_s") or line.get("time_per_epoch_s")
+        if seconds:
+            assert float(seconds) == pytest.approx(3600 * row.training_time_h)
+
+
+def test_what_was_metered_is_never_pooled(table):
+    scopes = Counter(table["energy_scope"])
+    assert (scopes["node_AC"], scopes["node_DC"]) == (198, 153)
+    with pytest.raises(ValueError, match="node_AC.*node_DC.*select one energy_scope"):
+        others.means(table[table["file"] == "mlperf_power.csv"])
+    one = others.means(table[table["energy_scope"] == "node_AC"])
+    pair = one[(one["workload"] == "resnet50") & (one["devices"] == 8)].iloc[0]
+    runs = [lines("mlperf_power.csv")[row - 2] for row in pair["rows"]]
+    assert {run["kind"] for run in runs} == {"node_AC"} and len(runs) == pair["repeats"]
+    energy_J = sum(float(run["energy_J"]) for run in runs) / len(runs)
+    assert pair["energy_total_kWh"] == pytest.approx(energy_J / 3.6e6, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """Execute notebook 75: its globals, and the numbers that it leaves."""
+    folder = tmp_path_factory.mktemp("beyond")
+    left = execute("75_beyond_the_study", build_dir=str(folder))
+    return left, json_table(folder / "numbers" / "75_beyond_the_study.json")
+
+
+def by_hand() -> dict[str, float]:
+    """What an outsider gets from the files with csv and math; formulas are those of the page."""
+    cells = {}
+    for row in lines("mlperf_power.csv"):
+        cell = (row["benchmark"], int(row["accelerators"]))
+        if row["submitter"] == "smc-ac-power":
+            cells.setdefault(cell, []).append(row)
+    mean = {
+        cell: [
+            sum(float(row[name]) for row in rows) / len(rows)
+            for name in ("energy_J", "gpu_hours", "work_done", "mean_node_W")
+        ]
+        for cell, rows in cells.items()
+    }
+    kW, ratio, exponent, marginal = {}, {}, {}, {}
+    forecast, factor = {}, {}
+    pairs = {"llama2_70b_lora": 64, "resnet": 64, "ssd": 64, "unet3d": 72}
+    for name, many in pairs.items():
+        (e1, h1, w1, _), (e2, h2, w2, _) = mean[name, 8], mean[name, many]
+        exponent[name] = math.log(e2 / e1) / math.log(h2 / h1)
+        e2, h2 = e2 * w1 / w2, h2 * w1 / w2
+        kW[name] = (e2 - e1) / 3.6e6 / (h2 - h1)
+        ratio[name] = e1 / 3.6e6, h1, e2 / 3.6e6, h2
+        marginal[name] = (e2 / e1 - 1) / (h2 / h1 - 1)
+    for name, (e1, h1, e2, h2) in ratio.items():
+        rest = sum(kW[other] for other in kW if other != name) / 3
+        forecast[name] = 100 * ((e1 + rest * (h2 - h1)) / e2 - 1)
+        factor[name] = 100 * (e1 / h1 * h2 / e2 - 1)
+    average = sum(kW.values()) / 4
+    spread = math.sqrt(sum((one - average) ** 2 for one in kW.values()) / 3)
+    resnet, rated_kW = ratio["resnet"], 16.1 / 64
+    rated = math.log((resnet[2] + rated_kW * resnet[3]) / resnet[0])
+    logged = math.log((resnet[2] + 0.685 / 64 * resnet[3]) / resnet[0])
+    return {
+        "beyond_wait": average,
+        "beyond_wait_high": average + 3.182446305284 * spread / 2,
+        "beyond_wait_llama2": kW["llama2_70b_lora"],
+        "beyond_work_ssd": mean["ssd", 8][0] / 3.6e6 / mean["ssd", 8][1],
+        "beyond_exponent": sum(exponent.values()) / 4,
+        "beyond_marginal": sum(marginal.values()) / 4,
+        "beyond_forecast_most": max(map(abs, forecast.values())),
+        "beyond_factor_unet3d": factor["unet3d"],
+        "beyond_factor_most": max(factor.values()),
+        "beyond_network_logged_ResNet50": logged / math.log(resnet[3] / resnet[1]),
+        "beyond_network_rated_ResNet50": rated / math.log(resnet[3] / resnet[1]),
+    }
+
+
+def test_an_outsider_gets_the_same_digits(notebook):
+    _, told = notebook
+    for name, value in by_hand().items():
+        assert told[name]["value"] == pytest.approx(value, rel=1e-9), name
+        assert numbers.text(value, told[name]["digits"]) == numbers.text(
+            told[name]["value"], told[name]["digits"]
+        )
+        assert "mlperf_power.csv" in told[name]["source"]
+        assert "mlcommons/training_results_v4.0 6fe95437" in told[name]["source"]
+        assert told[name]["provenance"] == "published by others"
+    limits = {}
+    for row in lines("zeus_power.csv"):
+        key = [row[name] for name in ("gpu", "network", "batch_size", "optimizer")]
+        one = float(row["power_limit_W"]), float(row["energy_J_per_epoch"])
+        limits.setdefault((*key, row["dataset"]), []).append(one)
+    saved = []
+    for settings in limits.values():
+        if len(settings) >= 3:
+            least = min(energy for _, energy in settings)
+            saved.append(100 * (least / max(settings)[1] - 1))
+    assert told["beyond_limit_energy"]["value"] == pytest.approx(
+        statistics.median(saved)
+    )
+    epochs = [
+        float(row["epochs_at_last_eval"])
+        for row in lines("mlperf_resnet.csv")
+        if row["system"] == "2xXE8545x4A100-SXM-40GB" and row["duplicate"] == "0"
+    ]
+    assert set(epochs) == {told["beyond_epochs_small"]["value"]}
+
+
+def test_where_the_waiting_power_is_known_its_intervals_hold_it(notebook):
+    """Worlds: work of 3 kWh, networks whose waiting powers differ, runs of unlike length."""
+    left, _ = notebook
+    random = np.random.default_rng(34)
+    held, mean_held, worlds = 0, 0, 400
+    for _ in range(worlds):
+        found = []
+        for true in random.normal(0.45, 0.04, 4):
+            cells = []
+            for hours in (3.0, 4.5):
+                work = random.lognormal(0, 0.2, 8)
+                of_run = hours * work * random.lognormal(0, 0.01, 8)
+                energy = 3.0 * work + true * of_run + random.normal(0, 0.02, 8)
+                columns = {
+                    "energy_total_kWh": energy,
+                    "gpu_hours": of_run,
+                    "work": work,
+                }
+                cells.append(pd.DataFrame(columns))
+            unit = cells[0]["work"].mean() / cells[1]["work"].mean()
+            scaled = {
+                name: cells[1][name] * unit
+                for name in ("energy_total_kWh", "gpu_hours")
+            }
+            kW = left["waiting"](cells[0], cells[1].assign(**scaled))
+            held += kW["low"] < true < kW["high"]
+            found.append(kW["value"])
+        of_machine = left["mean_t"](found)
+        mean_held += of_machine["low"] < 0.45 < of_machine["high"]
+    assert 0.93 < held / (4 * worlds) < 0.97
+    assert 0.92 < mean_held / worlds < 0.98

@@ -1,0 +1,206 @@
+"""What people call a run, and what they are told of it: lists, comparisons, one sentence."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import energynn
+from energynn import cli, config, records
+from energynn.files import write_json
+from energynn.launch import start, supervise
+from energynn.progress import sentence
+from tests.conftest import write_run_dir
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """Two runs in runs/: the earlier is called mine.1, the later mine.2."""
+    monkeypatch.chdir(tmp_path)
+    folders = []
+    for number, system in enumerate(("local", "other"), start=1):
+        folders.append(write_run_dir(Path("runs"), system))
+        call(folders[-1], f"mine.{number}", f"2026-01-0{number}T00:00:00Z")
+    return folders
+
+
+def call(folder, name, started_at="2026-01-01T00:00:00Z"):
+    intent = json.loads((folder / "run.json").read_text())
+    labels = records.labels(name, "why: a/b")
+    write_json(folder / "run.json", intent | labels | {"started_at": started_at})
+    records.build(folder, "finished", "")
+
+
+def said(capsys, *words):
+    status = cli.main(list(map(str, words)))
+    answer = capsys.readouterr()
+    return status, answer.out, answer.err
+
+
+def test_a_run_is_found_by_folder_run_id_name_part_of_either_and_as_the_last(runs):
+    first, last = runs
+    for word in (
+        first,
+        first.resolve(),
+        f"local/{first.name}",
+        "mine.1",
+        "e.1",
+        "local",
+    ):
+        assert records.find(word, Path("runs")).samefile(first), word
+    assert records.find("last", Path("runs")) == last
+    call(first, "mine")  # an exact name is no part of others
+    assert records.find("mine", Path("runs")) == first
+
+
+def test_a_word_that_means_two_runs_or_none_is_one_line_with_their_dates(runs, capsys):
+    before = sorted(Path("runs").rglob("*"))
+    commands = (["show"], ["compare", "last"], ["status", "--watch"], ["check"])
+    for words in (*commands, ["cancel"]):
+        status, out, err = said(capsys, *words, "mine")
+        assert (status, out) == (2, "") and err.count("\n") == 1, err
+        for folder, day in zip(runs, ("2026-01-01", "2026-01-02"), strict=True):
+            assert f"{day}T00:00:00Z {folder.relative_to('runs')} mine." in err
+        status, _, err = said(capsys, *words, "yours")
+        assert status == 2 and "yours" in err and err.count("\n") == 1
+    with pytest.raises(ValueError, match="means 2 of"):
+        energynn.trace("mine")
+    assert sorted(Path("runs").rglob("*")) == before
+
+
+def test_what_takes_a_run_takes_its_name(runs, capsys):
+    for words in (["show"], ["show", "mine.2"], ["show", "last"]):
+        assert str(runs[1]) in said(capsys, *words)[1]
+    assert said(capsys, "compare", "mine.1", "last")[0] == 0
+    assert "runs/local" in said(capsys, "check", "mine.1")[1]
+    assert energynn.trace("mine.1").sizes["sensor"] == 1
+    assert energynn.compare("mine.1", "last").loc["system"].iloc[0] == "local"
+
+
+@pytest.mark.parametrize("name", ["a/b", "last", "-x", "..", "a b", "ä", "a" * 99])
+def test_a_name_that_is_none_is_refused_before_anything_is_made(
+    tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.chdir(tmp_path)
+    for words in (["run", f"--name={name}"], ["measure", f"--name={name}", "true"]):
+        status, out, err = said(capsys, *words)
+        assert status == 2 and err.startswith("energynn: name: ") and "letters" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_is_in_the_record_and_not_in_the_digest(tmp_path, capsys):
+    folder = tmp_path / "run"
+    words = ["--out", folder, "--name", "mine", "--note", "a/b: ä", "--", "true"]
+    assert said(capsys, "measure", *words)[0] == 0
+    record = records.read(folder)
+    assert (record["name"], record["note"]) == ("mine", "a/b: ä")
+    assert records.check(tmp_path) == []
+
+
+def test_a_run_that_is_made_keeps_its_name(run_dir, capsys):
+    made = config.make("resnet50", devices=2, local_batch_size=16)
+    call(run_dir, "mine")
+    assert start.run(made, run_dir.parent.parent, {"name": "mine"}) == run_dir
+    start.run(made, run_dir.parent.parent, {"name": "yours"})
+    assert "nor named anew" in capsys.readouterr().out
+    assert records.read(run_dir)["name"] == "mine"
+
+
+# ------------------------------------------------------------------- what is told
+
+
+def change(folder, **facts):
+    """Make a run another one, as far as its record tells."""
+    intent = json.loads((folder / "run.json").read_text())
+    record = json.loads((folder / "record.json").read_text())
+    write_json(folder / "run.json", intent | facts)
+    write_json(folder / "record.json", record | facts)
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_status_is_a_line_for_each_run_the_newest_first(
+    runs, capsys, monkeypatch, columns
+):
+    monkeypatch.setenv("COLUMNS", columns)
+    settings = records.read(runs[1])["config"] | {"global_batch_size": 64, "seed": 7}
+    change(runs[1], config=settings, metrics={"top1_error": 0.584, "top5_error": 0.1})
+    head, last, first, total = said(capsys, "status")[1].splitlines()
+    assert head.split()[:3] == ["started", "run", "what"]
+    assert "mine.2 resnet50 2 64    top1 0.584 0.667 Wh simulated finished" in last
+    assert "mine.1 resnet50 2 32 " in first and total.startswith("runs: 2; ")
+    assert max(map(len, (head, last, first))) <= 100
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = said(capsys, "status")[1]
+    assert "system other; seed 7" in wide and "epochs" not in wide
+    assert "mine.1" not in said(capsys, "status", "other")[1]
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shown = said(capsys, "status")[1].splitlines()
+    assert max(map(len, shown)) <= int(columns)
+
+
+def test_failed_shows_what_failed_or_is_not_valid_with_the_whole_reason(runs, capsys):
+    why = "; ".join(["the disk is full"] * 20)
+    change(runs[0], valid=False, status="failed", status_reason=why)
+    out = said(capsys, "status", "--failed")[1]
+    assert why in out and "mine.2" not in out and "runs: 1; 1 failed" in out
+
+
+def test_a_comparison_of_commands_shows_the_arguments_that_differ(runs, capsys):
+    for folder, batch in zip(runs, (64, 512), strict=True):
+        words = f"python a/long/path/to/mine.py --batch {batch} --lr 0.1"
+        change(
+            folder, workload="command", run_id=f"run{batch}", config={"command": words}
+        )
+    assert list(energynn.compare("mine.1", "mine.2").loc["command"][:2]) == [
+        "--batch 64",
+        "--batch 512",
+    ]
+    change(runs[1], energy_total_J=4800.0, energy_total_bound_J=48.0)
+    out = said(capsys, "compare", "mine.1", "mine.2")[1]
+    assert "--batch 512" in out and "/long/" not in out
+    assert "run 2 took 2 times the energy of run 1 (1.97 to 2.03), 1 times" in out
+    change(runs[1], energy_total_provenance="estimated")
+    assert "(estimated)" in said(capsys, "compare", "mine.1", "mine.2")[1]
+
+
+def test_one_sentence_says_energy_how_good_time_and_accuracy():
+    record = dict(energy_total_J=360.0, energy_total_provenance="estimated")
+    record |= dict(energy_total_bound_J=1.8, energy_total_systematic_J=180.0)
+    record |= dict(training_time_s=22.04, metrics={"top1_error": 0.9, "loss": 2.0})
+    assert sentence(record) == (
+        "0.1 Wh, estimated, good to within 50 %, in 22 s, 10% of the images right"
+    )
+    assert sentence({"training_time_s": 3.0, "metrics": {"rmse": 1 / 3}}) == (
+        "in 3 s, rmse 0.3333"
+    )
+
+
+HOLDS = """
+import time
+from energynn.launch import supervise
+held = supervise.take_host()
+print("held", flush=True)
+time.sleep(2)
+"""
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_only_what_is_left_of_the_same_run_is_waited_for(tmp_path, is_left):
+    parent = "1" if is_left else str(os.getpid())
+    words = [sys.executable, "-c", HOLDS, str(tmp_path), parent]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        whose = f"process {other.pid} of .* since .*; one at a time"
+        with pytest.raises(ValueError, match=whose):
+            supervise.take_host()
+        supervise.await_predecessor(tmp_path / "another")
+        assert other.poll() is None
+        supervise.await_predecessor(tmp_path)
+        if is_left:
+            supervise.take_host().close()
+        else:
+            assert other.poll() is None
