@@ -26,7 +26,7 @@ COPIED = (
     "runs/README.md",
     "runs/published/README.md",
 )
-COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "systems/*")
+COPIED += ("data_manifests/*/README.md", "notebooks/*.ipynb", "paper/*.png", "paper/*.svg", "systems/*")
 GUIDES = ("run", "measure", "own", "forecast", "cluster", "gpu", "data", "paper", "questions")
 CHAPTERS = {
     "Guides": [f"docs/{name}" for name in GUIDES],
@@ -80,7 +80,8 @@ def main() -> int:
         index.write("\n".join([*map(contents, CHAPTERS), notebooks]))
     (SOURCE / "commands.md").write_text(commands())
     (SOURCE / "parameters.md").write_text(f"# Parameters\n\n```text\n{config.help_text()}\n```\n")
-    schemas = {"record": msgspec.json.schema(records.Record), "configuration": config.schema()}
+    configurations = {"$defs": msgspec.json.schema_components(config.CONFIGS.values())[1]}
+    schemas = {"record": msgspec.json.schema(records.Record), "configuration": configurations}
     for name, schema in schemas.items():
         (SOURCE / "extra" / f"{name}.schema.json").write_text(json.dumps(schema, indent=1))
     (SOURCE / "interface.md").write_text(INTERFACE)
