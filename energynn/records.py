@@ -52,6 +52,7 @@ KINDS = {
     "tables": list[dict],
     "texts": list[str],
 }
+UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"
 GIVEN = {"schema", "status", "status_reason", "ended_at", "files", "record_sha256"}
 # Files and folders of a run that the record is not derived from: the notebook is a view of the run,
 # the log of a batch job grows after the record, checkpoints are of use until the training ends.
@@ -418,6 +419,10 @@ def _check_numbers(record: dict, run_dir: Path, intent: dict) -> list[str]:
     unread = {flag.partition(": ")[0] for flag in record["flags"]}
     derived = derive(run_dir, intent, record["status"], record["files"].keys() - unread)
     faults = []
+    if not re.fullmatch(UTC, record["ended_at"]):
+        faults.append(f"ended_at: {record['ended_at']!r} is no time in UTC")
+    if record["status"] == "finished" and record["status_reason"]:
+        faults.append("status_reason: a finished run needs none")
     for name in FIELDS:
         old, new = record.get(name), derived.get(name)
         if name not in GIVEN and not same(old, new):
