@@ -59,8 +59,8 @@ def measure(
         intent["devices"] = intent["config"].get("devices", intent["devices"])
         _held = _open_segment(run_dir, intent)
         _say(
-            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}; "
-            "all that this machine draws counts"
+            f"energynn measures {IDLE_S:.0f} s of idle power, then: {shlex.join(command)}\n"
+            "  all that this machine draws counts"
         )
     else:
         where = f"rank 0 in {run_dir}; is --out on a shared disk?"

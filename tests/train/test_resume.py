@@ -177,6 +177,7 @@ def test_a_stop_during_an_evaluation_does_not_wait_for_its_end(tmp_path):
         epochs=1,
         training_samples=20,
         validation_samples=120,
+        evaluate_training_set=True,
         checkpoint_period_s=0,
         save_weights=True,
     )
