@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +26,8 @@ class AFNO(nn.Module):
     """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
 
     A difference to the published network: it has a final LayerNorm that it never uses; ours has
-    not, so that DistributedDataParallel finds every parameter used. Raises ValueError if patches
-    do not fit the grid or blocks do not fit the embedding.
+    not, so that DistributedDataParallel finds every parameter used. ``filter_options`` are those of
+    ``FourierFilter``. Raises ValueError if patches do not fit the grid.
     """
 
     def __init__(
@@ -40,11 +39,8 @@ class AFNO(nn.Module):
         embed_dim: int = 768,
         depth: int = 12,
         mlp_ratio: float = 4.0,
-        num_blocks: int = 8,
-        sparsity_threshold: float = 0.01,
-        hard_thresholding_fraction: float = 1.0,
-        filter_modes: str = "published",
         activation_checkpointing: bool = False,
+        **filter_options,
     ):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
@@ -53,22 +49,12 @@ class AFNO(nn.Module):
             raise ValueError(
                 f"patch_size: {patch_size} does not divide the grid of {height} x {width}"
             )
-        if embed_dim % num_blocks:
-            raise ValueError(
-                f"num_blocks: {num_blocks} does not divide embed_dim {embed_dim}; choose a divisor"
-            )
         self.img_size, self.patch_size = img_size, patch_size
         self.patches = (height // patch_size, width // patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(
             torch.zeros(1, self.patches[0] * self.patches[1], embed_dim)
         )
-        filter_options = {
-            "num_blocks": num_blocks,
-            "sparsity_threshold": sparsity_threshold,
-            "hard_thresholding_fraction": hard_thresholding_fraction,
-            "filter_modes": filter_modes,
-        }
         self.blocks = nn.ModuleList(
             Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
         )
@@ -81,10 +67,6 @@ class AFNO(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2:] != self.img_size:
-            raise ValueError(
-                f"state has a grid of {tuple(x.shape[-2:])}, the network has one of {self.img_size}"
-            )
         (h, w), p = self.patches, self.patch_size
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
@@ -97,20 +79,6 @@ class AFNO(nn.Module):
         # N, C, h, p, w, p
         x = x.reshape(len(x), h, w, p, p, -1).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), -1, *self.img_size)
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Tensor],
-        strict: bool = True,
-        assign: bool = False,
-    ):
-        """Load weights without a published checkpoint's final LayerNorm, which is unused."""
-        used = {
-            name: value
-            for name, value in state_dict.items()
-            if name not in ("norm.weight", "norm.bias")
-        }
-        return super().load_state_dict(used, strict, assign)
 
 
 class PatchEmbedding(nn.Module):
@@ -247,9 +215,9 @@ class FourierFilter(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        num_blocks: int,
-        sparsity_threshold: float,
-        hard_thresholding_fraction: float,
+        num_blocks: int = 8,
+        sparsity_threshold: float = 0.01,
+        hard_thresholding_fraction: float = 1.0,
         filter_modes: str = "published",
     ):
         super().__init__()

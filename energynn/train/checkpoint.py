@@ -32,12 +32,11 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if "model_state" in saved:
-            # published: names of DistributedDataParallel, and no sizes
-            parameters = saved["model_state"].items()
-            state_dict = {
-                name.removeprefix("module."): values for name, values in parameters
-            }
-            there = architecture
+            # published: names of DistributedDataParallel, a norm that is not used, and no sizes
+            there, state_dict = architecture, {}
+            for name, values in saved["model_state"].items():
+                if not name.startswith("module.norm."):
+                    state_dict[name.removeprefix("module.")] = values
         else:
             there, state_dict = saved["architecture"], saved["state_dict"]
     except Exception as error:

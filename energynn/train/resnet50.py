@@ -206,14 +206,15 @@ def make_loader(
     images: Images, config: ResNet50Config, world: World, shuffle: bool = False
 ) -> DataLoader | OneBatch:
     """Load this rank's share in batches; what fills no batch on every rank is left out (study's
-    code: drop_last).
+    code: drop_last), and in the evaluation, too, where one batch stays on the device.
     """
     sampler = Shard(
         images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last
     )
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
-    loader = batches.make_loader(crops, sampler, config, world, drop_last=shuffle)
+    is_whole = shuffle or config.stays_on_device
+    loader = batches.make_loader(crops, sampler, config, world, drop_last=is_whole)
     if config.stays_on_device and len(loader):
         return OneBatch(loader, to_device(next(iter(loader)), config, world))
     return loader
