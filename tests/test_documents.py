@@ -199,7 +199,7 @@ def test_papermill_commands_are_runs_that_can_be_made(path):
         assert all(flag == "-p" for flag in words[2::3])
         pairs = zip(words[3::3], words[4::3], strict=True)
         given = parameters_of([f"{name}={value}" for name, value in pairs])
-        assert config.make(**given).devices == given["devices"]
+        assert config.make(**given).devices == int(given["devices"])
 
 
 @guides
