@@ -49,7 +49,8 @@ class AFNO(nn.Module):
             raise ValueError(
                 f"patch_size: {patch_size} does not divide the grid of {height} x {width}"
             )
-        self.img_size, self.patch_size = img_size, patch_size
+        self.img_size = img_size
+        self.patch_size = patch_size
         self.patches = (height // patch_size, width // patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(
@@ -162,7 +163,8 @@ class TwoLayers(torch.autograd.Function):
             bias1.split(columns),
             weight2.split(columns, dim=1),
         )
-        output, all_hidden = bias2.expand(len(rows), -1).contiguous(), []
+        output = bias2.expand(len(rows), -1).contiguous()
+        all_hidden = []
         for w1, b1, w2 in zip(*parts, strict=True):
             hidden = F.linear(rows, w1, b1)
             torch.addmm(output, F.gelu(hidden), w2.t(), out=output)
@@ -174,9 +176,12 @@ class TwoLayers(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
         x, weight1, weight2, *all_hidden = ctx.saved_tensors
-        rows, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
-        of_rows, of_bias1 = torch.zeros_like(rows), []
-        of_weight1, of_weight2 = torch.empty_like(weight1), torch.empty_like(weight2)
+        rows = x.flatten(0, -2)
+        gradient = gradient.flatten(0, -2)
+        of_rows = torch.zeros_like(rows)
+        of_bias1 = []
+        of_weight1 = torch.empty_like(weight1)
+        of_weight2 = torch.empty_like(weight2)
         columns = all_hidden[0].shape[1]
         parts = [weight.split(columns) for weight in (weight1, of_weight1)]
         parts += [weight.split(columns, dim=1) for weight in (weight2, of_weight2)]
@@ -277,11 +282,13 @@ class FourierFilter(nn.Module):
         share = self.hard_thresholding_fraction
         if self.filter_modes == "zonal":
             half = math.ceil(h / 2 * share)
-            first, end = max(0, h // 2 - half), min(h, h // 2 + half + 1)
+            first = max(0, h // 2 - half)
+            end = min(h, h // 2 + half + 1)
             return first - h // 2, end - first, math.ceil((w // 2 + 1) * share)
         total = h // 2 + 1
         kept = int(total * share)
-        first, end = max(0, total - kept), min(h, total + kept)
+        first = max(0, total - kept)
+        end = min(h, total + kept)
         return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 

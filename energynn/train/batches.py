@@ -22,7 +22,8 @@ class Shard(DistributedSampler):
     training was interrupted.
     """
 
-    first, numbered = 0, False
+    first = 0
+    numbered = False
 
     def __iter__(self):
         offset = self.epoch * len(self.dataset) if self.numbered else 0
@@ -58,7 +59,9 @@ class OneBatch:
     """Repeat one batch of a loader, which stays on the device: steps without a loader."""
 
     def __init__(self, loader: DataLoader, batch):
-        self.loader, self.sampler, self.batch = loader, loader.sampler, batch
+        self.loader = loader
+        self.sampler = loader.sampler
+        self.batch = batch
 
     def __len__(self) -> int:
         return len(self.loader)
