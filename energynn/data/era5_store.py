@@ -10,7 +10,6 @@ climatology merge these over the training years, whichever they are.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from energynn.config import YEARS
+from energynn.config import parse_years
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.progress import meter
@@ -43,20 +42,6 @@ class Note(msgspec.Struct):
     count: list[float]
     mean: list[float]
     squared_deviations: list[float]
-
-
-def parse_years(text: str) -> list[int]:
-    """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    years: set[int] = set()
-    if re.fullmatch(YEARS, text):
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            years.update(range(int(first), int(last or first) + 1))
-    if not years:
-        raise ValueError(
-            f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}"
-        )
-    return sorted(years)
 
 
 def prepare(source: str, out: Path, years: list[int]) -> None:

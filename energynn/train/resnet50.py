@@ -22,7 +22,7 @@ from torchvision import models, transforms
 
 from energynn.config import ResNet50Config
 from energynn.data import manifests
-from energynn.data.imagenet import images_read, is_store, list_images
+from energynn.data.imagenet import images_read, list_images
 from energynn.data.images import (
     CENTRE_SHARE,
     Images,
@@ -118,7 +118,7 @@ def main(
 def load_images(config: ResNet50Config) -> list[Images]:
     """List training and validation images as the configuration selects and transforms them."""
     root = manifests.verify(config.dataset)
-    if config.image_loading == "store" and not is_store(root):
+    if config.image_loading == "store" and not (root / "train.ppm").is_file():
         raise ValueError(
             f"image_loading: {root} is no prepared store; `energynn data imagenet` writes one"
         )
