@@ -24,6 +24,7 @@ from energynn.measure import energy
 
 POWERCAP = "/sys/class/powercap"
 POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
+HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 WATCH_S = 1.0  # before the first sample, to see which sensors work
@@ -103,7 +104,6 @@ def rapl_sensors() -> list[Sensor]:
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
     tree = Path(os.environ.get(POWERCAP_VARIABLE) or POWERCAP)
-    provenance = "measured" if tree.resolve().is_relative_to("/sys") else "simulated"
     sensors = []
     for zone in sorted(tree.glob("intel-rapl:*")):
         # intel-rapl-mmio shows the same counters again
@@ -120,8 +120,8 @@ def rapl_sensors() -> list[Sensor]:
             component,
             package,
             "energy",
-            provenance,
-            read=partial(_read_counter, zone / "energy_uj"),
+            _provenance(tree),
+            read=partial(_read_file, zone / "energy_uj"),
             to_SI=1e-6,
             wraps_at=float((zone / "max_energy_range_uj").read_text()),
             notes={"limit_W": max(limits_W)} if any(limits_W) else {},
@@ -130,7 +130,36 @@ def rapl_sensors() -> list[Sensor]:
     return sensors
 
 
-def _read_counter(path: Path) -> int:
+def _provenance(tree: Path) -> str:
+    return "measured" if tree.resolve().is_relative_to("/sys") else "simulated"
+
+
+def grace_sensors() -> list[Sensor]:
+    """List powers in microwatts of Grace CPUs: "CPU Power Socket".
+
+    "Grace Power Socket" holds their DRAM, too, and "Module Power Socket" the GPU that NVML counts.
+    https://docs.nvidia.com/dccpu/grace-perf-tuning-guide/power-thermals.html
+    """
+    sensors = []
+    for path in sorted(HWMON.glob("*/device/power*_oem_info")):
+        label = path.read_text().strip()
+        if label.startswith("CPU Power Socket"):
+            meter = path.with_name(path.name.replace("oem_info", "average"))
+            sensor = Sensor(
+                label,
+                "cpu",
+                label,
+                "power",
+                _provenance(HWMON),
+                read=partial(_read_file, meter),
+                to_SI=1e-6,
+                notes={"power": "average"},
+            )
+            sensors.append(sensor)
+    return sensors
+
+
+def _read_file(path: Path) -> int:
     try:
         return int(path.read_text())
     except OSError as error:
