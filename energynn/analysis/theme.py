@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the width
-# of a page of the ACM format.
+# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
+# width of a page of the ACM format.
 PAGE_px = 806
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
