@@ -68,7 +68,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
     study = pd.concat([study, observations.published_runs("derived")])
     printed = study[study["provenance"] == "published"]
     own = table.query(OF_GPUS)
-    machines = dict(list(own.groupby(own["system"] + " " + own["hardware"])))
+    machines = own.groupby(own["system"] + " " + own["hardware"])
     errata = published.errata()
     outside = others.load()
     claims = []
@@ -91,7 +91,7 @@ def evaluate(runs_dir: str | Path = "runs") -> dict:
         entry["derived"] = [derived] if says_more else []
         judged = [
             {"on": name, **judge(claim, rows)}
-            for name, rows in ({"all": own} | machines).items()
+            for name, rows in [("all", own), *machines]
             if (name == "all") == ("hardware" in claim.get("a", ""))
         ]
         entry["own"] = [verdict for verdict in judged if "value" in verdict]
@@ -121,7 +121,7 @@ def counts(claims: list[dict]) -> dict[str, dict[str, int]]:
     every = [
         (one["verdict"], column) for claim in claims for column, one in columns(claim)
     ]
-    number_of = pd.crosstab(*map(np.array, zip(*every, strict=True)))
+    number_of = pd.DataFrame(every).value_counts().unstack(fill_value=0)
     return number_of.reindex(VERDICTS, columns=COLUMNS, fill_value=0).to_dict()
 
 
