@@ -124,7 +124,9 @@ def _table(runs: list[RunConfig], site: Site) -> str:
     table = pd.DataFrame(rows).groupby(["training", "nodes"]).sum(min_count=1)
     table.loc[("total", ""), :] = table.sum(min_count=1)
     formats = {"float_format": "{:,.1f}".format, "na_rep": "unknown"}
-    return table.astype({"runs": int}).to_string(**formats)
+    table = table.astype({"runs": int}).to_string(**formats)
+    origin = "kWh: the nearest published run's, in proportion to samples and epochs"
+    return f"{table}\n{origin}"
 
 
 def _nodes(run: RunConfig, site: Site) -> int:
