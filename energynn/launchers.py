@@ -47,11 +47,11 @@ class Variables:
         if self is SRUN and "SLURM_STEP_ID" not in os.environ:
             # the batch script itself is one process, whatever the number of tasks
             return False
-        return self.rank in os.environ
+        return {self.rank, self.size} <= os.environ.keys()
 
 
 MPICH = Variables("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")  # and Slurm's pmi2
-PMIX = Variables("PMIX_RANK", "", "")
+PMIX = Variables("PMIX_RANK", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
 OPEN_MPI = Variables(
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -61,7 +61,7 @@ TORCHRUN = Variables("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 # SLURM_STEP_TASKS_PER_NODE begins with the number of this host only where all hosts have the same
 # number. No more is needed of it.
 SRUN = Variables("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_TASKS_PER_NODE")
-OF_MPI = (MPICH, PMIX, OPEN_MPI)
+OF_MPI = (MPICH, OPEN_MPI, PMIX)
 ALL = (*OF_MPI, TORCHRUN, SRUN)
 
 
@@ -72,9 +72,7 @@ def started_by_mpi() -> bool:
 
 def rank() -> int:
     """The number of this process among the ranks of its run; 0 where no launcher has started it."""
-    return next(
-        (int(os.environ[variables.rank]) for variables in ALL if variables.are_set()), 0
-    )
+    return (rank_and_size() or (0, 1))[0]
 
 
 def rank_and_size() -> tuple[int, int] | None:
@@ -82,7 +80,7 @@ def rank_and_size() -> tuple[int, int] | None:
     it.
     """
     for variables in ALL:
-        if variables.are_set() and variables.size in os.environ:
+        if variables.are_set():
             return int(os.environ[variables.rank]), int(os.environ[variables.size])
     return None
 

@@ -126,11 +126,3 @@ def test_all_that_works_for_a_folder_is_ended(tmp_path):
     assert len(processes.marked(tmp_path)) >= 2
     processes.end_marked(tmp_path)
     assert not processes.marked(tmp_path) and started.wait() == -signal.SIGKILL
-
-
-def test_a_kernel_without_a_name_for_its_start_has_that_of_the_host(
-    monkeypatch, tmp_path
-):
-    """As gVisor's: there no run could begin."""
-    monkeypatch.setattr(processes, "BOOT_ID", tmp_path / "missing")
-    assert processes.is_alive(processes.name_of_this_process())

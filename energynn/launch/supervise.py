@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from energynn import processes, records
 from energynn.files import utc_now
@@ -31,52 +27,20 @@ def take_host() -> socket.socket:
     the end of the one before.
     """
     until_s = time.monotonic() + (60 if "SLURM_JOB_ID" in os.environ else 0)
+    name = os.environ.get(HOST_LOCK, os.uname().nodename)
     held = socket.socket(socket.AF_UNIX)
     while True:
         try:
-            held.bind(_place())
-            held.listen()  # so that others can ask who holds it
+            held.bind(f"\0energynn-measured-run-on-{name}")
             return held
         except OSError as error:
             if time.monotonic() > until_s:
                 held.close()
-                whose = (
-                    "process {pid} of {username} since {since}; " if holder() else ""
-                )
                 raise ValueError(
-                    f"another measured run has this machine; {whose.format(**holder())}"
+                    "another measured run has this machine; `pgrep -af energynn` shows it; "
                     "one at a time; in a batch job give sbatch --exclusive"
                 ) from error
         time.sleep(1)
-
-
-def _place() -> str:
-    name = os.environ.get(HOST_LOCK, os.uname().nodename)
-    return f"\0energynn-measured-run-on-{name}"
-
-
-def holder() -> dict:
-    """Describe the process that has taken this host; empty where none can be seen."""
-    with (
-        contextlib.suppress(OSError, psutil.Error),
-        socket.socket(socket.AF_UNIX) as it,
-    ):
-        it.connect(_place())
-        number = it.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)
-        process = psutil.Process(int.from_bytes(number, sys.byteorder))
-        # what another user hides is empty
-        facts = process.as_dict(["pid", "ppid", "username", "cmdline"], ad_value="")
-        return facts | {"since": time.ctime(process.create_time())}
-    return {}
-
-
-def await_predecessor(run_dir: Path) -> None:
-    """Wait for the end of a supervisor of this run whose starter has ended before it."""
-    while other := holder():
-        *_, folder, parent = ["", "", *other["cmdline"]]
-        if folder != str(run_dir) or parent == str(other["ppid"]):
-            return
-        time.sleep(0.2)
 
 
 def facts(
