@@ -142,9 +142,8 @@ def find_launcher(devices: int) -> str:
     return "torchrun" if devices > 1 else "alone"
 
 
-def find_mpi() -> tuple[str, str]:
-    """Path of mpirun and its flavour, ``mpich`` or ``openmpi``; the environment's own comes
-    before the site's.
+def find_mpi() -> str:
+    """Path of mpirun; the environment's own comes before the site's.
 
     Raises ValueError with the remedy if there is no mpirun or mpi4py finds no MPI library.
     """
@@ -159,21 +158,19 @@ def find_mpi() -> tuple[str, str]:
     if probe.returncode:
         lines = probe.stderr.strip().splitlines() or ["unknown error"]
         raise ValueError(f"no MPI library found by mpi4py ({lines[-1]}); {remedy}")
-    version = subprocess.run(
-        [mpirun, "--version"], capture_output=True, text=True
-    ).stdout
-    return mpirun, "openmpi" if "Open MPI" in version else "mpich"
+    return mpirun
 
 
-def mpi_start(mpirun: str, flavour: str, ranks: int) -> list[str]:
-    """Begin an mpirun command that labels the lines of several ranks.
+def mpi_start(ranks: int) -> list[str]:
+    """Begin an mpirun command that labels the ranks' lines.
 
     Open MPI has to be told that ranks may share and choose cores.
     """
-    options, label = ["--oversubscribe", "--bind-to", "none"], "--tag-output"
-    if flavour == "mpich":
-        options, label = [], "-l"
-    return [mpirun, *options, *([label] if ranks > 1 else []), "-n", str(ranks)]
+    mpirun, options = find_mpi(), ["-l"]
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True)
+    if "Open MPI" in version.stdout:
+        options = ["--oversubscribe", "--bind-to", "none", "--tag-output"]
+    return [mpirun, *options, "-n", str(ranks)]
 
 
 def mpi_environment() -> dict[str, str]:

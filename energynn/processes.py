@@ -125,16 +125,13 @@ def name_of_this_process() -> str:
 def is_alive(name: str) -> bool:
     """Tell whether a process named by ``name_of_this_process`` lives, as far as this one sees."""
     place, _, number = name.rpartition(" ")
-    return place != _place() or lives(int(number))
+    if place != _place():
+        return True
+    try:
+        return psutil.Process(int(number)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _place() -> str:
     return f"{os.uname().nodename} {os.readlink('/proc/self/ns/pid')}"
-
-
-def lives(number: int) -> bool:
-    """Tell whether a process of this host has not ended."""
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

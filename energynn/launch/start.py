@@ -124,7 +124,6 @@ def prepare(config: RunConfig, run_dir: Path) -> dict:
     """
     runs_dir = run_dir.parent.parent
     manifests.verify(config.dataset)  # before anything is written
-    supervise.make_folder(runs_dir, "runs_dir")
     described = machine.describe_machine()
     on_gpu = config.device == "gpu" or (
         config.device == "auto" and bool(described["gpus"])
@@ -202,7 +201,7 @@ def begin(intent: dict, run_dir: Path) -> None:
     """
     if (run_dir / "run.json").exists():
         if list(run_dir.glob("checkpoint/*.sha256")):
-            (run_dir / f"segment-{len(segments(run_dir)) + 1}").mkdir()
+            supervise.next_segment(run_dir)
             (run_dir / "record.json").unlink(missing_ok=True)
             return
         if not (run_dir / "record.json").exists():  # its launcher was killed
@@ -306,17 +305,13 @@ def ranks_command(folder: Path, intent: dict) -> list[str]:
             f"--ntasks={devices}",
         ]
         return [*fixed, *shlex.split(os.environ[SRUN_VARIABLE]), *ranks]
-    return [*launchers.mpi_start(*launchers.find_mpi(), devices), *ranks]
+    return [*launchers.mpi_start(devices), *ranks]
 
 
 def rank_environment(folder: Path, intent: dict) -> dict[str, str]:
     """Return the ranks' environment: threads, and the GPUs that they use; others are hidden."""
     threads = str(intent["config"]["threads_per_device"])
-    used = []
-    if intent["device_kind"] == "gpu":
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
-        numbers = [str(gpu["index"]) for gpu in intent["machine"]["gpus"]]
-        used = (visible.split(",") if visible else numbers)[: intent["devices"]]
+    used = [str(gpu["index"]) for gpu in _gpus_of(intent)]
     return perun_adapter.environment(folder, launchers.mpi_environment()) | {
         "OMP_NUM_THREADS": threads,
         "CUDA_VISIBLE_DEVICES": ",".join(used),

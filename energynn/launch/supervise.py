@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 from energynn import processes, records
 from energynn.files import utc_now
 from energynn.measure import machine
-from energynn.measure.samples import events_of_kind, read_events
+from energynn.measure.samples import events_of_kind, read_events, segments
 
 HOST_LOCK = "ENERGYNN_HOST_LOCK"  # another name for this host, for tests
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -83,14 +82,11 @@ def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[st
     return "killed", f"rank {ranks} ended without a word{by}; {records.how_far(events)}"
 
 
-def make_folder(path: Path, name: str) -> None:
-    """Make a folder and try to write to it; raises ValueError with the remedy."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError as error:
-        fault = f"cannot write to {path} ({error.strerror})"
-        raise ValueError(f"{name}: {fault}; choose a folder you own") from error
+def next_segment(run_dir: Path) -> Path:
+    """Make the folder of a further start of a run."""
+    folder = run_dir / f"segment-{len(segments(run_dir)) + 1}"
+    folder.mkdir()
+    return folder
 
 
 def hear_signals(children: list[subprocess.Popen] | None = None) -> list[int]:
@@ -125,12 +121,6 @@ def no_record(run_dir: Path, error: OSError) -> str:
     return f"energynn: {run_dir.name}: no record written ({error.strerror}); {remedy}"
 
 
-def signal_name(number: int) -> str:
-    """Name a signal; those without a name, as of real time, by their number."""
-    known = {each.value for each in signal.Signals}
-    return signal.Signals(number).name if number in known else f"signal {number}"
-
-
 def stop_reason(stopped: list[int]) -> str:
     """Say which signal came first; "" where none came."""
-    return f"stopped by {signal_name(stopped[0])}" if stopped else ""
+    return f"stopped by {signal.Signals(stopped[0]).name}" if stopped else ""
