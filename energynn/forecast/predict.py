@@ -47,6 +47,7 @@ warmup_epochs
 save_weights
 plateau_patience
 on_bad_image
+step_period_s
 sampling_period_s
 perun_sampling_period_s
 idle_baseline_s
@@ -67,15 +68,12 @@ def quantities(
     """
     site = fit.runs.site
     devices, of_node = work.devices[:, None], work.devices_of_node[:, None]
-    of = {}
-    for name, (middle, (below, above)) in fits.forecast(fit, work).items():
-        of[name] = np.exp(np.stack([middle, middle - below, middle + above], axis=1))
-    time_s = of["time_s"]
-    energy_J = of.get("energy_J", np.nan * time_s)
-    result = {"time_h": time_s / SECOND_PER_HOUR}
-    result["gpu_hours"] = result["time_h"] * devices
-    result["energy_kWh"] = energy_J * devices / JOULE_PER_KWH
-    power_W = energy_J[:, :1] / time_s[:, :1]
+    of = fits.forecast(fit, work)
+    unknown = np.full((len(work), 3), np.nan)
+    power_W = of.get("power_W", unknown)[:, :1]
+    time_h = of["time_s"] / SECOND_PER_HOUR
+    result = {"time_h": time_h, "gpu_hours": time_h * devices}
+    result["energy_kWh"] = of.get("energy_J", unknown) * devices / JOULE_PER_KWH
     cpu_W = (site.cpu_W or np.nan) / of_node + site.cpu_thread_W * (
         work.workers[:, None] + 1
     )

@@ -137,6 +137,7 @@ def _work(seen: Runs, run: RunConfig) -> dict[str, float]:
         * epoch.gradient_bytes
         / BYTES_PER_GB
         / GB_per_s,
+        "step_period_s": run.step_period_s,
     }
 
 
