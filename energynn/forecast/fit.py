@@ -122,6 +122,8 @@ def usual_priors(seen: Runs, storage: bool = False) -> dict[str, tuple[float, fl
         update_s = UPDATE_S_PER_B * run.epoch().gradient_bytes or 3e-3
         found |= {"evaluation": (1 / 3, 0.15), "t_update": (update_s, 1.0)}
         found |= {"efficiency": (1.0, 1.0), "kappa": (0.2, 1.0)}
+    if not work.updates.any():
+        found["t_start"] = 5.0, 1.5  # a whole command begins
     if workers > 1:
         found["fill"] = workers - 1, 0.3  # all first batches come together
     if storage:

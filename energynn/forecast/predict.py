@@ -45,6 +45,7 @@ validation_years
 test_years
 warmup_epochs
 save_weights
+samples
 plateau_patience
 on_bad_image
 step_period_s
@@ -128,7 +129,7 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
 
     Raises ValueError for another workload, too many devices, or too few samples for an update.
     """
-    if others := {run.workload for run in asked} - {fit.runs.workload}:
+    if others := {run.workload for run in asked} - {fit.runs.longest.workload}:
         raise ValueError(
             f"workload: the fit is of {fit.runs.workload}; fit {others.pop()}"
         )
@@ -147,13 +148,14 @@ def rows(fit: Fit, asked: list[RunConfig], power_share: float = 1.0) -> list[dic
     for run in dict.fromkeys(config.replace(run, **same) for run in asked):
         check_devices(fit.runs.site, run.devices)
         work = runs.works(fit.runs, [run])
-        if not work.updates[0]:
+        if run.local_batch_size and not work.updates[0]:
             raise ValueError(
                 "local_batch_size: a device has fewer samples than one update takes; choose a "
                 "smaller one"
             )
-        row = {name: getattr(run, name) for name in ("workload", "system", *SIZES)}
-        row |= {"run_id": config.run_id(run), "provenance": provenance}
+        row = {name: getattr(run, name) for name in ("system", *SIZES)}
+        row |= {"workload": fit.runs.workload, "run_id": config.run_id(run)}
+        row["provenance"] = provenance
         row["samples"] = runs.epoch_of(run, fit.runs.samples).training_samples
         for name, values in quantities(fit, work, power_share).items():
             known = [
@@ -259,7 +261,8 @@ def table(rows: list[dict]) -> str:
         line |= {unit: span(row[name]) for name, unit in SHOWN.items() if name in row}
         plain.append(line | {" ": "*" if row["outside"] else ""})
         marks |= dict.fromkeys(f"* {words}" for words in row["outside"])
-    shown = pd.DataFrame(plain).to_string(index=False)
+    shown = pd.DataFrame(plain)
+    shown = shown.loc[:, (shown != 0).any()].to_string(index=False)
     foot = f"of {rows[0]['epochs']} epochs; intervals at 90 %; {rows[0]['provenance']}"
     return "\n".join([shown, "", *marks, foot])
 
