@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from energynn.config import CountOrNone, Epoch, RunConfig
 
+TOLD = ("epochs", "local_batch_size", "training_samples")
+
 
 class Config(RunConfig, frozen=True, kw_only=True):
     """A command on some devices; a batch size of 0 is not known.
 
-    samples: that the command trains on, of all epochs
+    training_samples: that the command trains on in an epoch
     """
 
     workload: str = __name__
@@ -17,7 +19,7 @@ class Config(RunConfig, frozen=True, kw_only=True):
     global_batch_size: CountOrNone = 0
     epochs: int = 1
     learning_rate: float = 0.0
-    samples: CountOrNone
+    training_samples: CountOrNone
 
     def epoch(self) -> Epoch:
-        return Epoch(training_samples=self.samples)
+        return Epoch(training_samples=self.training_samples)

@@ -45,7 +45,6 @@ validation_years
 test_years
 warmup_epochs
 save_weights
-samples
 plateau_patience
 on_bad_image
 step_period_s
@@ -176,7 +175,8 @@ def outside(fit: Fit, run: RunConfig, work: np.recarray) -> list[str]:
     for name in ("devices", "nodes", "local_batch_size", "trained"):
         at, of = work[name][0], seen[name]
         if not of.min() * 0.99 <= at <= of.max() * 1.01:
-            lines.append(f"{name}: beyond the fitted {of.min():g} to {of.max():g}")
+            words = name.replace("trained", "samples of a device")
+            lines.append(f"{words}: beyond the fitted {of.min():g} to {of.max():g}")
     plain = config.asdict(run)
     for name in sorted(plain.keys() - ACCOUNTED | {"accumulation_steps"}):
         had = {getattr(one, name, None) for one in fit.runs.configs}

@@ -208,7 +208,7 @@ def valid(runs_dir: Path, site: Site) -> list[dict]:
         of
         for of in found
         if (of["system"] == site.name and "training_time_s" in of)
-        or {"command", "samples"} <= of["config"].keys()
+        or {"command", "training_samples"} <= of["config"].keys()
     ]
 
 
@@ -246,7 +246,7 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             f"runs of several devices, stages or data: {recipes}; fit those of one"
         )
     first = chosen[0]
-    is_simulated = first["launcher"] == "simulated"
+    is_simulated = first.get("launcher") == "simulated"
     if site.scheduler == "local" and not is_simulated:
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
@@ -281,8 +281,8 @@ def _config(record: dict) -> RunConfig:
     """Read what was made, whatever its seed and repeat."""
     plain = record["config"]
     if "command" in plain:
-        told = {"devices": record["devices"], "samples": plain["samples"]}
-        return config.make(command.__name__, **told)
+        told = {name: plain.get(name) for name in command.TOLD}
+        return config.make(command.__name__, **told | {"devices": record["devices"]})
     device = "gpu" if record["device_kind"] == "gpu" else "cpu"
     return config.from_dict(plain | {"device": device, "seed": 0, "repeat": 0})
 

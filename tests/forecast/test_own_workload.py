@@ -173,7 +173,11 @@ def test_resnet50_has_the_weights_that_the_forecast_counts():
 
 def measured(samples, devices, time_s, **more) -> dict:
     """The part of a measured command's record that a forecast reads."""
-    told = {"command": "python train.py", "samples": samples, "devices": devices}
+    told = {
+        "command": "python train.py",
+        "training_samples": samples,
+        "devices": devices,
+    }
     power = {
         "energy_total_provenance": "measured",
         "mean_power_total_W": 300.0 * devices,
@@ -187,7 +191,6 @@ def measured(samples, devices, time_s, **more) -> dict:
         "devices": devices,
         "device_kind": "gpu",
         "device_name": "GPU",
-        "launcher": "alone",
         "machine": machine,
         "training_time_s": time_s,
     } | (power | more)
@@ -213,8 +216,8 @@ def test_measured_commands_are_forecast_and_planned():
             for of in made
         ]
         fit = fits.make(runs.own(found, "mine", site))
-        asked = predict.asked(fit, None, {"samples": 10**6, "devices": 4})
-        asked += predict.asked(fit, None, {"samples": 10**6, "devices": 2})
+        asked = predict.asked(fit, None, {"training_samples": 10**6, "devices": 4})
+        asked += predict.asked(fit, None, {"training_samples": 10**6, "devices": 2})
         for row, devices in zip(predict.rows(fit, asked), (4, 2), strict=True):
             fact = took_s(10**6, devices) / 3600
             held.append(row["time_h"]["low"] <= fact <= row["time_h"]["high"])
