@@ -25,24 +25,22 @@ Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
 
 class Sample(msgspec.Struct):
-    """One line of readings."""
+    """One line of readings; its wall clock is for people."""
 
     t: Instant
     v: list[float | None]
-    w: Instant = 0
 
 
 @dataclass
 class Samples:
     """Readings of one host.
 
-    t_ns, wall_ns: (samples,) of the monotonic and the wall clock; readings: (samples, sensors),
-    NaN where one failed; problems: what the sampler complained about.
+    t_ns: (samples,) of the monotonic clock; readings: (samples, sensors), NaN where one failed;
+    problems: what the sampler complained about.
     """
 
     header: dict
     t_ns: np.ndarray
-    wall_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
 
@@ -82,7 +80,6 @@ def read_samples(path: Path, begin_B: int = 0) -> Samples | None:
     return Samples(
         header=header,
         t_ns=np.array([sample.t for sample in samples], dtype=np.int64),
-        wall_ns=np.array([sample.w for sample in samples], dtype=np.int64),
         readings=readings.reshape(len(samples), len(header["sensors"])),
         problems=problems,
     )
