@@ -189,9 +189,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
         and records.check(tmp_path) == []
     )
     (path,) = (tmp_path / "run").glob("samples-*.jsonl")
-    assert samples.read_samples(path).t_ns[-1] > killed_at - 0.2e9, (
-        "samples were lost"
-    )
+    assert samples.read_samples(path).t_ns[-1] > killed_at - 0.2e9, "samples were lost"
 
 
 @pytest.mark.slow
