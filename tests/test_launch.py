@@ -17,7 +17,7 @@ from energynn import cli, config, files, launchers, records
 from energynn.data import manifests
 from energynn.files import REPOSITORY
 from energynn.launch import start, supervise
-from energynn.measure import samples, sensors
+from energynn.measure import samples
 from energynn.measure.samples import read_events, read_samples
 from tests import powercap
 from tests.processes import processes_of, wait_until
@@ -420,7 +420,7 @@ def test_perun_and_we_agree_on_a_fake_powercap_tree(tmp_path):
     watts = 200.0
     # wraps in 5 s
     writer = powercap.constant_power(tmp_path / "powercap", watts, range_uJ=10**9)
-    environment = os.environ | {sensors.POWERCAP_VARIABLE: str(tmp_path / "powercap")}
+    environment = os.environ | {"ENERGYNN_POWERCAP": str(tmp_path / "powercap")}
     try:
         started = python_run(
             tmp_path / "runs", TINY | dict(devices=2, epochs=40), env=environment

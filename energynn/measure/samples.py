@@ -93,12 +93,8 @@ def read_hosts(folder: Path) -> list[Samples]:
 
 def has_begun(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
-    with (
-        suppress(FileNotFoundError),
-        open(folder / f"samples-{host}.jsonl", "rb") as file,
-    ):
-        return b'"v":[' in file.read(2**17)
-    return False
+    path = folder / f"samples-{host}.jsonl"
+    return path.exists() and b'"v":[' in path.read_bytes()
 
 
 # -------------------------------------------------------------------------------- events and phases
