@@ -17,7 +17,7 @@ from energynn.studies import GROUPS, IMAGES, STUDIES
 class Cost(NamedTuple):
     """GPU hours and kWh of runs.
 
-    source: ``published``, ``scaled`` from published runs, or ``unknown``.
+    source: ``published``, ``scaled from published runs``, or ``unknown``.
     """
 
     gpu_hours: float
@@ -52,7 +52,8 @@ def expect(run: RunConfig, gpu: str = "A100") -> Cost:
     )
     steps = 2 if getattr(run, "stage", "") == "finetune" else 1
     factor = samples / row["samples"] * run.epochs / row["epochs"] * steps
-    source = "published" if distance(row)[1] == 0 and steps == 1 else "scaled"
+    is_the_same = distance(row)[1] == 0 and steps == 1
+    source = "published" if is_the_same else "scaled from published runs"
     return Cost(row["gpu_hours"] * factor, row["energy_total"] * factor, source)
 
 

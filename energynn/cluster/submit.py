@@ -119,7 +119,8 @@ def _table(runs: list[RunConfig], site: Site, without_data: list[str]) -> str:
     given = any(re.match("--account=|-A", option) for option in site.sbatch)
     if not given and not os.environ.get("SBATCH_ACCOUNT"):
         missing.append("account: --account NAME; without it sbatch takes your default")
-    return "\n".join([*lines, *(f"missing: {what}" for what in missing)])
+    origin = "kWh: the nearest published run's, in proportion to samples and epochs"
+    return "\n".join([*lines, origin, *(f"missing: {what}" for what in missing)])
 
 
 def _nodes(run: RunConfig, site: Site) -> int:

@@ -24,7 +24,7 @@ from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, lock, write_json
-from energynn.launch import command, supervise, watch
+from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter, power_limit
 from energynn.measure.samples import events_of_kind, read_events, segments
@@ -101,7 +101,6 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
         str(os.getpid()),
     ]
     supervisor = subprocess.Popen(words, pass_fds=files, **APART)
-    view_ended = watch.in_notebook(run_dir)
     try:
         for line in supervisor.stdout:
             tell(line.removesuffix("\n"))
@@ -112,7 +111,6 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
         raise
     finally:
         supervisor.wait()
-        view_ended.set()
 
 
 # ------------------------------------------------------------------------------ before it starts

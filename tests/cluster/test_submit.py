@@ -57,7 +57,7 @@ def test_costs_are_the_published_ones_where_there_are_any():
         next(run for run in studies.find(["R1"])["R1"] if run.devices == 1)
     )
     assert (
-        full.source == "scaled" and 36 < full.energy_kWh < 41
+        full.source == "scaled from published runs" and 36 < full.energy_kWh < 41
     )  # the paper: 17.6 + 18.9 kWh and RAM
     assert costs.expect(config.make("resnet50")).source == "unknown"
     four = config.make("fourcastnet", preset="paper", devices=4, local_batch_size=4)
