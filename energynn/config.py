@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import functools
 import hashlib
 import importlib
 import inspect
 import json
+import re
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -327,10 +327,10 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         }
         validation_samples = 0
         if self.dataset == "era5":
-            samples["era5"] = STATES_OF_A_YEAR * number_of_years(self.training_years)
-            validation_samples = STATES_OF_A_YEAR * number_of_years(
-                self.validation_years
-            )
+            training = self.training_years
+            validation = self.validation_years
+            samples["era5"] = STATES_OF_A_YEAR * len(parse_years(training))
+            validation_samples = STATES_OF_A_YEAR * len(parse_years(validation))
         full_size = self.dataset in ("era5", "synthetic")
         latitudes, longitudes = GRIDS.get(self.dataset, ERA5_GRID)
         patches = latitudes * longitudes // self.patch_size**2
@@ -347,7 +347,8 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS
     ) -> int:
         """Count the trained weights of the network (models/afno.py) for states on this grid."""
-        width, pixels = self.embed_dim, self.patch_size**2
+        width = self.embed_dim
+        pixels = self.patch_size**2
         embedding = width * channels * pixels + width
         positions = latitudes * longitudes // pixels * width
         mixing = 4 * (width * width // self.num_blocks + width)  # two complex layers
@@ -357,10 +358,18 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         return embedding + positions + self.depth * (mixing + mlp + 4 * width) + head
 
 
-def number_of_years(text: str) -> int:
-    """Count the years that a text as "1979-2015" or "2016,2018" names."""
-    ends = [part.split("-") for part in text.split(",")]
-    return sum(int(years[-1]) - int(years[0]) + 1 for years in ends)
+def parse_years(text: str) -> list[int]:
+    """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
+    years: set[int] = set()
+    if re.fullmatch(YEARS, text):
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            years.update(range(int(first), int(last or first) + 1))
+    if not years:
+        raise ValueError(
+            f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}"
+        )
+    return sorted(years)
 
 
 CONFIGS: dict[str, type[RunConfig]] = {
@@ -468,24 +477,6 @@ def make(workload: str = "resnet50", **parameters) -> RunConfig:
     return replace(run, **_validated(config_class, _batch_sizes(run, given)))
 
 
-def literal(text: str):
-    """Read a number, True, False or None; any other text stays one."""
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return text
-    return value if isinstance(value, int | float | bool | None) else text
-
-
-def takes(workload: str, name: str, value) -> bool:
-    """Tell whether a value is one of this parameter."""
-    try:
-        _validated(_class(workload), {name: value})
-    except ValueError:
-        return False
-    return True
-
-
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Suggest the closest known name for a misspelt one: "; did you mean X?", or ""."""
     near = difflib.get_close_matches(str(name), known, n=1)
@@ -504,8 +495,9 @@ def limits(kind) -> str:
 
 
 def _validated(config_class: type[RunConfig], given: dict) -> dict:
-    """Convert values to the types of their parameters; ValueError for what is none or beyond."""
-    known, values = types(config_class), {}
+    """Convert values, also as texts, to the types of their parameters; ValueError for others."""
+    known = types(config_class)
+    values = {}
     for name, value in given.items():
         if name not in known:
             raise ValueError(
@@ -516,7 +508,8 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
             # one year, as papermill reads it
             value = str(value)
         try:
-            values[name] = msgspec.convert(value, known[name])
+            strict = not isinstance(value, str)
+            values[name] = msgspec.convert(value, known[name], strict=strict)
         except msgspec.ValidationError as error:
             raise ValueError(
                 f"{name}: must have {limits(known[name])}, got {reprlib.repr(value)}"
@@ -526,7 +519,8 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
 
 def _batch_sizes(run: RunConfig, given: dict) -> dict:
     """Return local batch size, accumulation steps and global batch size, each from the others."""
-    devices, steps = run.devices, given.get("accumulation_steps", 1)
+    devices = run.devices
+    steps = given.get("accumulation_steps", 1)
     global_size = given.get("global_batch_size", run.local_batch_size * devices * steps)
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))

@@ -20,11 +20,14 @@ UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
     "percent": "%",
 }
 TEXTS = [*observations.WHAT, "provenance", "run_dir"]
-COMPARED = ["training_time_s", "device_hours_training", "energy_total_provenance"]
-COMPARED += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
-COMPARED += ["mean_power_total_W", "samples_trained", "optimizer_steps"]
-FACTS = ["started_at", "name", "run_id", "workload", "system", "devices", "status"]
-FACTS += ["valid", "note"]
+# of a record, in a table of runs
+COLUMNS = ["started_at", "name", "run_id", "workload", "system", "devices", "status"]
+COLUMNS += ["valid", "why", "note", "training_time_s", "device_hours_training"]
+COLUMNS += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
+COLUMNS += [
+    f"energy_total_{what}" for what in ("bound_J", "systematic_J", "provenance")
+]
+COLUMNS += ["mean_power_total_W", "samples_trained", "optimizer_steps"]
 
 
 def load(runs_dir: str | Path = "runs") -> xr.Dataset:
@@ -60,9 +63,8 @@ def load(runs_dir: str | Path = "runs") -> xr.Dataset:
 def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
     """Tabulate own runs, one row each, the newest first: also what failed or is not valid, and why.
 
-    Times in s, powers in W, energies in J. The sensors leave the energy open from ``energy_low_J``
-    to ``energy_high_J``, bound and systematic error together. Then metrics, and the parameters
-    (also the command) in which runs differ. NaN: a run does not have it.
+    Columns have the names and units of a record's fields. Then metrics, and the parameters (also
+    the command) in which runs differ. NaN: a run does not have it.
 
         >>> runs = table()
         >>> list(runs.columns[:5])
@@ -73,25 +75,21 @@ def table(runs_dir: str | Path = "runs") -> pd.DataFrame:
         without = {"run_id": folder.name, "valid": False}
         without["status_reason"] = "no record; `energynn status` says why"
         made.append(records.read(folder) or without)
-    known = pd.DataFrame(made, columns=list(records.FIELDS))
-    energy_J = known["energy_total_J"]
-    open_J = known["energy_total_bound_J"] + known["energy_total_systematic_J"]
-    runs = known[FACTS].assign(
-        why=list(map(records.reason, made)),
-        time_s=known["training_time_s"],
-        energy_J=energy_J,
-        energy_low_J=(energy_J - open_J).clip(lower=0),
-        energy_high_J=energy_J + open_J,
-        provenance=known["energy_total_provenance"],
-        power_W=known["mean_power_total_W"],
-    )
+    runs = _tabulate(made)
+    return runs.sort_values("started_at", ascending=False, ignore_index=True)
+
+
+def _tabulate(found: list[dict]) -> pd.DataFrame:
+    """Give each record a row."""
+    rows = [record | {"why": records.reason(record)} for record in found]
+    runs = pd.DataFrame(rows, columns=COLUMNS)
     for of in ("metrics", "config"):
-        more = pd.DataFrame([record.get(of, {}) for record in made])
+        more = pd.DataFrame([record.get(of, {}) for record in found])
         texts = more.astype(str).where(more.notna())
         differs = texts.nunique() > (of == "config")
         is_new = ~more.columns.isin(runs)
         runs = runs.join(more.loc[:, differs & is_new])
-    return runs.sort_values("started_at", ascending=False, ignore_index=True)
+    return runs
 
 
 def export(
@@ -110,7 +108,7 @@ def export(
         require_place(csv)
     if own:
         runs = table(runs_dir).set_index("started_at")
-        kWh = runs["energy_J"] / JOULE_PER_KWH
+        kWh = runs["energy_total_J"] / JOULE_PER_KWH
     else:
         runs = load(runs_dir).to_dataframe()
         kWh = runs["energy_total_kWh"]
@@ -149,41 +147,34 @@ def trace(run: str | Path, period_s: float = 0.5) -> xr.DataArray:
 
 
 def compare(*runs: str | Path) -> pd.DataFrame:
-    """Put runs side by side: a row for each quantity, a column for each run, ratio to the first.
+    """Put runs side by side: a row for each column of ``table``, a column for each run, and the
+    ratio of the last to the first.
 
     ``runs`` are folders, or whatever `energynn show` takes. ``ratio_low`` and ``ratio_high`` bound
-    the ratio of the last run's energies by the bounds of both; what their sensors have in common is
-    not in them. Parameters that differ stand below. Raises ValueError for fewer than two runs, or
-    one without a record.
+    the ratio of the total energies by the bounds of both; what their sensors have in common is
+    not in them. Raises ValueError for fewer than two runs, or one without a record.
     """
-    known = {}
+    found = []
     for run in runs:
         record = records.read(records.find(run, default_runs_dir()))
         if record is None:
             remedy = "`energynn check --recover` writes that of a dead run"
             raise ValueError(f"compare: {run} has no record; {remedy}")
-        known[record["run_id"]] = record | record["config"] | record["metrics"]
-    configs = [each["config"] for each in known.values()]
-    for each in known.values():
-        if "command" in each:
-            each["command"] = records.differing(each["config"], configs)
-    if len(known) < max(2, len(runs)):
+        found.append(record)
+    if len({record["run_id"] for record in found}) < max(2, len(runs)):
         raise ValueError("compare: give the folders of two runs or more, each once")
-    first, *_, last = known.values()
-    quantities = [*COMPARED, *sorted(first["metrics"] | last["metrics"])]
-    everything = pd.DataFrame(known)
-    table = everything.reindex(dict.fromkeys([*quantities, *first["config"]]))
-    is_same = table.eq(table.iloc[:, 0], axis=0).all(axis=1)
-    table = table[~is_same | table.index.isin(quantities)].dropna(how="all")
-    numbers = (
-        table.iloc[:, [0, -1]].apply(pd.to_numeric, errors="coerce").replace(0, np.nan)
-    )
-    ratio = numbers.iloc[:, 1] / numbers.iloc[:, 0]
-    energies = table.index[table.index.str.endswith("_J")]
-    bounds = everything.reindex(energies.str.replace("_J", "_bound_J")).set_axis(
-        energies
-    )
-    relative = bounds[numbers.columns].astype(float) / numbers
-    half = ratio * relative.sum(axis=1, min_count=2)
-    ends = {"ratio_low": ratio - half, "ratio_high": ratio + half}
-    return table.assign(ratio=ratio, **ends).rename_axis("quantity")
+    table = _tabulate(found).set_index("run_id").T
+    table = table.drop(["started_at", "energy_total_systematic_J"])
+    if "command" in table.index:
+        configs = [record["config"] for record in found]
+        table.loc["command"] = [records.differing(one, configs) for one in configs]
+    numbers = table.drop("valid").apply(pd.to_numeric, errors="coerce").iloc[:, [0, -1]]
+    first, last = numbers.replace(0, np.nan).to_numpy().T
+    table["ratio"] = pd.Series(last / first, numbers.index)
+    energy_J, bound_J = numbers.loc[
+        ["energy_total_J", "energy_total_bound_J"]
+    ].to_numpy()
+    ratio, open_ = table.loc["energy_total_J", "ratio"], (bound_J / energy_J).sum()
+    ends = {"ratio_low": ratio * (1 - open_), "ratio_high": ratio * (1 + open_)}
+    table.loc["energy_total_J", [*ends]] = [*ends.values()]
+    return table.replace("", np.nan).dropna(how="all").rename_axis("quantity")

@@ -66,11 +66,13 @@ COUNTS = (
 COUNTS += ("dataset_samples", "memory_gpu_peak_B")
 # of a run, as a person gives it: no path, and no option
 NAME = r"(?!last$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
-OF_SIZE = (
+# that `energynn status` shows beside the settings, or that are long
+NO_SETTINGS = (
     "devices",
     "local_batch_size",
     "global_batch_size",
     "accumulation_steps",
+    "initial_run",
 )
 # fields of every event
 OF_AN_EVENT = ("event", "t_mono_ns", "t_wall_ns", "rank", "host")
@@ -307,7 +309,9 @@ def settings(config: dict) -> list[str]:
     """List what was set, in words: the parameters, or the arguments of a command."""
     if "command" in config:
         return re.findall(r"-\S*[ =][^-\s]\S*|\S+", config["command"])
-    return [f"{name} {value}" for name, value in config.items() if name not in OF_SIZE]
+    return [
+        f"{name} {value}" for name, value in config.items() if name not in NO_SETTINGS
+    ]
 
 
 def differing(config: dict, others: list[dict]) -> str:
@@ -477,7 +481,7 @@ def how_far(events: list[dict]) -> str:
     epochs = events_of_kind(events, "epoch")
     if epochs:
         return f"{epochs[-1]['epoch']} of {epochs[-1]['epochs']} epochs were done"
-    return "no epoch was done"
+    return "no end of an epoch is known"
 
 
 def table() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import re
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from energynn import config
-from energynn.config import RunConfig, replace, suggestion
+from energynn.config import RunConfig, suggestion
 from energynn.measure import machine
 from energynn.reading import LARGEST_B, require_file
 
@@ -96,7 +95,8 @@ def _images(
     ``steps`` local batches make an update. A repeated batch diverges at the recipe's warm-up rate
     of 0.1. Samples are whole batches: others would be tuned within the run.
     """
-    rate, batch = share * (images_per_s or IMAGES_PER_S[preset][size]), size * steps
+    rate = share * (images_per_s or IMAGES_PER_S[preset][size])
+    batch = size * steps
     samples = round(rate * GPU_RUN_S / batch) * batch
     point = dict(
         workload="resnet50",
@@ -186,7 +186,7 @@ MORE_POINTS = [
 ]
 
 
-def gpu() -> Runs:
+def gpu(system: str = "local") -> Runs:
     """What one GPU needs by local batch size, update rate, recipe and loader.
 
     ResNet50 on images that stay on the device, also at a part of its rate, and through the loader;
@@ -195,10 +195,10 @@ def gpu() -> Runs:
     per sample falls with the local batch size, and with the fast recipe much further; the paper's
     loader keeps the GPU waiting.
     """
-    return _on_this_gpu(GPU_POINTS)
+    return _on_this_gpu(GPU_POINTS, system)
 
 
-def gpu_grid() -> Runs:
+def gpu_grid(system: str = "local") -> Runs:
     """The study gpu with more points: what samples and updates add to the power, and each choice.
 
     Three local batch sizes at three rates tell samples from updates, which an LBS sweep alone
@@ -207,15 +207,15 @@ def gpu_grid() -> Runs:
     half an hour, about 0.25 kWh. Expected: as of gpu; power rises with samples an hour more than
     with updates an hour; the repeats of LBS 256 differ by less than 2 %.
     """
-    return _on_this_gpu(GPU_POINTS + MORE_POINTS)
+    return _on_this_gpu(GPU_POINTS + MORE_POINTS, system)
 
 
-def _on_this_gpu(points: list[dict]) -> Runs:
-    """Make runs whose system has the name of this machine's GPU."""
-    names = [gpu["name"].lower() for gpu in machine.gpus()] or ["study"]
-    system = "gpu-" + re.sub("[^a-z0-9]+", "-", names[0].removeprefix("nvidia ")).strip(
-        "-"
-    )
+def _on_this_gpu(points: list[dict], system: str) -> Runs:
+    """Make runs; the system "local" gets the name of this machine's GPU."""
+    if system == "local":
+        names = [gpu["name"].lower() for gpu in machine.gpus()] or ["study"]
+        words = re.findall("[a-z0-9]+", names[0].removeprefix("nvidia "))
+        system = "-".join(["gpu", *words])
     shared = dict(system=system, device="gpu", sampling_period_s=0.02, idle_ready_s=5.0)
     return [config.make(**shared | point) for point in points]
 
@@ -225,7 +225,7 @@ def _on_this_gpu(points: list[dict]) -> Runs:
 LARGE_BATCH_EPOCHS = {16: (1, 4), 48: (3, 4), 96: (4, 6), 240: (4, 15)}
 
 
-def large_batch() -> Runs:
+def large_batch(system: str = "local") -> Runs:
     """Top-1 error against the global batch size, on one device by accumulation: LBS stays 16.
 
     At fixed epochs a larger batch means fewer updates, as in the paper's series with constant local
@@ -240,7 +240,7 @@ def large_batch() -> Runs:
     make = partial(
         config.make,
         "resnet50",
-        system="large-batch",
+        system="large-batch" if system == "local" else system,
         device="cpu",
         sampling_period_s=0.1,
         learning_rate=0.02,
@@ -269,11 +269,10 @@ STUDIES = {
 # rest scaled from its nearest published run (cluster/costs.py). Hardware is where the paper ran
 # them; `energynn submit` runs them anywhere.
 
-IMAGES, VALIDATION_IMAGES = (
-    config.IMAGENET_IMAGES["train"],
-    config.IMAGENET_IMAGES["val"],
-)
-SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256)
+IMAGES = config.IMAGENET_IMAGES["train"]
+VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
+SMALL = (1, 2, 4, 8, 16)
+LARGE = (32, 64, 128, 256)
 EVERY = SMALL + LARGE
 
 
@@ -477,28 +476,22 @@ STUDIES |= PAPER
 MOST_RUNS = 200  # of a sweep
 
 
-def sweep(parameters: dict) -> Runs:
+def sweep(parameters: dict[str, str]) -> Runs:
     """Make a run for each combination of values; a text with commas is several of them.
 
-    A parameter that takes such a text, as years, has one value. Raises ValueError with the remedy,
-    also for more than ``MOST_RUNS``.
+    Only years are one value with its commas. Raises ValueError with the remedy, also for more than
+    ``MOST_RUNS``.
     """
-    workload = str(parameters.get("workload", "resnet50")).split(",")[0]
-    choices = [_pairs(workload, *each) for each in parameters.items()]
+    choices = []
+    for name, value in parameters.items():
+        values = [value] if name.endswith("_years") else value.split(",")
+        choices.append([(name, each.strip()) for each in values])
     number = math.prod(map(len, choices))
     if number > MOST_RUNS:
         raise ValueError(
             f"{number:,} runs; give fewer values, at most {MOST_RUNS} runs at once"
         )
     return [config.make(**dict(pairs)) for pairs in itertools.product(*choices)]
-
-
-def _pairs(workload: str, name: str, value) -> list[tuple]:
-    parts = str(value).split(",")
-    is_one = name != "workload" and config.takes(workload, name, value)
-    if is_one or len(parts) == 1:
-        return [(name, value)]
-    return [(name, config.literal(part)) for part in parts]
 
 
 OWN_STUDY = (
@@ -525,14 +518,7 @@ def _runs(name: str, system: str) -> Runs:
         near = suggestion(name, known)
         remedy = f"choose one of {', '.join(known)}, or a file of your own (.py)"
         raise ValueError(f"study: {name!r} is not known{near}; {remedy}")
-    study = STUDIES[name]
-    if "system" in inspect.signature(study).parameters:
-        return study(system)
-    return (
-        study()
-        if system == "local"
-        else [replace(run, system=system) for run in study()]
-    )
+    return STUDIES[name](system)
 
 
 def _own_runs(path: str, system: str) -> Runs:

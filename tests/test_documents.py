@@ -199,7 +199,7 @@ def test_papermill_commands_are_runs_that_can_be_made(path):
         assert all(flag == "-p" for flag in words[2::3])
         pairs = zip(words[3::3], words[4::3], strict=True)
         given = parameters_of([f"{name}={value}" for name, value in pairs])
-        assert config.make(**given).devices == given["devices"]
+        assert config.make(**given).devices == int(given["devices"])
 
 
 @guides
@@ -222,6 +222,17 @@ def test_an_own_study_gives_runs(path, tmp_path):
 
 def test_the_guide_to_clusters_has_a_study_of_ones_own():
     assert len(own_studies((REPOSITORY / "docs/cluster.md").read_text())) == 1
+
+
+def test_the_pictures_letters_fit_in_their_boxes():
+    """In a wide font as well: DejaVu Sans takes half its size a letter, in bold 0.65."""
+    picture = (REPOSITORY / "paper/flow.svg").read_text()
+    size = float(re.search(r'font-size="(\d+)"', picture)[1])
+    box = float(re.search(r'<rect x="\d+" y="\d+" width="(\d+)"', picture)[1])
+    texts = re.findall(r'<text [^>]*?(font-weight="bold")?>(.*)</text>', picture)
+    assert len(texts) == 10
+    for bold, words in texts:
+        assert len(words) * size * (0.65 if bold else 0.5) <= box - 16, words
 
 
 def test_the_architecture_shows_every_part():

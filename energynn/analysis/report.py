@@ -37,7 +37,11 @@ def build(build_dir: str | Path = "build") -> Path:
     texts = {name: entry["text"] for name, entry in numbers.items()}
     specs = {name: json.loads(path.read_text()) for name, path in paths.items()}
     results = tomllib.loads((PAPER / "results.toml").read_text())["result"]
-    answers = {one["question"]: one["answer"].format_map(texts) for one in results}
+    # Emphasis is Markdown's, and a browser would show its asterisks.
+    answers = {
+        one["question"]: one["answer"].format_map(texts).replace("*", "")
+        for one in results
+    }
     points = max(map(len, specs["explore"]["datasets"].values()))
     contents = {
         "bundle": _bundle(build_dir),

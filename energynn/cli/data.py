@@ -78,8 +78,9 @@ def era5(
     ] = "1979-2017,2019",
 ) -> int:
     """Write the store that FourCastNet trains on at full size; resumable."""
+    from energynn.config import parse_years
     from energynn.data import era5_store
 
-    era5_store.prepare(source, out, era5_store.parse_years(years))
+    era5_store.prepare(source, out, parse_years(years))
     tell(f"{out}: complete; `energynn data describe era5 --root {out}` describes it")
     return 0

@@ -72,9 +72,7 @@ def folder_of_runs(runs_dir: Path | None, must_exist: bool = False) -> Path:
 
 
 def parameters_of(assignments: list[str] | None) -> dict:
-    """Read NAME=VALUE; values are Python literals where they can be, else texts."""
-    from energynn.config import literal
-
+    """Read NAME=VALUE as texts; the configuration gives each its type."""
     parameters = {}
     for assignment in assignments or []:
         name, equals, value = assignment.partition("=")
@@ -82,7 +80,7 @@ def parameters_of(assignments: list[str] | None) -> dict:
             raise ValueError(
                 f"{assignment!r} is no parameter; write NAME=VALUE, for example devices=2"
             )
-        parameters[name] = literal(value)
+        parameters[name] = value
     return parameters
 
 

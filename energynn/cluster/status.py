@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from energynn import config, records, studies
 from energynn.cluster import slurm
 from energynn.files import write_json
 from energynn.measure.energy import SECOND_PER_HOUR
+from energynn.measure.samples import events_of_segments
 from energynn.progress import energy_words
 from energynn.reading import one_fault
 
@@ -66,15 +68,6 @@ class Start(msgspec.Struct):
     checkpoint: str = ""
     exit_status: int = 0
     outcome: str = ""
-
-
-class Live(msgspec.Struct):
-    """What a run writes of its progress while it is running."""
-
-    epoch: int | None = None
-    epochs: int | None = None
-    power_W: float = 0.0
-    energy_J: float = 0.0
 
 
 def read_submission(folder: Path) -> Submission:
@@ -144,16 +137,12 @@ def _row(
 ) -> dict:
     """Describe one run; ``queue`` is None where Slurm does not answer."""
     record = records.read_record(folder) if (folder / "record.json").exists() else {}
-    starts = read_starts(folder)
-    last = starts[-1] if starts else Start()
+    last = [Start(), *read_starts(folder)][-1]
     if last.submission != submission.submitted_at:
         last = Start()
     state, reason = _state(folder, submission, record, last, queue)
     facts = UNKNOWN | (record or records.intended(folder))
-    row = msgspec.to_builtins(_read(folder / ".state.json", Live))
-    row |= {name: facts[name] for name in UNKNOWN}
-    row["energy_J"] = facts["energy_total_J"] or row["energy_J"]
-    return row | {
+    return {name: facts[name] for name in UNKNOWN} | {
         "run_id": folder.name,
         "system": folder.parent.name,
         "state": state,
@@ -175,25 +164,21 @@ def _state(
     if record.get("valid") or has_ended:
         return "finished" if record["valid"] else "not valid", reason
     job = (queue or {}).get(submission.job_id)
-    if job:
+    if job and job.state not in RUNNING:
         continues = f"continues: {last.outcome}" if last.outcome else ""
-        parts = [job.reason.removeprefix("None"), continues]
-        state = "running" if job.state in RUNNING else "queued"
-        return state, "; ".join(filter(None, parts))
-    if records.is_running(folder):
-        return "running", ""
+        return "queued", "; ".join(filter(None, [job.reason, continues]))
+    if job or records.is_running(folder):
+        events = chain.from_iterable(events_of_segments(folder).values())
+        return "running", records.how_far(list(events))
     if queue is None and submission.job_id and not last.outcome:
         return "unknown", ""
     if last.outcome == "asked to stop" or record.get("status") == "interrupted":
         return "stopped", reason or last.outcome
     if record or last.outcome:
         return "failed", last.outcome.removeprefix("failed: ") or reason
-    if submission.job_id:
-        job_id = submission.job_id
-        return (
-            "stopped",
-            f"its job is gone; `sacct -j {job_id}` and job/log.txt say more",
-        )
+    if job_id := submission.job_id:
+        remedy = f"`sacct -j {job_id}` and job/log.txt say more"
+        return "stopped", f"its job is gone; {remedy}"
     if (folder / "run.json").exists():
         return "failed", "its launcher died; `energynn check --recover` says more"
     return "not submitted", ""
@@ -211,11 +196,11 @@ def text(rows: list[dict], notes: list[str], failed: bool = False) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [" ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     if not failed:
-        columns = max(WIDTH, shutil.get_terminal_size((1000, 1)).columns)
+        columns = max(WIDTH, shutil.get_terminal_size((WIDTH, 1)).columns)
         lines = [line[:columns] for line in lines]
     counts = Counter(row["state"] for row in rows)
     states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    total = energy_words(sum(row["energy_J"] for row in rows) / SECOND_PER_HOUR)
+    total = energy_words(sum(row["energy_total_J"] for row in rows) / SECOND_PER_HOUR)
     lines.append(f"runs: {len(rows)}; {states}; {total}")
     return "\n".join([*lines, *(f"energynn: {note}" for note in notes)])
 
@@ -228,14 +213,12 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         for name, error in row["metrics"].items()
         if isinstance(error, float)
     ]
-    energy = f"{energy_words(row['energy_J'] / SECOND_PER_HOUR)} "
-    energy += row["energy_total_provenance"]
+    energy_J, provenance = row["energy_total_J"], row["energy_total_provenance"]
+    energy = f"{energy_words(energy_J / SECOND_PER_HOUR)} {provenance}"
     alike = [each for each in rows if each["workload"] == row["workload"]]
     place = alike.index(row)
     beside = [each["config"] for each in alike[max(0, place - 1) : place + 2]]
     parts = [row["job"] and f"job {row['job']}", row["reason"]]
-    if row["state"] in UNFINISHED and row["epoch"]:
-        parts.append(f"epoch {row['epoch']}/{row['epochs']}, {row['power_W']:.0f} W")
     parts.append(records.differing(config, beside))
     return [
         row["since"][5:16].replace("T", " "),
@@ -244,7 +227,7 @@ def _cells(row: dict, rows: list[dict]) -> list[str]:
         str(row["devices"] or ""),
         str(config.get("global_batch_size", "")),
         "".join(error[:1]),
-        energy if row["energy_J"] else "",
+        energy if energy_J else "",
         row["state"],
         "; ".join(filter(None, parts)),
     ]

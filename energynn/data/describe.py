@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mimetypes
 import shutil
+from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from energynn.data import era5_store, imagenet, manifests, photographs
-from energynn.data.digests import digests
+from energynn.data.digests import digests, of_file
 from energynn.files import shipped, write_json
 
 # what is said of each in words
@@ -29,7 +29,7 @@ def build(dataset: str, source: Path | None = None) -> None:
     folder = (dataset in manifests.VARIABLES and source) or manifests.root(dataset)
     details: dict = {}
     if dataset == "imagenet":
-        sums, details = _imagenet(folder)
+        sums = _imagenet(folder)
         files = []  # a million of them
     else:
         if dataset == "era5":
@@ -41,8 +41,8 @@ def build(dataset: str, source: Path | None = None) -> None:
         elif not folder.is_dir():
             raise ValueError(f"{dataset}: {folder} is no folder; put its files into it")
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        pieces = {str(path.relative_to(folder)): (str(path), 0, -1) for path in paths}
-        sums = dict(digests(pieces))
+        names = [str(path.relative_to(folder)) for path in paths]
+        sums = dict(digests(names, partial(of_file, folder)))
         files = _file_objects(folder, sums)
     texts = json.loads(DESCRIPTIONS.read_text())
     manifest = {**texts["all"], "name": dataset, **texts.get(dataset, {}), **details}
@@ -54,28 +54,32 @@ def build(dataset: str, source: Path | None = None) -> None:
     write_json(target / "manifest.json", manifest)
 
 
-def _imagenet(folder: Path) -> tuple[dict[str, str], dict]:
-    """Compute SHA-256 of every image, and a summary of both splits."""
-    listings = imagenet.list_images(folder)
-    summaries = dict(zip(imagenet.SPLITS, map(imagenet.summary, listings), strict=True))
-    details = {"energynn:splits": msgspec.to_builtins(summaries)}
-    return dict(digests(imagenet.pieces(listings))), details
+def _imagenet(folder: Path) -> dict[str, str]:
+    """Compute SHA-256 of every image, also of those in archives."""
+    images = {}
+    for listing in imagenet.list_images(folder):
+        for index, name in enumerate(listing.names):
+            images[name.decode()] = partial(listing.read, index)
+
+    def digest_of(name: str) -> str:
+        return hashlib.sha256(images[name]()).hexdigest()
+
+    return dict(digests(images, digest_of))
 
 
 def _file_objects(folder: Path, sums: dict[str, str]) -> list[dict]:
     """List files as the Croissant vocabulary describes them."""
     entries = []
     for name, digest in sums.items():
+        encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
         entry = {
             "@type": "cr:FileObject",
             "@id": name,
             "name": name,
             "contentUrl": name,
-        }
-        entry |= {
             "contentSize": f"{(folder / name).stat().st_size} B",
             "sha256": digest,
+            "encodingFormat": encoding,
         }
-        encoding = mimetypes.guess_type(name)[0] or "application/octet-stream"
-        entries.append(entry | {"encodingFormat": encoding})
+        entries.append(entry)
     return entries

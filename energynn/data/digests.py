@@ -3,54 +3,46 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 from energynn.progress import meter
 
 THREADS = 8
-Piece = tuple[str, int, int]  # path, offset, bytes; -1 bytes are the whole file
 
 
 def verify_tree(
-    root: Path,
-    checksums: dict[str, str],
-    pieces: dict[str, Piece] | None = None,
-    algorithm: str = "sha256",
+    root: Path, checksums: dict[str, str], algorithm: str = "sha256"
 ) -> None:
-    """Check the files below ``root`` (name -> hex digest), or the pieces that hold these names.
+    """Check the files below ``root`` (name -> hex digest).
 
     Raises ValueError naming the first file that is missing or differs.
     """
-    pieces = pieces or {name: (f"{root}/{name}", 0, -1) for name in checksums}
-    for name, digest in digests(pieces, algorithm):
+    digest_of = partial(of_file, root, algorithm=algorithm)
+    for name, digest in digests(checksums, digest_of):
         if digest != checksums[name]:
             raise ValueError(
-                f"{pieces[name][0]}: {name} differs from its {algorithm} {checksums[name]}"
+                f"{root}/{name} differs from its {algorithm} {checksums[name]}"
             )
 
 
 def digests(
-    pieces: dict[str, Piece], algorithm: str = "sha256"
+    names: Collection[str], digest_of: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Compute name and hex digest of pieces of files, in their order. Raises ValueError for a
-    missing file.
-    """
-    advance = meter(algorithm, len(pieces), "files")
+    """Compute name and digest of each, some at the same time, in their order."""
+    advance = meter("checksums", len(names), "files")
     with ThreadPool(THREADS) as pool:
-        values = pool.imap(lambda piece: _digest(*piece, algorithm), pieces.values())
-        for name, value in zip(pieces, values, strict=True):
+        for name, digest in zip(names, pool.imap(digest_of, names), strict=True):
             advance(1)
-            yield name, value
+            yield name, digest
 
 
-def _digest(path: str, offset: int, size_B: int, algorithm: str) -> str:
+def of_file(root: Path, name: str, algorithm: str = "sha256") -> str:
+    """Compute the hex digest of a file below ``root``. Raises ValueError if it is missing."""
     try:
-        with open(path, "rb") as file:
-            if size_B < 0:
-                return hashlib.file_digest(file, algorithm).hexdigest()
-            file.seek(offset)
-            return hashlib.new(algorithm, file.read(size_B)).hexdigest()
+        with open(root / name, "rb") as file:
+            return hashlib.file_digest(file, algorithm).hexdigest()
     except (FileNotFoundError, IsADirectoryError) as error:
-        raise ValueError(f"{path} is missing; copy it again") from error
+        raise ValueError(f"{root / name} is missing; copy it again") from error

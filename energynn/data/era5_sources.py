@@ -21,6 +21,7 @@ CHANNELS = tuple(
     "u10 v10 t2m sp mslp t850 u1000 v1000 z1000 u850 v850 z850 u500 v500 z500 t500 z50 r500 r850 "
     "tcwv".split()
 )
+LEVELS_HPA = (50, 500, 850, 1000)
 # Our name -> those of WeatherBench2 and ARCO-ERA5, and of the Climate Data Store.
 NAMES = {
     "u10": ("10m_u_component_of_wind", "u10"),
@@ -157,6 +158,8 @@ def _with_our_names(dataset):
     # WeatherBench2 derives a fraction over water alone; ERA5's own, in %, is over ice in the cold.
     if "r" in dataset and dataset.r.attrs.get("units") != "%":
         dataset = dataset.drop_vars("r")
+    if "level" in dataset:
+        dataset = dataset.sel(level=dataset.level.isin(LEVELS_HPA))
     if dataset.latitude[0] < dataset.latitude[-1]:
         dataset = dataset.isel(latitude=slice(None, None, -1))
     return dataset.isel(latitude=slice(-1 if dataset.latitude[-1] == -90 else None))
@@ -178,43 +181,28 @@ def _open_xarray(place: str, year: int) -> Source:
 def _read_state(datasets: list, hour: int) -> np.ndarray:
     """Read one time of some datasets, (channels, latitude, longitude)."""
     time = np.datetime64(int(hour), "h")
-    variables: dict = {}
+    fields: dict = {}
     for dataset in datasets:
         if time in dataset.time.values:
-            variables |= dataset.sel(time=time).data_vars
-    planes: dict[str, np.ndarray] = {}
-    for name in NAMES:
-        if name == "q":  # no channel
-            continue
+            fields |= dataset.sel(time=time).data_vars
+    unused = "q" if "r" in fields else "r"
+    for name in NAMES.keys() - {unused}:
+        if name not in fields:
+            raise ValueError(f"no {' or '.join(NAMES[name])} at {utc(hour)}")
         # All levels are read at once, because a chunk of such a store holds every level.
-        of_levels = [
-            channel
-            for channel in CHANNELS
-            if channel[0] == name and channel not in NAMES
-        ]
-        levels_hPa = [int(channel[1:]) for channel in of_levels]
-        if name == "r" and "r" not in variables:
-            humidity = _field(variables, "q", levels_hPa, hour)
-            pressure_Pa = 100 * np.array(levels_hPa, np.float32)[:, None, None]
-            temperature_K = np.stack([planes[f"t{level}"] for level in levels_hPa])
-            values = relative_humidity_percent(temperature_K, humidity, pressure_Pa)
+        fields[name] = fields[name].transpose(..., "latitude", "longitude").load()
+    if unused == "r":
+        temperature_K = fields["t"]
+        humidity = fields["q"]
+        pressure_Pa = 100 * humidity.level
+        fields["r"] = relative_humidity_percent(temperature_K, humidity, pressure_Pa)
+    planes = []
+    for channel in CHANNELS:
+        if channel in NAMES:
+            planes.append(fields[channel])
         else:
-            values = _field(variables, name, levels_hPa, hour)
-        planes |= zip(of_levels or [name], values, strict=True)
-    return np.stack([planes[channel] for channel in CHANNELS])
-
-
-def _field(variables: dict, name: str, levels_hPa: list[int], hour: int) -> np.ndarray:
-    """Read levels of a variable at one time, (levels, latitude, longitude); ValueError where it
-    is missing.
-    """
-    if name not in variables:
-        raise ValueError(f"no {' or '.join(NAMES[name])} at {utc(hour)}")
-    variable = variables[name]
-    if levels_hPa:
-        variable = variable.sel(level=levels_hPa)
-    values = variable.transpose(..., "latitude", "longitude").values.astype(np.float32)
-    return values.reshape(-1, *values.shape[-2:])
+            planes.append(fields[channel[0]].sel(level=int(channel[1:])))
+    return np.stack(planes).astype(np.float32)
 
 
 def relative_humidity_percent(
@@ -230,14 +218,12 @@ def relative_humidity_percent(
     def saturation_Pa(a3: float, a4_K: float) -> np.ndarray:
         return 611.21 * np.exp(a3 * (temperature_K - 273.16) / (temperature_K - a4_K))
 
-    water = ((np.clip(temperature_K, 250.16, 273.16) - 250.16) / 23) ** 2
-    mixed_Pa = water * saturation_Pa(17.502, 32.19) + (1 - water) * saturation_Pa(
-        22.587, -0.7
+    mixed_K = np.minimum(np.maximum(temperature_K, 250.16), 273.16)
+    water = ((mixed_K - 250.16) / 23) ** 2
+    over_water_Pa = saturation_Pa(17.502, 32.19)
+    over_ice_Pa = saturation_Pa(22.587, -0.7)
+    mixed_Pa = water * over_water_Pa + (1 - water) * over_ice_Pa
+    vapour_Pa = (
+        pressure_Pa * specific_humidity / (0.621981 + 0.378019 * specific_humidity)
     )
-    return (
-        100
-        * pressure_Pa
-        * specific_humidity
-        / (0.621981 + 0.378019 * specific_humidity)
-        / mixed_Pa
-    )
+    return 100 * vapour_Pa / mixed_Pa

@@ -10,7 +10,6 @@ climatology merge these over the training years, whichever they are.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from energynn.config import YEARS
+from energynn.config import parse_years
 from energynn.data import era5, era5_sources
 from energynn.data.era5_sources import CHANNELS, STEP_H, Source, hours_of_year, utc
 from energynn.progress import meter
@@ -27,7 +26,8 @@ from energynn.reading import one_fault
 AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
 WORKERS = 4  # threads that read them
 # the published code's forecasts of the test year
-INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9
+INITIAL_CONDITIONS = 36
+DAYS_BETWEEN = 9
 # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
 TEST_STEPS = 2
 
@@ -43,20 +43,6 @@ class Note(msgspec.Struct):
     count: list[float]
     mean: list[float]
     squared_deviations: list[float]
-
-
-def parse_years(text: str) -> list[int]:
-    """List the years of a text like "1979-2017,2019". Raises ValueError for anything else."""
-    years: set[int] = set()
-    if re.fullmatch(YEARS, text):
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            years.update(range(int(first), int(last or first) + 1))
-    if not years:
-        raise ValueError(
-            f"years: must be like 1979-2015 or 1979-2017,2019; got {text!r}"
-        )
-    return sorted(years)
 
 
 def prepare(source: str, out: Path, years: list[int]) -> None:
@@ -89,7 +75,9 @@ def _write_year(
     """
     grid = len(CHANNELS), len(source.latitude_deg), len(source.longitude_deg)
     shape = len(source.hours), *grid
-    total, means, variances = np.zeros(grid), [], []
+    total = np.zeros(grid)
+    means = []
+    variances = []
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from energynn.config import ResNet50Config
@@ -73,42 +72,20 @@ class Listing:
             f"{self.place}/{name}" if self.offsets is None else f"{self.place}: {name}"
         )
 
-    def piece(self, index: int) -> tuple[str, int, int]:
-        """Give file, offset and bytes of the image; -1 bytes are the whole file."""
-        if self.offsets is None:
-            return self.where(index), 0, -1
-        return str(self.place), int(self.offsets[index]), int(self.sizes[index])
-
     def read(self, index: int) -> bytes:
         """Read the image's bytes as they lie there."""
-        path, offset, size_B = self.piece(index)
-        if size_B < 0:
-            return Path(path).read_bytes()
-        return os.pread(_descriptor(path), size_B, offset)
+        if self.offsets is None:
+            return Path(self.where(index)).read_bytes()
+        file = _descriptor(self.place)
+        return os.pread(file, int(self.sizes[index]), int(self.offsets[index]))
 
 
 @lru_cache
-def _descriptor(path: str) -> int:
+def _descriptor(path: Path) -> int:
     """Open a file once in each process; pread has no position that forked loader workers could
     share.
     """
     return os.open(path, os.O_RDONLY)
-
-
-def pieces(listings: Iterable[Listing]) -> dict[str, tuple[str, int, int]]:
-    """Map names to file, offset and bytes of every image."""
-    return {
-        name.decode(): listing.piece(index)
-        for listing in listings
-        for index, name in enumerate(listing.names)
-    }
-
-
-def is_store(folder: Path) -> bool:
-    """Tell whether a folder holds both splits of a prepared store; each file is there once it is
-    whole.
-    """
-    return all((folder / f"{split}.ppm").is_file() for split in SPLITS)
 
 
 def list_images(root: Path) -> tuple[Listing, Listing]:
@@ -124,7 +101,8 @@ def list_images(root: Path) -> tuple[Listing, Listing]:
 
 
 def _list_split(root: Path, split: str) -> Listing:
-    store, archive = root / f"{split}.ppm", root / f"ILSVRC2012_img_{split}.tar"
+    store = root / f"{split}.ppm"
+    archive = root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
@@ -145,7 +123,8 @@ def make_listing(
     folders = np.array([name.split(b"/")[1] for name in names[order]])
     classes, labels = np.unique(folders, return_inverse=True)
     if offsets is not None:
-        offsets, sizes = np.asarray(offsets)[order], np.asarray(sizes)[order]
+        offsets = np.asarray(offsets)[order]
+        sizes = np.asarray(sizes)[order]
     classes = tuple(name.decode() for name in classes)
     return Listing(classes, names[order], labels, place, offsets, sizes)
 
@@ -273,22 +252,6 @@ def images_read(
     return chosen
 
 
-class Summary(msgspec.Struct):
-    """Hold SHA-256 of the images' names in sorted order, and images per class."""
-
-    digest: str
-    classes: dict[str, int]
-
-
-def summary(listing: Listing) -> Summary:
-    """Sum up what is compared at every start of a run."""
-    digest = hashlib.sha256(
-        b"".join(name + b"\n" for name in listing.names)
-    ).hexdigest()
-    counts = np.bincount(listing.labels).tolist()
-    return Summary(digest, dict(zip(listing.classes, counts, strict=True)))
-
-
 # ------------------------------------------------------------------------------- prepared store
 
 
@@ -331,22 +294,17 @@ def _prepare_split(listing: Listing, path: Path) -> None:
 
 
 def ppm(data: bytes) -> bytes:
-    """Make binary PPM of an image file, reduced to SHORTER_SIDE; its comment tells the original
-    size.
-    """
+    """Make binary PPM of an image file, reduced to SHORTER_SIDE."""
     from PIL import Image
 
     with open_image(data) as image:
-        width, height = image.size
-        scale = SHORTER_SIDE / min(width, height)
+        scale = SHORTER_SIDE / min(image.size)
+        width, height = (round(edge * scale) for edge in image.size)
         # libjpeg decodes at a fraction of the size where that is large enough; nothing is enlarged.
-        image.thumbnail(
-            (round(width * scale), round(height * scale)), Image.Resampling.BICUBIC
-        )
-        pixels = image.convert("RGB")
-    return (
-        b"P6\n# %d %d\n%d %d\n255\n" % (width, height, *pixels.size) + pixels.tobytes()
-    )
+        image.thumbnail((width, height), Image.Resampling.BICUBIC)
+        file = io.BytesIO()
+        image.convert("RGB").save(file, "PPM")
+    return file.getvalue()
 
 
 def open_image(data: bytes):
@@ -360,14 +318,10 @@ def open_image(data: bytes):
     return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
-def read_ppm(data: bytes) -> tuple[np.ndarray, tuple[int, int]]:
-    """Read pixels (height, width, 3) uint8 and the original (height, width) of what ``ppm``
-    wrote.
-    """
-    _, original, size, _, _ = data[:64].split(b"\n", 4)
-    width, height = map(int, size.split())
-    original_width, original_height = map(int, original.split()[1:])
-    pixels = np.frombuffer(
-        bytearray(data), np.uint8, offset=len(data) - 3 * width * height
-    )
-    return pixels.reshape(height, width, 3), (original_height, original_width)
+def read_ppm(data: bytes) -> np.ndarray:
+    """Read pixels (height, width, 3) uint8 of what ``ppm`` wrote, ten times as fast as Pillow."""
+    lines = data[:64].split(b"\n")  # a comment may come before the size
+    width, height = map(int, lines[lines.index(b"255") - 1].split())
+    length = 3 * width * height
+    pixels = np.frombuffer(bytearray(data), np.uint8, offset=len(data) - length)
+    return pixels.reshape(height, width, 3)

@@ -17,7 +17,6 @@ from torchvision.transforms import RandomResizedCrop
 from energynn.data.imagenet import BAD_IMAGE, Listing, open_image, read_ppm
 
 ASPECT_RATIOS = (3 / 4, 4 / 3)  # torchvision's default
-MOST_IN_A_ROW = 100
 CENTRE_SHARE = 0.875  # of the shorter side: 224 of 256 pixels
 
 
@@ -33,7 +32,9 @@ class Images:
         load: Callable,
         on_bad_image: str = "fail",
     ):
-        self.listing, self.indices, self.load = listing, indices, load
+        self.listing = listing
+        self.indices = indices
+        self.load = load
         self.on_bad_image = on_bad_image
         # The loader's workers write here.
         self.bad = torch.zeros(len(indices), dtype=torch.bool).share_memory_()
@@ -48,23 +49,19 @@ class Images:
         A file that cannot be read is an error in any case (OSError): the disk may be gone, not
         the image.
         """
-        for step in range(min(MOST_IN_A_ROW, len(self))):
-            candidate = (position + step) % len(self)
-            index = self.indices[candidate]
+        while True:
+            index = self.indices[position]
             data = self.listing.read(index)
             try:
                 return self.load(data), int(self.listing.labels[index])
             except BAD_IMAGE as error:
-                where = self.listing.where(index)
-                line = f"image {where} is broken ({error})"
-                if self.on_bad_image == "fail":
+                self.bad[position] = True
+                if self.on_bad_image == "fail" or self.bad.all():
                     raise ValueError(
-                        f"{line}; copy it, or set on_bad_image to skip"
+                        f"image {self.listing.where(index)} is broken ({error}); copy it, or set "
+                        "on_bad_image to skip"
                     ) from error
-                self.bad[candidate] = True
-        raise ValueError(
-            f"images: {MOST_IN_A_ROW} in a row are broken, the last is {where}"
-        )
+                position = (position + 1) % len(self)
 
     def skipped(self) -> list[str]:
         """List where the broken images lie that others stood in for, in this process and its
@@ -74,27 +71,23 @@ class Images:
         return [self.listing.where(self.indices[position]) for position in positions]
 
 
-def decode(data: bytes) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Decode to pixels (3, height, width) uint8, channels last in memory, and the size (height,
-    width) of the original.
+def decode(data: bytes) -> torch.Tensor:
+    """Decode to pixels (3, height, width) uint8, channels last in memory.
 
     The pixels are Pillow's, grey and CMYK JPEGs included; what is no JPEG (ImageNet has one PNG)
     goes through Pillow, which also finds the words for a broken image: OSError, SyntaxError or
     ValueError.
     """
     if data[:2] == b"P6":
-        pixels, original = read_ppm(data)
-        return torch.from_numpy(pixels).permute(2, 0, 1), original
+        return torch.from_numpy(read_ppm(data)).permute(2, 0, 1)
     open_image(data)  # too large, or neither JPEG nor PNG
+    encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
         # torchvision 0.29 announces that it will drop this decoder one day; requirements.lock
         # keeps it
-        pixels = decode_jpeg(
-            torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB
-        )
+        return decode_jpeg(encoded, mode=ImageReadMode.RGB)
     except (RuntimeError, ValueError):
-        pixels = torch.from_numpy(np.array(load_pillow(data))).permute(2, 0, 1)
-    return pixels, tuple(pixels.shape[-2:])
+        return torch.from_numpy(np.array(load_pillow(data))).permute(2, 0, 1)
 
 
 def load_pillow(data: bytes) -> Image.Image:
@@ -108,15 +101,12 @@ def random_crop(data: bytes, size: int, scale_min: float) -> torch.Tensor:
     size, 3) uint8.
 
     Draws the same random numbers and so the same crops; pixels differ by less than one of 255
-    from Pillow's, on average. Of a prepared store the same part of the picture is taken.
-    Normalization is left to the device.
+    from Pillow's, on average. Normalization is left to the device.
     """
-    pixels, original = decode(data)
-    box = RandomResizedCrop.get_params(
-        torch.empty(1).expand(3, *original), [scale_min, 1.0], list(ASPECT_RATIOS)
+    pixels = decode(data)
+    top, left, height, width = RandomResizedCrop.get_params(
+        pixels, [scale_min, 1.0], list(ASPECT_RATIOS)
     )
-    scale = pixels.shape[1] / original[0]
-    top, left, height, width = (round(edge * scale) for edge in box)
     crop = _resized(pixels[:, top : top + height, left : left + width], (size, size))
     return crop.flip(1) if torch.rand(1) < 0.5 else crop
 
@@ -125,7 +115,7 @@ def centre_crop(data: bytes, size: int) -> torch.Tensor:
     """Cut as ImageNet's validation does, (size, size, 3) uint8: Resize to size / 0.875 and
     CenterCrop.
     """
-    pixels, _ = decode(data)
+    pixels = decode(data)
     height, width = pixels.shape[1:]
     shorter_side = round(size / CENTRE_SHARE)
     resized = _resized(

@@ -23,7 +23,7 @@ from energynn import launchers, processes, records
 from energynn.config import RunConfig
 from energynn.data import manifests
 from energynn.files import REPOSITORY, is_locked, lock, write_json
-from energynn.launch import command, supervise, watch
+from energynn.launch import command, supervise
 from energynn.launchers import SRUN_VARIABLE, WITHOUT_PERUN
 from energynn.measure import machine, perun_adapter, power_limit
 from energynn.measure.samples import events_of_kind, read_events, segments
@@ -100,7 +100,6 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
     log = segments(run_dir)[-1] / "log.txt"
     with open(log, "w") as written:
         supervisor = subprocess.Popen(words, stdout=written, pass_fds=files, **APART)
-    view_ended = watch.in_notebook(run_dir)
     is_over = False
     with open(log, errors="replace") as lines:
         while not is_over:
@@ -111,7 +110,6 @@ def _let_supervise(run_dir: Path, files: list[int]) -> None:
                 time.sleep(0.2)
             except KeyboardInterrupt:  # the record will say so
                 supervisor.terminate()
-    view_ended.set()
 
 
 # ------------------------------------------------------------------------------ before it starts

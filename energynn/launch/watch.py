@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 import time
 from pathlib import Path
 
 from energynn import records
-from energynn.files import write_json
 from energynn.measure.energy import curves
 from energynn.measure.samples import (
     Samples,
@@ -21,8 +18,7 @@ from energynn.measure.samples import (
 )
 from energynn.reading import one_fault
 
-STATE = ".state.json"  # the last look in a notebook, for `energynn status`
-LOOK_S = 2.0  # between two looks in a notebook
+LOOK_S = 2.0  # between two looks
 
 
 def look(run_dir: Path) -> dict:
@@ -118,28 +114,4 @@ def follow(run_dir: Path) -> None:
             print(text(look(run_dir)), flush=True)
         if (run_dir / "record.json").exists():
             return
-        time.sleep(2.0)
-
-
-def in_notebook(run_dir: Path) -> threading.Event:
-    """Show looks in the running cell of a notebook, if there is one, until the event is set."""
-    ended = threading.Event()
-    if "ipykernel" not in sys.modules:
-        return ended
-    from IPython.display import display
-
-    handle = display({"text/plain": "..."}, raw=True, display_id=True)
-
-    def show() -> None:
-        while not ended.wait(LOOK_S):
-            try:
-                state = look(run_dir)
-                write_json(run_dir / STATE, state)
-                words = text(state)
-            except Exception as error:
-                # a view that fails must not stop the run that it shows
-                words = f"(no view: {error})"
-            handle.update({"text/plain": words}, raw=True)
-
-    threading.Thread(target=show, name="energynn-watch", daemon=True).start()
-    return ended
+        time.sleep(LOOK_S)

@@ -206,3 +206,75 @@ def test_where_the_waiting_power_is_known_its_intervals_hold_it(notebook):
         mean_held += of_machine["low"] < 0.45 < of_machine["high"]
     assert 0.93 < held / (4 * worlds) < 0.97
     assert 0.92 < mean_held / worlds < 0.98
+
+
+def of_one_machine(smc: pd.DataFrame, kW: dict[str, float]) -> pd.DataFrame:
+    """A world: its runs' work and GPU hours, 2 kWh for the mean work, and these waiting powers."""
+    work = smc["work"] / smc.groupby("workload")["work"].transform("mean")
+    waits = smc["workload"].map(kW).fillna(0.4) * smc["gpu_hours"]
+    return smc.assign(energy_total_kWh=2.0 * work + waits)
+
+
+NETWORKS = ["llama2_70b_lora", "resnet50", "ssd", "unet3d"]
+
+
+def test_the_rule_is_right_where_waiting_is_the_machines(notebook, monkeypatch):
+    left, _ = notebook
+    world = of_one_machine(left["smc"], dict.fromkeys(NETWORKS, 0.4))
+    monkeypatch.setitem(left["measure"].__globals__, "smc", world)
+    found = left["measure"]("node_AC")
+    assert found["wait_value"].to_numpy(float) == pytest.approx([0.4] * 4)
+    assert found["forecast"].to_numpy(float) == pytest.approx([0] * 4, abs=1e-9)
+    assert (found["factor"] > 5).all()
+    exponents = left["exponents"](found)
+    assert (exponents["per work"] < 0.9).all() and (exponents["marginal"] < 0.9).all()
+
+
+def test_the_rule_is_wrong_where_waiting_is_the_networks(notebook, monkeypatch):
+    left, _ = notebook
+    kW = dict(zip(NETWORKS, (0.2, 0.4, 0.4, 0.8), strict=True))
+    world = of_one_machine(left["smc"], kW)
+    monkeypatch.setitem(left["measure"].__globals__, "smc", world)
+    found = left["measure"]("node_AC").astype(float)
+    for name, true in kW.items():
+        row = found.loc[name]
+        assert row["wait_value"] == pytest.approx(true)
+        others_kW = (sum(kW.values()) - true) / 3
+        added = row["gpu_hours_many"] - row["gpu_hours_few"]
+        off = 100 * (others_kW - true) * added / row["energy_total_kWh_many"]
+        assert row["forecast"] == pytest.approx(off) and abs(off) > 1
+
+
+def test_where_energy_is_a_factor_the_factor_is_right(notebook, monkeypatch):
+    left, _ = notebook
+    scatter = np.random.default_rng(75).normal(0.9, 1e-4, len(left["smc"]))
+    world = left["smc"].assign(energy_total_kWh=scatter * left["smc"]["gpu_hours"])
+    monkeypatch.setitem(left["measure"].__globals__, "smc", world)
+    found = left["measure"]("node_AC").astype(float)
+    assert found["factor"].to_numpy() == pytest.approx([0] * 4, abs=0.1)
+    exponents = left["exponents"](found)
+    assert exponents.to_numpy(float) == pytest.approx(np.ones((4, 3)), abs=0.01)
+    # A network that only the many nodes need makes it more than in proportion.
+    with_network = left["exponents"](found, 0.2)
+    assert (with_network.to_numpy(float) > 1.05).all()
+
+
+@pytest.mark.parametrize("slower, is_right", [(1.0, True), (2.0, False)])
+def test_the_forecast_of_time_is_judged_by_what_the_many_nodes_took(
+    notebook, slower, is_right
+):
+    """A world of 10 s for each epoch, and 2500 images a second of each GPU; beyond two nodes as
+    well, or all twice as slow.
+    """
+    left, _ = notebook
+    devices = np.array([8, 16, 32, 64])
+    nodes = devices // 8
+    epoch_s = 10 + 1281167 / (2500 * devices)
+    epoch_s *= np.where(nodes > 2, slower, 1.0)
+    columns = {"devices": devices, "nodes": nodes, "per_node": 8, "repeats": 5}
+    of = pd.DataFrame(columns | {"local_batch_size": 256, "epoch_s": epoch_s})
+    found = left["epochs_on_more_nodes"](of, 100)
+    assert list(found["devices"]) == [32, 64]
+    assert (found["inside"] == is_right).all()
+    off = 100 / slower - 100
+    assert found["error"].to_numpy() == pytest.approx([off] * 2, abs=8)

@@ -1,5 +1,6 @@
 """What people are told of their runs, from files and a Slurm that answers or does not."""
 
+import json
 import re
 
 import pytest
@@ -18,7 +19,6 @@ def submitted(runs_dir, name, job, **texts):
     places = {
         "start": "job/start-1.json",
         "record": "record.json",
-        "live": ".state.json",
         "run": "run.json",
     }
     for key, value in texts.items():
@@ -66,12 +66,9 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
         "invalid_reasons": [],
     }
     stopped = {"submission": "t", "ended_at": "u", "outcome": "asked to stop"}
-    submitted(
-        tmp_path,
-        "running",
-        "1_0",
-        live={"epoch": 3, "epochs": 9, "power_W": 250.4, "more": "x"},
-    )
+    marks = {"t_mono_ns": 1, "t_wall_ns": 1, "event": "epoch"}
+    told = json.dumps(marks | {"epoch": 3, "epochs": 9})
+    (submitted(tmp_path, "running", "1_0") / "events-rank0.jsonl").write_text(told)
     submitted(tmp_path, "queued", "2_0")
     submitted(tmp_path, "suspended", "3_0")
     submitted(tmp_path, "waits", "4_0")
@@ -94,9 +91,9 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
     submitted(tmp_path, "died", "", run={})
     found, notes = states_of(tmp_path)
     assert not notes and found == {
-        "running": ("running", ""),
+        "running": ("running", "3 of 9 epochs were done"),
         "queued": ("queued", "Resources"),
-        "suspended": ("running", ""),
+        "suspended": ("running", "no end of an epoch is known"),
         "waits": ("queued", "Dependency"),
         "again": ("queued", "BeginTime; continues: asked to stop"),
         "stopped": ("stopped", "asked to stop"),
@@ -109,7 +106,7 @@ def test_a_run_has_one_state_and_the_reason_for_it(tmp_path, queue, monkeypatch)
         "died": ("failed", "its launcher died; `energynn check --recover` says more"),
     }
     shown = status.text(*status.rows(status.folders(tmp_path, [])))
-    assert re.search(r"running +running +job 1_0; epoch 3/9, 250 W\n", shown)
+    assert re.search(r"running +running +job 1_0; 3 of 9 epochs were done\n", shown)
     assert all(len(line) <= 100 for line in shown.splitlines()) and shown.splitlines()[
         -1
     ].startswith("runs: 10; ")
@@ -144,11 +141,11 @@ def test_an_ill_typed_file_concerns_its_own_run_alone(tmp_path, queue, job):
     queue["1_0"] = ("RUNNING", "None")
     submitted(tmp_path, "good", "1_0")
     submitted(tmp_path, "bad", job)
-    submitted(tmp_path, "worse", "1_1", live={"power_W": "many"})
+    submitted(tmp_path, "worse", "1_1", start={"exit_status": "many"})
     found, notes = states_of(tmp_path)
-    assert found == {"good": ("running", "")} and [
-        note.partition(":")[0] for note in notes
-    ] == [
+    assert {name: state for name, (state, _) in found.items()} == {
+        "good": "running"
+    } and [note.partition(":")[0] for note in notes] == [
         "bad",
         "worse",
     ]

@@ -115,11 +115,11 @@ def test_fourcastnets_hdf5(tmp_path):
 def test_leap_years_and_the_papers_counts():
     assert len(hours_of_year(1980)) == 1464 and len(hours_of_year(1900)) == 1460
     assert (
-        sum(len(hours_of_year(year)) for year in era5_store.parse_years("1979-2015"))
+        sum(len(hours_of_year(year)) for year in config.parse_years("1979-2015"))
         == 54_056
     )
     assert (
-        sum(len(hours_of_year(year)) for year in era5_store.parse_years("2016-2017"))
+        sum(len(hours_of_year(year)) for year in config.parse_years("2016-2017"))
         == 2_924
     )
 
@@ -379,7 +379,7 @@ def test_splits_by_year_and_the_36_initial_conditions(tmp_path):
     with pytest.raises(ValueError, match="years: must be like"):
         era5_store.load(store, 1, "2015", "from 2016", "2019")
     with pytest.raises(ValueError, match="years: must be like"):
-        era5_store.parse_years("2016-2015")
+        config.parse_years("2016-2015")
 
 
 # ----------------------------------------------------------------- the manifest and the trainer

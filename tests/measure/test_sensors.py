@@ -1,5 +1,6 @@
 """Which sensor of each device counts, what is missing, and what the sampler writes."""
 
+import importlib.machinery
 import itertools
 import sys
 import threading
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from energynn.measure import machine, sampler_process, sensors
+from energynn.measure import energy, machine, sampler_process, sensors
 from energynn.measure.samples import read_samples
 from energynn.measure.sensors import Inventory, Sensor
 from tests import powercap
@@ -23,8 +24,10 @@ def no_gpu(tmp_path, monkeypatch):
     """A machine without a GPU, whatever runs these tests, and a short look at sensors."""
     monkeypatch.setattr(sensors, "NVIDIA_DRIVER", tmp_path / "driver")
     monkeypatch.setattr(sensors, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
+    monkeypatch.setattr(sampler_process, "AMD_DRIVER", tmp_path / "amdgpu")
     monkeypatch.setattr(sensors, "WATCH_S", 0.3)
-    monkeypatch.setenv(sensors.POWERCAP_VARIABLE, str(tmp_path / "powercap"))
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -88,7 +91,7 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     dead = look()
     assert primary(dead) == ["cpu_estimate"] and dead.unaccounted == []
     assert "does not move" in dead.problems[0]
-    monkeypatch.setenv(sensors.POWERCAP_VARIABLE, str(tmp_path / "alive"))
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "alive")
     writer = powercap.constant_power(tmp_path / "alive", 100.0)
     # The same counters by another way, which count once; and a limit.
     copy = tmp_path / "alive" / "intel-rapl-mmio:0"
@@ -113,14 +116,59 @@ def test_one_of_two_sockets_that_cannot_be_read_is_unaccounted(tmp_path, monkeyp
     broken = tmp_path / "powercap" / "intel-rapl:1" / "energy_uj"
     broken.unlink()
     broken.mkdir()  # reading it fails, for root too
-    counts, read = itertools.count(1), sensors._read_counter
+    counts, read = itertools.count(1), sensors._read_file
     monkeypatch.setattr(
-        sensors, "_read_counter", lambda path: next(counts) + 0 * read(path)
+        sensors, "_read_file", lambda path: next(counts) + 0 * read(path)
     )
     inventory = look()
     assert primary(inventory) == ["cpu_0_package-0", "ram_0_dram", "ram_1_dram"]
     (fault,) = inventory.unaccounted
     assert "cpu_1_package-1 cannot be read" in fault and "sudo chmod" in fault
+
+
+@pytest.fixture
+def grace(tmp_path):
+    """A GH200's ACPI power meters: label -> file with microwatts."""
+    files = {}
+    for number, name in enumerate(["Module", "Grace", "CPU", "SysIO"]):
+        device = tmp_path / "hwmon" / f"hwmon{number}" / "device"
+        device.mkdir(parents=True)
+        (device / "power1_oem_info").write_text(f"{name} Power Socket 0\n")
+        files[name] = device / "power1_average"
+        files[name].write_text(f"{(number + 1) * 50_000_000}\n")
+    return files
+
+
+def test_grace_counts_the_cpu_once(grace):
+    inventory = look()
+    assert inventory.problems == inventory.unaccounted == []
+    (cpu,) = inventory.sensors
+    assert (cpu.component, cpu.kind, cpu.provenance) == ("cpu", "power", "simulated")
+    assert cpu.id == "CPU Power Socket 0"
+    assert cpu.read() * cpu.to_SI == pytest.approx(150.0)
+    for file in grace.values():
+        file.with_name("power1_oem_info").write_text("Chassis\n")
+    assert primary(look()) == ["cpu_estimate"], "other power meters are no CPU"
+
+
+@pytest.mark.parametrize("text", ["", "-1\n", "no number\n", None])
+def test_grace_that_cannot_be_read_is_unaccounted(grace, text):
+    grace["CPU"].unlink()
+    if text is None:
+        grace["CPU"].mkdir()
+    else:
+        grace["CPU"].write_text(text)
+    (fault,) = look().unaccounted
+    assert fault.startswith("CPU Power Socket 0 cannot be read")
+
+
+def test_grace_that_shows_no_power_is_doubted(grace, tmp_path):
+    grace["CPU"].write_text("0\n")
+    look()
+    samples = read_samples(tmp_path / "samples")
+    begin_s, end_s = samples.t_ns[[0, -1]] / 1e9
+    (fault,) = energy.doubts(energy.curves(samples), begin_s, end_s)
+    assert fault.startswith("S: CPU Power Socket 0 showed 0 W")
 
 
 def test_waiting_for_a_disk_is_not_busy(monkeypatch):
@@ -158,6 +206,18 @@ def test_a_gpu_that_is_lost_is_unaccounted(nvml):
     assert primary(inventory) == ["gpu_0_energy", "cpu_estimate"]
     (fault,) = inventory.unaccounted
     assert "gpu_1" in fault
+
+
+def test_amd_gpus_make_a_record_not_valid_except_where_none_is_used(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "amdsmi", types.ModuleType("amdsmi"))
+    sys.modules["amdsmi"].__spec__ = importlib.machinery.ModuleSpec("amdsmi", None)
+    assert look().unaccounted == [], "only its library is there"
+    (tmp_path / "amdgpu").mkdir()
+    (fault,) = look().unaccounted
+    assert "AMD GPUs are not read" in fault and "import-perun" in fault
+    assert look(gpus=False).unaccounted == []
 
 
 def pci(tmp_path, address, vendor="0x10de", kind="0x030200"):
@@ -201,8 +261,8 @@ UUIDS = ["GPU-AA11", "GPU-AB22", "GPU-CC33"]
         ("2,0", [0, 2], []),
         (" 1 , 2 ", [1, 2], []),
         ("0,7,1", [0, 1], ["7"]),
-        ("gpu-ab22", [1], []),
-        ("GPU-A,GPU-C", [2], ["GPU-A"]),  # the beginning of two
+        ("GPU-AB22", [1], []),
+        ("GPU-A,GPU-CC33", [2], ["GPU-A"]),  # the beginning of a name is none
         ("MIG-77", [], ["MIG-77"]),
     ],
 )
