@@ -46,7 +46,12 @@ def main(run_dir: Path, command: list[str]) -> int:
     return exit_status
 
 
-def _judge(run_dir: Path, submitted_at: str, signals: list[int], last_line: str):
+def _judge(
+    run_dir: Path,
+    submitted_at: str,
+    signals: list[int],
+    last_line: str,
+):
     """Decide how a start has ended: exit status, outcome in words, and whether to start again."""
     record = records.read(run_dir) or {}
     if record.get("valid"):
@@ -80,7 +85,11 @@ def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
     return sum(start.exit_status != CANCELLED for start in starts)
 
 
-def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
+def _execute(
+    command: list[str],
+    run_dir: Path,
+    signals: list[int],
+) -> str:
     """Execute the run's notebook and wait for its record; returns the last line that it wrote."""
     ended = threading.Event()
     threading.Thread(
@@ -91,7 +100,11 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     return last_line
 
 
-def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
+def _pass_on(
+    run_dir: Path,
+    signals: list[int],
+    ended: threading.Event,
+) -> None:
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():

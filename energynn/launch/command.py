@@ -84,7 +84,12 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _run_dir(command: list[str], out: Path | None, period_s: float, size: int) -> Path:
+def _run_dir(
+    command: list[str],
+    out: Path | None,
+    period_s: float,
+    size: int,
+) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""
     if shutil.which(command[0]) is None:
         raise ValueError(
@@ -115,7 +120,11 @@ def _open_segment(run_dir: Path, intent: dict) -> list[TextIO]:
 
 
 def _intent(
-    run_dir: Path, command: list[str], period_s: float, size: int, gpus: bool
+    run_dir: Path,
+    command: list[str],
+    period_s: float,
+    size: int,
+    gpus: bool,
 ) -> dict:
     described = machine.describe_machine()
     known = described["gpus"] if gpus else []
@@ -133,7 +142,14 @@ def _intent(
 # ------------------------------------------------------------------------------------ the command
 
 
-def _run(command: list[str], folder: Path, rank: int, children, stopped, stdout) -> int:
+def _run(
+    command: list[str],
+    folder: Path,
+    rank: int,
+    children,
+    stopped,
+    stdout,
+) -> int:
     """Idle, command, idle, with their marks; returns the exit status, minus a signal's number."""
     events = Events(folder, rank)
     events.mark("rank_start", rank=rank, host=os.uname().nodename, pid=os.getpid())
@@ -165,7 +181,11 @@ def _status(exit_status: int) -> tuple[str, str]:
     return "finished", ""
 
 
-def _verdict(folder: Path, size: int, stopped: list[int]) -> tuple[str, str]:
+def _verdict(
+    folder: Path,
+    size: int,
+    stopped: list[int],
+) -> tuple[str, str]:
     """Wait for the ends of all ranks; return status and reason of the whole."""
     quiet_s, patience_s = 0.0, 0.0 if stopped else READY_S
     while (

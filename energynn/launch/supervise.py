@@ -43,7 +43,11 @@ def take_host() -> socket.socket:
 
 
 def facts(
-    run_dir: Path, system: dict, described: dict, on_gpu: bool, uses_gpus: bool
+    run_dir: Path,
+    system: dict,
+    described: dict,
+    on_gpu: bool,
+    uses_gpus: bool,
 ) -> dict:
     """Return what run.json tells of the place and the time of a run or a measured command."""
     return {
@@ -55,7 +59,12 @@ def facts(
     }
 
 
-def verdict(folder: Path, size: int, stop_reason: str, by: str = "") -> tuple[str, str]:
+def verdict(
+    folder: Path,
+    size: int,
+    stop_reason: str,
+    by: str = "",
+) -> tuple[str, str]:
     """Return status and reason of a run, from the last event of each of ``size`` ranks.
 
     ``by``: what is known of a rank that ended without a word. The exit status of mpirun proves
