@@ -19,6 +19,7 @@ import vl_convert
 PRINT_pt_per_px = 0.625
 PAGE_px = 806
 VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
+TEXT_px = 13  # 8 pt in print
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -98,8 +99,8 @@ def _theme() -> alt.theme.ThemeConfig:
     text = {
         "labelFont": FONT,
         "titleFont": FONT,
-        "labelFontSize": 11,
-        "titleFontSize": 12,
+        "labelFontSize": TEXT_px,
+        "titleFontSize": TEXT_px,
         "titleFontWeight": "normal",
     }
     axis = {
@@ -119,7 +120,7 @@ def _theme() -> alt.theme.ThemeConfig:
         "titleLimit": 640,
         "orient": "bottom",
         "layout": {
-            "bottom": {"anchor": "start", "direction": "horizontal", "margin": 26}
+            "bottom": {"anchor": "start", "direction": "vertical", "margin": 10}
         },
     }
     config = {
@@ -130,14 +131,14 @@ def _theme() -> alt.theme.ThemeConfig:
         "legend": text | legend,
         "title": {
             "font": FONT,
-            "fontSize": 13,
+            "fontSize": 14,
             "anchor": "start",
             "frame": "group",
             "offset": 10,
         },
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"font": FONT, "fontSize": 11},
+        "text": {"font": FONT, "fontSize": TEXT_px},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }
@@ -171,7 +172,7 @@ def provenance(
     }
     scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
-        field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1)
+        field, type="nominal", scale=scale, legend=alt.Legend(title=title, titleOrient="left")
     )
 
 
@@ -210,21 +211,15 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     )
 
 
-def titled(
-    title: str, said: str = "", width: int = PAGE_px, lines: int = 0
-) -> alt.Title:
-    """A panel's title with small grey lines under it: what is known there, and what is not.
-
-    ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
-    """
-    # a character of 10.5 px is 5 px wide on average
-    words = textwrap.wrap(said, int(width / 5))
-    words += [""] * (lines - len(words))
+def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
+    """A title with grey lines under it, broken to ``width`` px: what a run's number is worth."""
+    # a character is half as wide as it is high, on average
+    words = textwrap.wrap(said, 2 * width // TEXT_px)
     return alt.Title(
         title,
         subtitle=words,
         subtitleColor=GREY,
-        subtitleFontSize=10.5,
+        subtitleFontSize=TEXT_px,
         subtitlePadding=3,
     )
 
@@ -253,7 +248,7 @@ def log_axis(
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
     text = alt.Chart(width=384, height=96).mark_text(
-        fontSize=13, color=GREY, lineBreak="\n"
+        color=GREY, lineBreak="\n"
     )
     return text.encode(text=alt.datum(message)).properties(data=alt.InlineData([{}]))
 
