@@ -327,7 +327,8 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         }
         validation_samples = 0
         if self.dataset == "era5":
-            training, validation = self.training_years, self.validation_years
+            training = self.training_years
+            validation = self.validation_years
             samples["era5"] = STATES_OF_A_YEAR * len(parse_years(training))
             validation_samples = STATES_OF_A_YEAR * len(parse_years(validation))
         full_size = self.dataset in ("era5", "synthetic")
@@ -346,7 +347,8 @@ class FourCastNetConfig(RunConfig, frozen=True, kw_only=True):
         self, latitudes: int, longitudes: int, channels: int = ERA5_CHANNELS
     ) -> int:
         """Count the trained weights of the network (models/afno.py) for states on this grid."""
-        width, pixels = self.embed_dim, self.patch_size**2
+        width = self.embed_dim
+        pixels = self.patch_size**2
         embedding = width * channels * pixels + width
         positions = latitudes * longitudes // pixels * width
         mixing = 4 * (width * width // self.num_blocks + width)  # two complex layers
@@ -494,7 +496,8 @@ def limits(kind) -> str:
 
 def _validated(config_class: type[RunConfig], given: dict) -> dict:
     """Convert values, also as texts, to the types of their parameters; ValueError for others."""
-    known, values = types(config_class), {}
+    known = types(config_class)
+    values = {}
     for name, value in given.items():
         if name not in known:
             raise ValueError(
@@ -516,7 +519,8 @@ def _validated(config_class: type[RunConfig], given: dict) -> dict:
 
 def _batch_sizes(run: RunConfig, given: dict) -> dict:
     """Return local batch size, accumulation steps and global batch size, each from the others."""
-    devices, steps = run.devices, given.get("accumulation_steps", 1)
+    devices = run.devices
+    steps = given.get("accumulation_steps", 1)
     global_size = given.get("global_batch_size", run.local_batch_size * devices * steps)
     if "local_batch_size" in given and "accumulation_steps" not in given:
         steps = max(1, global_size // (devices * given["local_batch_size"]))

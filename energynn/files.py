@@ -90,12 +90,8 @@ def default_runs_dir() -> Path:
 
 def sha256(path: Path | str) -> str:
     """Hash a file: hex SHA-256."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        # For small files this takes a third of the time of hashlib.file_digest.
-        while block := file.read(2**17):
-            digest.update(block)
-    return digest.hexdigest()
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def utc_now() -> str:

@@ -95,7 +95,8 @@ def _images(
     ``steps`` local batches make an update. A repeated batch diverges at the recipe's warm-up rate
     of 0.1. Samples are whole batches: others would be tuned within the run.
     """
-    rate, batch = share * (images_per_s or IMAGES_PER_S[preset][size]), size * steps
+    rate = share * (images_per_s or IMAGES_PER_S[preset][size])
+    batch = size * steps
     samples = round(rate * GPU_RUN_S / batch) * batch
     point = dict(
         workload="resnet50",
@@ -268,11 +269,10 @@ STUDIES = {
 # rest scaled from its nearest published run (cluster/costs.py). Hardware is where the paper ran
 # them; `energynn submit` runs them anywhere.
 
-IMAGES, VALIDATION_IMAGES = (
-    config.IMAGENET_IMAGES["train"],
-    config.IMAGENET_IMAGES["val"],
-)
-SMALL, LARGE = (1, 2, 4, 8, 16), (32, 64, 128, 256)
+IMAGES = config.IMAGENET_IMAGES["train"]
+VALIDATION_IMAGES = config.IMAGENET_IMAGES["val"]
+SMALL = (1, 2, 4, 8, 16)
+LARGE = (32, 64, 128, 256)
 EVERY = SMALL + LARGE
 
 

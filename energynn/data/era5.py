@@ -49,14 +49,13 @@ def load_ensemble(path: Path, steps: int) -> tuple[Split, Split]:
     test sequence is new, and scored.
     """
     states, latitude = read_states(path)
-    states, latitude = states[..., :-1, :], latitude[:-1]
+    states = states[..., :-1, :]
+    latitude = latitude[:-1]
     last = states.shape[1] - 1
     training = states[:, :last]
     over = dict(axis=(0, 1, 3, 4), dtype=np.float64)
-    mean, std = (
-        training.mean(**over).astype(np.float32),
-        training.std(**over).astype(np.float32),
-    )
+    mean = training.mean(**over).astype(np.float32)
+    std = training.std(**over).astype(np.float32)
     normalized = (states - mean[:, None, None]) / std[:, None, None]
     train = np.concatenate(
         [normalized[:, start : start + steps + 1] for start in range(last - steps)]
@@ -78,7 +77,8 @@ def synthetic(steps: int) -> tuple[Split, Split]:
         (1, steps + 1, *state), dtype=np.float32
     )
     sequences = np.broadcast_to(sequence, (SYNTHETIC_STATES, steps + 1, *state))
-    zeros, climatology = np.zeros(20, np.float32), np.zeros(state, np.float32)
+    zeros = np.zeros(20, np.float32)
+    climatology = np.zeros(state, np.float32)
     weights = latitude_weights(90 - 0.25 * np.arange(720))
     facts = (zeros, zeros + 1, weights, climatology, 6, 14, (steps,))
     return Split(sequences, *facts), Split(sequence, *facts)

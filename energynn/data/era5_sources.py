@@ -192,7 +192,8 @@ def _read_state(datasets: list, hour: int) -> np.ndarray:
         # All levels are read at once, because a chunk of such a store holds every level.
         fields[name] = fields[name].transpose(..., "latitude", "longitude").load()
     if unused == "r":
-        temperature_K, humidity = fields["t"], fields["q"]
+        temperature_K = fields["t"]
+        humidity = fields["q"]
         pressure_Pa = 100 * humidity.level
         fields["r"] = relative_humidity_percent(temperature_K, humidity, pressure_Pa)
     planes = []

@@ -26,7 +26,8 @@ from energynn.reading import one_fault
 AHEAD = 8  # states that are read at once: 0.7 GB of memory at full size
 WORKERS = 4  # threads that read them
 # the published code's forecasts of the test year
-INITIAL_CONDITIONS, DAYS_BETWEEN = 36, 9
+INITIAL_CONDITIONS = 36
+DAYS_BETWEEN = 9
 # forecasts of 6 h and 12 h, however many steps are trained on (section 3.3.1)
 TEST_STEPS = 2
 
@@ -74,7 +75,9 @@ def _write_year(
     """
     grid = len(CHANNELS), len(source.latitude_deg), len(source.longitude_deg)
     shape = len(source.hours), *grid
-    total, means, variances = np.zeros(grid), [], []
+    total = np.zeros(grid)
+    means = []
+    variances = []
     part = path.with_suffix(".part")
     with open(part, "wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": shape}

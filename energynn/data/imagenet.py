@@ -101,7 +101,8 @@ def list_images(root: Path) -> tuple[Listing, Listing]:
 
 
 def _list_split(root: Path, split: str) -> Listing:
-    store, archive = root / f"{split}.ppm", root / f"ILSVRC2012_img_{split}.tar"
+    store = root / f"{split}.ppm"
+    archive = root / f"ILSVRC2012_img_{split}.tar"
     if store.is_file():
         return make_listing(store, **np.load(store.with_suffix(".npz")))
     if (root / split).is_dir():
@@ -122,7 +123,8 @@ def make_listing(
     folders = np.array([name.split(b"/")[1] for name in names[order]])
     classes, labels = np.unique(folders, return_inverse=True)
     if offsets is not None:
-        offsets, sizes = np.asarray(offsets)[order], np.asarray(sizes)[order]
+        offsets = np.asarray(offsets)[order]
+        sizes = np.asarray(sizes)[order]
     classes = tuple(name.decode() for name in classes)
     return Listing(classes, names[order], labels, place, offsets, sizes)
 

@@ -32,7 +32,9 @@ class Images:
         load: Callable,
         on_bad_image: str = "fail",
     ):
-        self.listing, self.indices, self.load = listing, indices, load
+        self.listing = listing
+        self.indices = indices
+        self.load = load
         self.on_bad_image = on_bad_image
         # The loader's workers write here.
         self.bad = torch.zeros(len(indices), dtype=torch.bool).share_memory_()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
@@ -27,8 +26,8 @@ class AFNO(nn.Module):
     """Map a state (N, in_chans, H, W) to the next (N, out_chans, H, W).
 
     A difference to the published network: it has a final LayerNorm that it never uses; ours has
-    not, so that DistributedDataParallel finds every parameter used. Raises ValueError if patches
-    do not fit the grid or blocks do not fit the embedding.
+    not, so that DistributedDataParallel finds every parameter used. ``filter_options`` are those of
+    ``FourierFilter``. Raises ValueError if patches do not fit the grid.
     """
 
     def __init__(
@@ -40,11 +39,8 @@ class AFNO(nn.Module):
         embed_dim: int = 768,
         depth: int = 12,
         mlp_ratio: float = 4.0,
-        num_blocks: int = 8,
-        sparsity_threshold: float = 0.01,
-        hard_thresholding_fraction: float = 1.0,
-        filter_modes: str = "published",
         activation_checkpointing: bool = False,
+        **filter_options,
     ):
         super().__init__()
         self.activation_checkpointing = activation_checkpointing
@@ -53,22 +49,13 @@ class AFNO(nn.Module):
             raise ValueError(
                 f"patch_size: {patch_size} does not divide the grid of {height} x {width}"
             )
-        if embed_dim % num_blocks:
-            raise ValueError(
-                f"num_blocks: {num_blocks} does not divide embed_dim {embed_dim}; choose a divisor"
-            )
-        self.img_size, self.patch_size = img_size, patch_size
+        self.img_size = img_size
+        self.patch_size = patch_size
         self.patches = (height // patch_size, width // patch_size)
         self.patch_embed = PatchEmbedding(in_chans, embed_dim, patch_size)
         self.pos_embed = nn.Parameter(
             torch.zeros(1, self.patches[0] * self.patches[1], embed_dim)
         )
-        filter_options = {
-            "num_blocks": num_blocks,
-            "sparsity_threshold": sparsity_threshold,
-            "hard_thresholding_fraction": hard_thresholding_fraction,
-            "filter_modes": filter_modes,
-        }
         self.blocks = nn.ModuleList(
             Block(embed_dim, mlp_ratio, **filter_options) for _ in range(depth)
         )
@@ -81,10 +68,6 @@ class AFNO(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-2:] != self.img_size:
-            raise ValueError(
-                f"state has a grid of {tuple(x.shape[-2:])}, the network has one of {self.img_size}"
-            )
         (h, w), p = self.patches, self.patch_size
         x = self.patch_embed(x) + self.pos_embed  # N, h w, E
         x = x.unflatten(1, (h, w))
@@ -97,20 +80,6 @@ class AFNO(nn.Module):
         # N, C, h, p, w, p
         x = x.reshape(len(x), h, w, p, p, -1).permute(0, 5, 1, 3, 2, 4)
         return x.reshape(len(x), -1, *self.img_size)
-
-    def load_state_dict(
-        self,
-        state_dict: Mapping[str, Tensor],
-        strict: bool = True,
-        assign: bool = False,
-    ):
-        """Load weights without a published checkpoint's final LayerNorm, which is unused."""
-        used = {
-            name: value
-            for name, value in state_dict.items()
-            if name not in ("norm.weight", "norm.bias")
-        }
-        return super().load_state_dict(used, strict, assign)
 
 
 class PatchEmbedding(nn.Module):
@@ -194,7 +163,8 @@ class TwoLayers(torch.autograd.Function):
             bias1.split(columns),
             weight2.split(columns, dim=1),
         )
-        output, all_hidden = bias2.expand(len(rows), -1).contiguous(), []
+        output = bias2.expand(len(rows), -1).contiguous()
+        all_hidden = []
         for w1, b1, w2 in zip(*parts, strict=True):
             hidden = F.linear(rows, w1, b1)
             torch.addmm(output, F.gelu(hidden), w2.t(), out=output)
@@ -206,9 +176,12 @@ class TwoLayers(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, ...]:
         x, weight1, weight2, *all_hidden = ctx.saved_tensors
-        rows, gradient = x.flatten(0, -2), gradient.flatten(0, -2)
-        of_rows, of_bias1 = torch.zeros_like(rows), []
-        of_weight1, of_weight2 = torch.empty_like(weight1), torch.empty_like(weight2)
+        rows = x.flatten(0, -2)
+        gradient = gradient.flatten(0, -2)
+        of_rows = torch.zeros_like(rows)
+        of_bias1 = []
+        of_weight1 = torch.empty_like(weight1)
+        of_weight2 = torch.empty_like(weight2)
         columns = all_hidden[0].shape[1]
         parts = [weight.split(columns) for weight in (weight1, of_weight1)]
         parts += [weight.split(columns, dim=1) for weight in (weight2, of_weight2)]
@@ -247,9 +220,9 @@ class FourierFilter(nn.Module):
     def __init__(
         self,
         embed_dim: int,
-        num_blocks: int,
-        sparsity_threshold: float,
-        hard_thresholding_fraction: float,
+        num_blocks: int = 8,
+        sparsity_threshold: float = 0.01,
+        hard_thresholding_fraction: float = 1.0,
         filter_modes: str = "published",
     ):
         super().__init__()
@@ -309,11 +282,13 @@ class FourierFilter(nn.Module):
         share = self.hard_thresholding_fraction
         if self.filter_modes == "zonal":
             half = math.ceil(h / 2 * share)
-            first, end = max(0, h // 2 - half), min(h, h // 2 + half + 1)
+            first = max(0, h // 2 - half)
+            end = min(h, h // 2 + half + 1)
             return first - h // 2, end - first, math.ceil((w // 2 + 1) * share)
         total = h // 2 + 1
         kept = int(total * share)
-        first, end = max(0, total - kept), min(h, total + kept)
+        first = max(0, total - kept)
+        end = min(h, total + kept)
         return first, end - first, min(max(kept, 1), w // 2 + 1)
 
 

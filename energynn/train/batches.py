@@ -22,7 +22,8 @@ class Shard(DistributedSampler):
     training was interrupted.
     """
 
-    first, numbered = 0, False
+    first = 0
+    numbered = False
 
     def __iter__(self):
         offset = self.epoch * len(self.dataset) if self.numbered else 0
@@ -55,29 +56,18 @@ def require_batches(loader, count: int) -> None:
 
 
 class OneBatch:
-    """Repeat one batch of a loader, which stays on the device: steps without a loader.
+    """Repeat one batch of a loader, which stays on the device: steps without a loader."""
 
-    batch: a tensor, or a tuple of tensors, whose first dimension are the samples.
-    """
-
-    def __init__(
-        self, loader: DataLoader, batch: torch.Tensor | tuple[torch.Tensor, ...]
-    ):
-        self.loader, self.sampler, self.batch = loader, loader.sampler, batch
+    def __init__(self, loader: DataLoader, batch):
+        self.loader = loader
+        self.sampler = loader.sampler
+        self.batch = batch
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self):
-        for done in range(0, len(self.sampler), self.loader.batch_size):
-            # the last batch of an evaluation is smaller
-            rest = len(self.sampler) - done
-            whole = isinstance(self.batch, torch.Tensor)
-            yield (
-                self.batch[:rest]
-                if whole
-                else tuple(part[:rest] for part in self.batch)
-            )
+        return itertools.repeat(self.batch, len(self))
 
 
 def outputs(

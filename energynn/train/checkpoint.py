@@ -32,14 +32,15 @@ def load_weights(path: Path, model: torch.nn.Module, architecture: dict) -> None
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if "model_state" in saved:
-            # published: names of DistributedDataParallel, and no sizes
-            parameters = saved["model_state"].items()
-            state_dict = {
-                name.removeprefix("module."): values for name, values in parameters
-            }
+            # published: names of DistributedDataParallel, a norm that is not used, and no sizes
             there = architecture
+            state_dict = {}
+            for name, values in saved["model_state"].items():
+                if not name.startswith("module.norm."):
+                    state_dict[name.removeprefix("module.")] = values
         else:
-            there, state_dict = saved["architecture"], saved["state_dict"]
+            there = saved["architecture"]
+            state_dict = saved["state_dict"]
     except Exception as error:
         # torch.load raises whatever the damaged bytes lead it to
         reason = f"{path} is missing or damaged ({type(error).__name__})"
@@ -69,7 +70,9 @@ class Checkpoints:
 
     def __init__(self, run_dir: Path, world: World, period_s: float, parts: dict):
         self.folder = Path(run_dir) / "checkpoint"
-        self.world, self.period_s, self.parts = world, period_s, parts
+        self.world = world
+        self.period_s = period_s
+        self.parts = parts
         self.last_s = time.monotonic()
 
     def is_due(self) -> bool:

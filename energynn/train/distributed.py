@@ -237,8 +237,12 @@ class Agreement:
     MOST_STEPS = 50  # losses that wait on a GPU
 
     def __init__(self, world: World, folder: Path):
-        self.world, self.file = world, folder / "stop"
-        self.asked, self.steps, self.left, self.last_s = False, 1, 1, time.monotonic()
+        self.world = world
+        self.file = folder / "stop"
+        self.asked = False
+        self.steps = 1
+        self.left = 1
+        self.last_s = time.monotonic()
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
 
@@ -261,7 +265,8 @@ class Agreement:
         values = torch.tensor([request, max(int(steps), 1)], device=self.world.device)
         dist.all_reduce(values, dist.ReduceOp.MAX)
         request, self.steps = values.tolist()
-        self.left, self.last_s = self.steps, time.monotonic()
+        self.left = self.steps
+        self.last_s = time.monotonic()
         return Request(request)
 
     def during(self, batches: Iterable, common: int) -> Iterator:

@@ -184,7 +184,8 @@ def rollout_loss(
     batch: (samples, steps + 1, channels, latitude, longitude). Fine-tuning adds both steps'
     losses (published code).
     """
-    state, loss = batch[:, 0], torch.zeros((), device=batch.device)
+    state = batch[:, 0]
+    loss = torch.zeros((), device=batch.device)
     for target in batch[:, 1:].unbind(dim=1):
         state = outputs(model, state, precision)
         loss = loss + relative_l2_loss(state, target)
@@ -213,7 +214,8 @@ def evaluate_all(
     ``model`` is not the DistributedDataParallel around it, because ranks may have different
     numbers of samples.
     """
-    config, world = session.config, session.world
+    config = session.config
+    world = session.world
     metrics = evaluate(model, test, world, config.precision)
     samples = len(test.sequences)
     if validation_loader:
@@ -303,7 +305,8 @@ def scores(
     def mean(product: Tensor) -> Tensor:
         return (weights * product).mean(dim=(1, 2))
 
-    forecast_anomaly, true_anomaly = forecast - climatology, truth - climatology
+    forecast_anomaly = forecast - climatology
+    true_anomaly = truth - climatology
     rmse = mean((forecast_anomaly - true_anomaly) ** 2).sqrt()
     acc = (
         mean(forecast_anomaly * true_anomaly)

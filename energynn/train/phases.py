@@ -48,10 +48,8 @@ class PhaseTimer:
     def __init__(
         self, device: torch.device, run_dir: Path, rank: int, synchronous: bool = False
     ):
-        self.on_gpu, self.synchronous = (
-            device.type == "cuda",
-            synchronous and device.type == "cuda",
-        )
+        self.on_gpu = device.type == "cuda"
+        self.synchronous = synchronous and device.type == "cuda"
         # (phase, begin, end): ns, or events of the GPU's queue
         self.pending: list[tuple] = []
         self.file = open(Path(run_dir) / f"phases-rank{rank}.jsonl", "a", buffering=1)
@@ -86,12 +84,14 @@ class PhaseTimer:
     def write(self) -> None:
         """Put the phases so far on disk; waits for the GPU, so call it where that is harmless."""
         if self.pending:
-            lines, self.pending = self._on_one_clock(), []
+            lines = self._on_one_clock()
+            self.pending = []
             last_end = lines[0][1]
             entry: dict = {"t": last_end, "phase": [], "gap_us": [], "length_us": []}
             for phase, begin, end in lines:
                 begin = max(begin, last_end)
-                length_us, gap_us = (end - begin) // 1000, (begin - last_end) // 1000
+                length_us = (end - begin) // 1000
+                gap_us = (begin - last_end) // 1000
                 if length_us > 0:
                     entry["phase"].append(PHASES.index(phase))
                     entry["gap_us"].append(gap_us)
@@ -139,12 +139,10 @@ class Progress:
     def __init__(
         self, config: RunConfig, steps: int, first_step: int, events: Events | None
     ):
-        self.config, self.steps, self.first, self.events = (
-            config,
-            steps,
-            first_step,
-            events,
-        )
+        self.config = config
+        self.steps = steps
+        self.first = first_step
+        self.events = events
         self.begun = self.last = time.monotonic()
 
     def step(self, epoch: int, step: int, loss: torch.Tensor) -> None:
@@ -157,7 +155,8 @@ class Progress:
         if not self.events or now - self.last < pause_s:
             return
         self.last = now
-        done, total = epoch * self.steps + step + 1, self.config.epochs * self.steps
+        done = epoch * self.steps + step + 1
+        total = self.config.epochs * self.steps
         batch = self.config.global_batch_size
         rate = (done - self.first) / (now - self.begun)
         place = f"epoch {epoch + 1}/{self.config.epochs}, step {step + 1}/{self.steps}"

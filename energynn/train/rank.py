@@ -27,7 +27,8 @@ def run(folder: str | Path) -> None:
     folder = Path(folder)
     run_dir = folder if (folder / "run.json").exists() else folder.parent
     signal.signal(signal.SIGTERM, _stop)
-    status, reason = "finished", ""
+    status = "finished"
+    reason = ""
     rank = launchers.rank()
     try:
         # blocked until now, see perun_adapter.PERUN
@@ -37,7 +38,8 @@ def run(folder: str | Path) -> None:
         _train(config, folder, run_dir, intent.get("launcher"), rank)
     except Interrupted as stop:
         # all ranks stop at the same step, so none waits for this one
-        status, reason = "interrupted", str(stop)
+        status = "interrupted"
+        reason = str(stop)
     except BaseException as error:
         # SystemExit, too: perun would wait a minute and lose its data
         status = "failed"
@@ -49,7 +51,8 @@ def run(folder: str | Path) -> None:
     try:
         Events(folder, rank).mark("rank_end", status=status, reason=reason)
     except OSError as error:
-        status, reason = "failed", f"cannot write its end: {error}"
+        status = "failed"
+        reason = f"cannot write its end: {error}"
     if status == "failed":
         print(f"energynn: rank {rank}: {reason}", file=sys.stderr, flush=True)
         end_the_world()

@@ -153,7 +153,8 @@ def make_transform(
     3). Images of validation are cropped and flipped at random in the study's code, so its error
     is not that of a centre crop.
     """
-    size, scale_min = config.image_size, config.crop_scale_min
+    size = config.image_size
+    scale_min = config.crop_scale_min
     if config.image_loading in ("fast", "store"):
         cropped = partial(centre_crop, size=size)
         if crop == "random":
@@ -190,7 +191,8 @@ class SeededCrops(Dataset):
     """
 
     def __init__(self, images: Images, seed: int):
-        self.images, self.seed = images, seed
+        self.images = images
+        self.seed = seed
 
     def __len__(self) -> int:
         return len(self.images)
@@ -206,14 +208,15 @@ def make_loader(
     images: Images, config: ResNet50Config, world: World, shuffle: bool = False
 ) -> DataLoader | OneBatch:
     """Load this rank's share in batches; what fills no batch on every rank is left out (study's
-    code: drop_last).
+    code: drop_last), and in the evaluation, too, where one batch stays on the device.
     """
     sampler = Shard(
         images, shuffle=shuffle, seed=config.seed, drop_last=config.drop_last
     )
     sampler.numbered = True
     crops = SeededCrops(images, config.seed)
-    loader = batches.make_loader(crops, sampler, config, world, drop_last=shuffle)
+    is_whole = shuffle or config.stays_on_device
+    loader = batches.make_loader(crops, sampler, config, world, drop_last=is_whole)
     if config.stays_on_device and len(loader):
         return OneBatch(loader, to_device(next(iter(loader)), config, world))
     return loader
@@ -258,7 +261,8 @@ def make_optimizer(model: torch.nn.Module, config: ResNet50Config) -> torch.opti
         matrices = [values for values in model.parameters() if values.ndim >= 2]
         vectors = [values for values in model.parameters() if values.ndim < 2]
         groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    decay, fused = config.weight_decay, config.fused_optimizer or None
+    decay = config.weight_decay
+    fused = config.fused_optimizer or None
     return torch.optim.SGD(
         groups,
         lr=config.warmup_start,

@@ -37,7 +37,8 @@ class Session:
         """Join the other ranks; ``folder`` is a segment of the run in ``run_dir``, by default
         the whole.
         """
-        self.config, self.run_dir = config, Path(run_dir)
+        self.config = config
+        self.run_dir = Path(run_dir)
         self.folder = Path(folder or run_dir)
         self.world = distributed.join(config)
         self.events = Events(self.folder, self.world.rank)
@@ -50,8 +51,10 @@ class Session:
         are what a checkpoint holds, as ``model`` (without the DistributedDataParallel around it),
         optimizer and schedule.
         """
-        config, world = self.config, self.world
-        self.loader, self.parts = loader, parts
+        config = self.config
+        world = self.world
+        self.loader = loader
+        self.parts = parts
         self.steps_per_epoch = len(loader) // config.accumulation_steps
         self.phase = PhaseTimer(
             world.device, self.folder, world.rank, config.synchronous_phases
