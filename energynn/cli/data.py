@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import group, tell
+from energynn.cli.options import group
+from energynn.progress import tell
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[

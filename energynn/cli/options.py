@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from energynn.progress import tell
 
 RunsDir = Annotated[
     Path | None,
@@ -44,17 +47,8 @@ def group(help: str) -> typer.Typer:
     )
 
 
-def tell(text: str) -> None:
-    """Print an answer for a person, on a terminal in lines of 80 columns."""
-    from energynn import progress
-
-    progress.tell(text)
-
-
 def reply(as_json: bool, table: dict, text: str) -> None:
     """Print the table as JSON, or the text."""
-    import json
-
     if as_json:
         print(json.dumps(table, indent=1))
     elif text:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id
-from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
@@ -94,7 +93,8 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
         costs = {
             run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
         }
-        sums = f"{len(costs)} runs, {in_words(total(costs.values()))}"
+        noun = "run" if len(costs) == 1 else "runs"
+        sums = f"{len(costs)} {noun}, {in_words(total(costs.values()))}"
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
         if each_run:
             lines += [
@@ -103,7 +103,7 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
                 sums,
             ]
         else:
-            lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
+            lines += [f"{name:15} {sums}", f"    {text.splitlines()[0]}"]
     if not each_run:
         lines += [
             f"{name:15} stands for {', '.join(members)}"
