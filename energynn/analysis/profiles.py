@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from energynn.analysis import results
-from energynn.measure import account
-from energynn.measure.samples import segments
+from energynn.measure import account, samples
 from energynn.reading import json_table
 
 PROFILE = ["time_s", "device", "power_W"]
@@ -32,6 +32,16 @@ def available(runs_dir: str | Path) -> pd.DataFrame:
     return runs.assign(run=runs["run_id"], component=component, provenance=provenance)
 
 
+def segments(run_dir: Path, record: dict) -> Iterator[tuple[Path, float, float]]:
+    """For each segment of a run: its folder, the training time before it, and its own."""
+    begin_s = 0.0
+    parts = record["segments"] or [record]
+    for folder, part in zip(samples.segments(run_dir), parts, strict=False):
+        length_s = part.get("training_time_s", 0.0)
+        yield folder, begin_s, length_s
+        begin_s += length_s
+
+
 def load(
     run_dir: str | Path, component: str = "gpu", period_s: float = 1.0
 ) -> pd.DataFrame:
@@ -47,17 +57,15 @@ def load(
         if sensor["component"] == component and sensor.get("primary", True):
             # as traces name them
             names += [sensor["id"], f"{sensor.get('host')}:{sensor['id']}"]
-    rows, begin_s = [], 0.0
-    parts = record["segments"] or [record]
-    for folder, part in zip(segments(run_dir), parts, strict=False):
-        length_s = part.get("training_time_s", 0.0)
+    rows = [pd.DataFrame(columns=PROFILE)]
+    for folder, begin_s, length_s in segments(run_dir, record):
         for device, (t_s, power_W) in account.power_trace(folder, period_s).items():
             inside = (t_s > 0) & (t_s < length_s) & (device in names)
             values = begin_s + t_s[inside], device, power_W[inside]
             rows.append(pd.DataFrame(dict(zip(PROFILE, values, strict=True))))
-        begin_s += length_s
-    rows = [part for part in rows if len(part)]
-    return pd.concat(rows, ignore_index=True) if rows else pd.DataFrame(columns=PROFILE)
+    return pd.concat(rows, ignore_index=True).astype(
+        {"time_s": float, "power_W": float}
+    )
 
 
 def thin(profile: pd.DataFrame, points: int = 1000) -> pd.DataFrame:

@@ -5,7 +5,6 @@ provenance by shape.
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-# Figures have the size of a screen; in print 1 px becomes 0.625 pt. PAGE_px is the width of a
-# page of the ACM format.
-PRINT_pt_per_px = 0.625
+# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
+# width of a page of the ACM format.
 PAGE_px = 806
-VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -65,14 +62,6 @@ RAMP = [
     "#a1d838",
     "#c8e020",
 ]
-# verdict of the ledger -> colour
-VERDICTS = {
-    "supported": "#00407A",
-    "contradicted": "#C8501E",
-    "inconclusive": "#E8B93A",
-    "no data": "#F0F0F0",
-}
-
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in
 # grey and when small. Lengths in a path are in units of the symbol's radius. The inner outline
 # runs backwards: that leaves a hole.
@@ -252,34 +241,22 @@ def log_axis(
 
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
-    text = alt.Chart(width=384, height=96).mark_text(
-        fontSize=13, color=GREY, lineBreak="\n"
-    )
-    return text.encode(text=alt.datum(message)).properties(data=alt.InlineData([{}]))
+    text = alt.Chart(alt.InlineData([{}]), width=384, height=96)
+    text = text.mark_text(fontSize=13, color=GREY, lineBreak="\n")
+    return text.encode(text=alt.datum(message))
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart in print size as SVG, PNG (4 pixels per pt) and PDF.
+    """Write a chart, after ``enable``, as SVG, as PDF and as PNG of 2.5 times its pixels.
 
     Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
     path.
     """
-    with (
-        alt.theme.enable("energynn"),
-        alt.data_transformers.enable("default", max_rows=None),
-    ):
-        spec = chart.to_dict()
+    spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
-    svg = vl_convert.vegalite_to_svg(spec, VEGA_LITE)
-    size = r'(width|height)="([\d.]+)"'
-    svg = re.sub(
-        size,
-        lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"',
-        svg,
-        count=2,
-    )
+    svg = vl_convert.vegalite_to_svg(spec)
     path.write_text(svg)
-    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
+    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=2.5))
     path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
     return path
 

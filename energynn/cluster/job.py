@@ -15,6 +15,7 @@ import msgspec
 
 from energynn import files, records
 from energynn.cluster import local, slurm, status
+from energynn.launch import supervise
 from energynn.launchers import CAN_GO_ON
 from energynn.measure.samples import segments
 
@@ -34,7 +35,7 @@ def main(run_dir: Path, command: list[str]) -> int:
     }
     print(f"energynn: {start['started_at']} {run_dir.name}: start {number}", flush=True)
     files.write_json(path, start)
-    signals = _collect_signals()
+    signals = supervise.hear_signals()
     last_line = _execute(command, run_dir, signals)
     exit_status, outcome, continues = _judge(run_dir, submitted_at, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
@@ -45,7 +46,12 @@ def main(run_dir: Path, command: list[str]) -> int:
     return exit_status
 
 
-def _judge(run_dir: Path, submitted_at: str, signals: list[int], last_line: str):
+def _judge(
+    run_dir: Path,
+    submitted_at: str,
+    signals: list[int],
+    last_line: str,
+):
     """Decide how a start has ended: exit status, outcome in words, and whether to start again."""
     record = records.read(run_dir) or {}
     if record.get("valid"):
@@ -69,29 +75,21 @@ def _newest_checkpoint(run_dir: Path) -> str:
 
 
 def _failures_in_a_row(run_dir: Path, submitted_at: str) -> int:
-    """Count the last starts of this submission that began at the newest checkpoint."""
-    checkpoint, failures = _newest_checkpoint(run_dir), 0
-    for start in reversed(status.read_starts(run_dir)):
-        was_cancelled = start.exit_status == CANCELLED
-        if (
-            was_cancelled
-            or start.submission != submitted_at
-            or start.checkpoint != checkpoint
-        ):
-            break
-        failures += 1
-    return failures
+    """Count the starts of this submission from the newest checkpoint, but those cancelled."""
+    here = submitted_at, _newest_checkpoint(run_dir)
+    starts = [
+        start
+        for start in status.read_starts(run_dir)
+        if (start.submission, start.checkpoint) == here
+    ]
+    return sum(start.exit_status != CANCELLED for start in starts)
 
 
-def _collect_signals() -> list[int]:
-    """Return a list to which each signal that asks the job to stop is added from now on."""
-    signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda number, _frame: signals.append(number))
-    return signals
-
-
-def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
+def _execute(
+    command: list[str],
+    run_dir: Path,
+    signals: list[int],
+) -> str:
     """Execute the run's notebook and wait for its record; returns the last line that it wrote."""
     ended = threading.Event()
     threading.Thread(
@@ -102,7 +100,11 @@ def _execute(command: list[str], run_dir: Path, signals: list[int]) -> str:
     return last_line
 
 
-def _pass_on(run_dir: Path, signals: list[int], ended: threading.Event) -> None:
+def _pass_on(
+    run_dir: Path,
+    signals: list[int],
+    ended: threading.Event,
+) -> None:
     """Ask the ranks to stop by the file that they look for; a segment may only be beginning."""
     while not ended.wait(0.2):
         if signals and (run_dir / "run.json").exists():

@@ -52,6 +52,9 @@ def test_available_names_what_has_a_trace(synthetic, tmp_path):
     assert profiles.available(tmp_path / "nothing").empty
 
 
+ENERGY = {"power (W)", "energy (Wh)"}
+
+
 def an_epoch(number, at_s, error):
     event = dict(rank=0, event="epoch", epoch=number, t_wall_ns=0)
     event |= dict(t_mono_ns=10**12 + int(at_s * 1e9), training_loss=1 / number)
@@ -79,14 +82,14 @@ def test_the_picture_of_a_run_has_its_energy_and_the_error_at_each_epoch(
     tables = drawn(run)
     (epochs,) = [table for names, table in tables.items() if "epoch" in names]
     assert [row["top1_error"] for row in epochs] == [0.9, 0.7]
-    assert [row["time_s"] for row in epochs] == [10, 20]
-    (energy,) = [table for names, table in tables.items() if len(names) == 2]
+    assert [row["time (s)"] for row in epochs] == [10, 20]
+    (energy,) = [tables[names] for names in tables if ENERGY <= names]
     watts = synthetic.POWER_W[1]
     # 5 W for half a second of every five
     mean_W = 0.9 * watts + 0.1 * 5
-    assert energy[-1]["energy_Wh"] == pytest.approx(mean_W * 30 / 3600, rel=0.02)
-    assert epochs[0]["energy_Wh"] == pytest.approx(mean_W * 10 / 3600, rel=0.03)
-    (phases,) = [table for names, table in tables.items() if "end_s" in names]
+    assert energy[-1]["energy (Wh)"] == pytest.approx(mean_W * 30 / 3600, rel=0.02)
+    assert epochs[0]["energy (Wh)"] == pytest.approx(mean_W * 10 / 3600, rel=0.03)
+    (phases,) = [table for names, table in tables.items() if "end" in names]
     # a step of 20 ms cannot be seen in 30 s
     assert [row["phase"] for row in phases] == ["evaluation"]
 

@@ -9,6 +9,7 @@ import pytest
 from energynn import files
 from energynn.cluster import job, local, slurm, status
 from energynn.cluster.status import Submission
+from energynn.launch import supervise
 from energynn.launchers import CAN_GO_ON
 from tests.conftest import minimal_record
 
@@ -19,9 +20,7 @@ def start(tmp_path, monkeypatch):
     run_dir = tmp_path / "runs" / "local" / "run"
     (run_dir / "job").mkdir(parents=True)
     (run_dir / "checkpoint").mkdir()
-    kept = {
-        number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
-    }
+    kept = {number: signal.getsignal(number) for number in supervise.SIGNALS}
 
     def begin(signalled=None, checkpoint=None, record=None, submitted_at="t"):
         def execute(*_):
