@@ -16,8 +16,8 @@ from energynn.cli.options import (
     folder_of_runs,
     parameters_of,
     reply,
+    tell,
 )
-from energynn.progress import tell
 
 Studies = Annotated[
     list[str] | None,

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from energynn.cli.options import group
-from energynn.progress import tell
+from energynn.cli.options import group, tell
 
 data = group("Verify, describe and prepare data sets.")
 Root = Annotated[

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from energynn.progress import tell
 
 RunsDir = Annotated[
     Path | None,
@@ -45,6 +44,13 @@ def group(help: str) -> typer.Typer:
     return typer.Typer(
         help=help, no_args_is_help=True, rich_markup_mode=None, add_completion=False
     )
+
+
+def tell(text: str) -> None:
+    """Print an answer for a person, on a terminal in lines of 80 columns."""
+    from energynn import progress
+
+    progress.tell(text)
 
 
 def reply(as_json: bool, table: dict, text: str) -> None:

@@ -15,8 +15,8 @@ from energynn.cli.options import (
     find_run,
     folder_of_runs,
     reply,
+    tell,
 )
-from energynn.progress import tell
 
 BUILD = Path("build")  # where the paper lies
 

@@ -19,8 +19,8 @@ from energynn.cli.options import (
     group,
     parameters_of,
     reply,
+    tell,
 )
-from energynn.progress import tell
 
 Study = Annotated[
     str, typer.Argument(metavar="STUDY", help="a name, or a file of your own")

@@ -26,6 +26,7 @@ from energynn.measure.sensors import Sensor
 from energynn.processes import require_an_end
 from energynn.reading import one_fault
 
+ROUND_NS = 10**15  # 11 days from one round to the next: they do not overlap
 KINDS = {"J": "energy", "W": "power"}
 METHOD = (
     "Samples of perun's HDF5: difference of the raw counter, with wrap-around, where perun kept "
@@ -115,8 +116,8 @@ def _place(sensor: PerunSensor) -> tuple[str, str]:
 def _raw_files(run: PerunRun):
     """Give name and lines of each file of samples and events, for each host of each round.
 
-    A round is a segment of the run. Both times are those since its first sample: perun keeps no
-    clock that goes on from round to round, and the run's start stands in run.json.
+    A round is a segment of the run. Both clocks begin at its first sample: perun keeps none that
+    goes on from round to round, and the run's start stands in run.json.
     """
     sensors = sorted(_energy_sensors(run), key=_place)
     rounds = sorted({sensor.round for sensor in sensors})
@@ -129,6 +130,7 @@ def _raw_files(run: PerunRun):
             raise ValueError(f"the times of {host} are not those of a run")
         number = rounds.index(round_)
         folder = f"segment-{number + 1}/" if number else ""
+        apart_ns = number * ROUND_NS
         header = {
             "header": "energynn-samples/1",
             "host": host,
@@ -137,15 +139,15 @@ def _raw_files(run: PerunRun):
         }
         times_ns = np.rint(seconds * 1e9).astype(np.int64).tolist()
         rows = zip(times_ns, *map(_readings, own), strict=True)
-        samples = [{"t": t, "w": t, "v": values} for t, *values in rows]
+        samples = [{"t": t, "w": apart_ns + t, "v": values} for t, *values in rows]
         yield f"{folder}{_file_name(f'samples-{host}.jsonl')}", [header, *samples]
         # One rank for each host, whose window is all that perun sampled there.
         who = {"rank": hosts.index(host), "host": host}
         marks = [("rank_start", 0), ("training_start", 0), ("training_end", -1)]
-        events = [
-            who | {"event": event, "t_mono_ns": times_ns[at], "t_wall_ns": times_ns[at]}
-            for event, at in marks
-        ]
+        events = []
+        for event, at in marks:
+            times = {"t_mono_ns": times_ns[at], "t_wall_ns": apart_ns + times_ns[at]}
+            events.append(who | {"event": event} | times)
         yield f"{folder}events-rank{who['rank']}.jsonl", events
 
 

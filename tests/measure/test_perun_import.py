@@ -205,6 +205,7 @@ def test_rounds_are_segments_and_the_time_between_them_does_not_count(tmp_path):
     (record,), folder, _ = imported(path)
     assert (folder / "segment-2" / "samples-a.jsonl").is_file()
     assert record["energy_cpu_J"] == pytest.approx(4000)
+    assert not any("overlap" in reason for reason in record["invalid_reasons"])
     assert record["training_time_s"] == 40
 
 
