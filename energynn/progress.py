@@ -12,6 +12,13 @@ PERIOD_S = 2.0  # between two lines
 CLASSES = {"photographs": 10, "imagenet": 1000}  # by data set
 
 
+def entry(state: str, name: str, words: str) -> str:
+    """A line, and below it what is to be said of it, on lines of 80 columns."""
+    room = {"initial_indent": " " * 11, "subsequent_indent": " " * 11}
+    said = textwrap.fill(words, 79, break_on_hyphens=False, **room)
+    return f"{state:10} {name}\n{said}"
+
+
 def tell(text: str) -> None:
     """Print lines for a person at once; on a terminal none is wider than that."""
     if sys.stdout and sys.stdout.isatty():

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-
 RunsDir = Annotated[
     Path | None,
     typer.Option(

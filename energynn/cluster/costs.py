@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from energynn import published_values
 from energynn.config import PAPER, RunConfig, run_id
+from energynn.progress import entry
 from energynn.studies import GROUPS, IMAGES, STUDIES
 
 
@@ -104,7 +105,7 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
                 sums,
             ]
         else:
-            lines += [f"{name:15} {sums}", f"    {text.splitlines()[0]}"]
+            lines.append(entry(f"{name:15}", sums, text.splitlines()[0]))
     if not each_run:
         lines += [
             f"{name:15} stands for {', '.join(members)}"
