@@ -95,7 +95,8 @@ def report(runs_by_study: dict[str, list[RunConfig]], each_run: bool) -> str:
         costs = {
             run_id(run): expect(run, "H100" if is_h100 else "A100") for run in runs
         }
-        sums = f"{len(costs)} runs, {in_words(total(costs.values()))}"
+        noun = "run" if len(costs) == 1 else "runs"
+        sums = f"{len(costs)} {noun}, {in_words(total(costs.values()))}"
         text = inspect.getdoc(STUDIES[name]) if name in STUDIES else name
         if each_run:
             lines += [
