@@ -234,7 +234,7 @@ def test_windows_know_the_energy_of_a_known_power(powered, tmp_path):
 
 
 def test_a_window_that_goes_on_has_no_energy_yet(monkeypatch):
-    monkeypatch.setattr("energynn.measure.window._samples_file", lambda: REPOSITORY)
+    monkeypatch.setattr("energynn.measure.window._start_sampler", lambda: REPOSITORY)
     with (
         energynn.window("block") as window,
         pytest.raises(ValueError, match="when it has ended"),

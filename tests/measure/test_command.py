@@ -178,7 +178,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
 
     wait_until(tails)
     shell = tails()[0].parent().parent().pid
-    killed_at = time.time_ns()
+    killed_at = time.monotonic_ns()
     os.kill(shell if who == "command" else started.pid, number)
     wait_until(lambda: not tails(), 10)
     assert started.wait(60) == exit_status
@@ -189,9 +189,7 @@ def test_a_kill_leaves_nothing_of_what_the_command_has_started(
         and records.check(tmp_path) == []
     )
     (path,) = (tmp_path / "run").glob("samples-*.jsonl")
-    assert samples.read_samples(path).wall_ns[-1] > killed_at - 0.2e9, (
-        "samples were lost"
-    )
+    assert samples.read_samples(path).t_ns[-1] > killed_at - 0.2e9, "samples were lost"
 
 
 @pytest.mark.slow
@@ -230,7 +228,7 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
         ([], "Missing argument"),
         (["--", "no-such-command"], "'no-such-command' is no command"),
         (["--period", "0", "--", "true"], "greater than or equal to 0.01"),
-        (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
+        (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monkeypatch):
