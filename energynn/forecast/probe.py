@@ -117,7 +117,13 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
 
 def table(probes: list[RunConfig]) -> pd.DataFrame:
     """Show the probes, a row each, in the order in which they are made."""
-    shown = ["devices", "local_batch_size", "training_samples", "epochs"]
-    shown += ["step_period_s", "run_id"]
-    rows = [config.to_dict(run) | {"run_id": config.run_id(run)} for run in probes]
-    return pd.DataFrame(rows).reindex(columns=shown).dropna(axis="columns")
+    shown = (
+        "devices",
+        "local_batch_size",
+        "training_samples",
+        "epochs",
+        "step_period_s",
+    )
+    rows = [{name: getattr(run, name, None) for name in shown} for run in probes]
+    table = pd.DataFrame(rows).dropna(axis="columns")
+    return table.assign(run_id=[config.run_id(run) for run in probes])
