@@ -306,9 +306,9 @@ def here(site: Site, machine: dict, on_gpu: bool) -> Site:
     Cores are no GPU, and share their gradients through memory.
     """
     number = max(len(machine["gpus"]) if on_gpu else machine["cores"], 1)
-    site = dataclasses.replace(site, nodes=1, devices_per_node=number)
+    site = msgspec.structs.replace(site, nodes=1, devices_per_node=number)
     return (
         site
         if on_gpu
-        else dataclasses.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
+        else msgspec.structs.replace(site, gpu="", gpu_link_GB_per_s=MEMORY_GB_PER_S)
     )

@@ -228,7 +228,7 @@ def test_a_measurement_that_goes_on_is_not_recovered_and_not_started_twice(tmp_p
         ([], "Missing argument"),
         (["--", "no-such-command"], "'no-such-command' is no command"),
         (["--period", "0", "--", "true"], "greater than or equal to 0.01"),
-        (["--out", "/proc/nothing", "--", "true"], "choose a folder you own"),
+        (["--out", "/proc/nothing", "--", "true"], "No such file or directory"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(words, said, capsys, tmp_path, monkeypatch):
