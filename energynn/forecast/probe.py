@@ -121,13 +121,8 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
 
 def table(probes: list[RunConfig]) -> pd.DataFrame:
     """Show the probes, a row each, in the order in which they are made."""
-    shown = (
-        "devices",
-        "local_batch_size",
-        "training_samples",
-        "epochs",
-        "step_period_s",
-    )
-    rows = [{name: getattr(run, name, None) for name in shown} for run in probes]
-    table = pd.DataFrame(rows).dropna(axis="columns")
+    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
+    shown += ["epochs", "step_period_s"]
+    plain = pd.DataFrame(map(config.asdict, probes))
+    table = plain.reindex(columns=shown).dropna(axis="columns")
     return table.assign(run_id=list(map(config.run_id, probes)))
