@@ -71,6 +71,7 @@ def supervised(runs_dir, parameters, changes, **options):
     program += (
         f"run_dir = pathlib.Path({str(runs_dir)!r}) / 'local' / config.run_id(made)\n"
     )
+    program += "run_dir.mkdir(parents=True)\n"
     program += "start.begin(start.prepare(made, run_dir), run_dir)\n"
     program += "start.make(run_dir, os.getppid())"
     return subprocess.Popen([sys.executable, "-c", program], **PIPES, **options)
@@ -493,6 +494,7 @@ def test_what_cannot_work_is_said_before_anything_starts(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="data describe era6"):
         start.prepare(config.make("fourcastnet", dataset="era6"), run_dir)
     intent = start.prepare(made, run_dir)
+    run_dir.mkdir()
     start.begin(intent, run_dir)
     assert intent["data_root"] == "data_manifests/era5_ensemble"
     (run_dir / "checkpoint").mkdir()

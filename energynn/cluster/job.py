@@ -11,8 +11,6 @@ import sys
 import threading
 from pathlib import Path
 
-import msgspec
-
 from energynn import files, records
 from energynn.cluster import local, slurm, status
 from energynn.launch import supervise
@@ -37,11 +35,11 @@ def main(run_dir: Path, command: list[str]) -> int:
     files.write_json(path, start)
     signals = supervise.hear_signals()
     last_line = _execute(command, run_dir, signals)
-    exit_status, outcome, continues = _judge(run_dir, submitted_at, signals, last_line)
+    exit_status, outcome = _judge(run_dir, submitted_at, signals, last_line)
     end = {"ended_at": files.utc_now(), "exit_status": exit_status, "outcome": outcome}
     files.write_json(path, start | end)
     print(f"energynn: {run_dir.name}: {outcome}", flush=True)
-    if continues and slurm.this_task():
+    if exit_status == CAN_GO_ON and slurm.this_task():
         _queue_again(run_dir)
     return exit_status
 
@@ -51,23 +49,23 @@ def _judge(
     submitted_at: str,
     signals: list[int],
     last_line: str,
-):
-    """Decide how a start has ended: exit status, outcome in words, and whether to start again."""
+) -> tuple[int, str]:
+    """Decide how a start has ended: exit status and outcome in words; CAN_GO_ON: to start again."""
     record = records.read(run_dir) or {}
     if record.get("valid"):
-        return 0, "finished", False
+        return 0, "finished"
     reason = records.reason(record) or last_line
     if signal.SIGTERM in signals:
         # cancelled or preempted; Slurm knows whether to queue it again
-        return CANCELLED, "asked to stop", False
+        return CANCELLED, "asked to stop"
     if record.get("status") == "finished":  # the same would happen again
-        return 1, f"failed: not valid: {reason}", False
+        return 1, f"failed: not valid: {reason}"
     if _failures_in_a_row(run_dir, submitted_at) >= MOST_FAILURES:
         starts = f"{MOST_FAILURES} starts in a row came to no new checkpoint"
-        return 1, f"failed: {starts}, the last with: {reason}", False
+        return 1, f"failed: {starts}, the last with: {reason}"
     if signal.SIGUSR1 in signals:
-        return CAN_GO_ON, "asked to stop", True
-    return CAN_GO_ON, f"failed: {reason}", True
+        return CAN_GO_ON, "asked to stop"
+    return CAN_GO_ON, f"failed: {reason}"
 
 
 def _newest_checkpoint(run_dir: Path) -> str:
@@ -114,12 +112,13 @@ def _pass_on(
 def _queue_again(run_dir: Path) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        job = slurm.queue_again(run_dir / "job" / "job.sh")
+        slurm.queue_again(slurm.this_task())
     except ValueError as error:
-        print(f"energynn: {run_dir.name}: cannot be queued again: {error}", flush=True)
-        return
-    submission = status.read_submission(run_dir)
-    status.write_submission(run_dir, msgspec.structs.replace(submission, job_id=job))
+        remedy = "`energynn submit` goes on from its checkpoint"
+        print(
+            f"energynn: {run_dir.name}: not queued again ({error}); {remedy}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -61,8 +61,7 @@ def run_study(
         if elapsed_s + max(made[1:] or made, default=0.0) > 60 * minutes:
             failed.append(f"{run_dir.name}: left out for lack of time")
             continue
-        so_far = f"run {number} of {len(missing)}, {elapsed_s / 60:.1f} min so far"
-        tell(f"\n--- {so_far}: {run_dir.name}")
+        tell(f"\n--- run {number} of {len(missing)}: {run_dir.name}")
         status, last_line = execute(command(run, runs_dir, labels), run_dir)
         made.append(time.monotonic() - begun - elapsed_s)
         reason = records.reason(records.read(run_dir) or {})

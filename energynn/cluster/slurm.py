@@ -52,24 +52,18 @@ def this_task() -> str:
     return f"{number}_{task}" if number else ""
 
 
-def queue_again(script: Path) -> str:
-    """Queue this task again, or a new job where the site forbids that; returns its name.
-
-    Raises ValueError where neither is possible.
-    """
-    job = this_task()
-    for patience_s in (5, 20, 60, 120):
+def queue_again(job: str) -> None:
+    """Queue a task again. Raises ValueError where the site forbids that, or Slurm is down."""
+    for patience_s in (5, 20, 60, 0):
         try:
             # by task: the job's own number may name the array
             call("scontrol", "requeue", job)
             time.sleep(REQUEUE_S)
-            return job
-        except ValueError as error:
-            if "isabled" in str(error):
-                break
-            time.sleep(patience_s)  # the controller may be down
-    task = job.split("_")[1]
-    return f"{submit(script, f'--dependency=afterany:{job}', f'--array={task}')}_{task}"
+            return
+        except ValueError:
+            if not patience_s:
+                raise
+            time.sleep(patience_s)
 
 
 def call(*command: str) -> str:

@@ -44,7 +44,6 @@ class Job:
     """
 
     runs: dict[Path, RunConfig]
-    nodes: int
     minutes: int
     after: Path | None = None
 
@@ -188,8 +187,7 @@ def plan(
         # A run that needs longer than the longest job continues in the next.
         hours = min(MARGIN * _hours(run, site) + SPARE_H, site.max_hours)
         limit = math.ceil(60 * hours)
-        nodes = _nodes(run, site)
-        job = jobs.setdefault((after, run.devices, limit), Job({}, nodes, limit, after))
+        job = jobs.setdefault((after, run.devices, limit), Job({}, limit, after))
         job.runs[folder] = run
     return sorted(jobs.values(), key=lambda job: job.after is not None)
 
@@ -209,13 +207,14 @@ def script(
     Raises ValueError for a text that no script should hold.
     """
     folders = list(job.runs)
-    devices = job.runs[folders[0]].devices
+    run = job.runs[folders[0]]
+    nodes = _nodes(run, site)
     at_once = f"%{site.runs_at_once}" if site.runs_at_once else ""
     values = {
-        "name": re.sub("[^A-Za-z0-9_.-]", "-", f"{name}-{job.nodes}n"),
-        "nodes": job.nodes,
-        "devices": devices,
-        "devices_of_node": min(devices, site.devices_per_node),
+        "name": re.sub("[^A-Za-z0-9_.-]", "-", f"{name}-{nodes}n"),
+        "nodes": nodes,
+        "devices": run.devices,
+        "devices_of_node": min(run.devices, site.devices_per_node),
         "time": f"{job.minutes // 60}:{job.minutes % 60:02}:00",
         "array": f"0-{len(folders) - 1}{at_once}",
         "warning_s": min(WARNING_S, 5 * job.minutes),
@@ -284,7 +283,7 @@ def submit(
     for task, folder in enumerate(folders):
         submission.job_id = f"{number}_{task}"
         status.write_submission(folder, submission)
-    return f"job {number}: {len(folders)} x {folders[0].name} {' '.join(options[:1])}".rstrip()
+    return f"job {number}: {len(folders)} x {folders[0].name}"
 
 
 def cancel(folders: list[Path]) -> int:
@@ -311,7 +310,7 @@ def check(system: str) -> int:
     )
     runs_dir = REPOSITORY / "build" / "system-check" / str(time.time_ns())
     folder = runs_dir / site.name / configuration.run_id(run)
-    print(submit(Job({folder: run}, 2, 10), site, "doctor"), flush=True)
+    print(submit(Job({folder: run}, 10), site, "doctor"), flush=True)
     while status.rows([folder])[0][0]["state"] in status.UNFINISHED:
         time.sleep(2)
     print(status.text(*status.rows([folder])))

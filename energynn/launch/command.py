@@ -50,7 +50,7 @@ def measure(
     rank, size = rank_and_size() or (0, 1)
     children: list[subprocess.Popen] = []
     stopped = supervise.hear_signals(children)
-    run_dir = _run_dir(command, out, period_s, size)
+    run_dir = _run_dir(command, out, size)
     if rank == 0:
         supervise.take_host().close()
         intent = _intent(run_dir, command, period_s, size, gpus) | (labels or {})
@@ -87,7 +87,6 @@ def _say(text: str) -> None:
 def _run_dir(
     command: list[str],
     out: Path | None,
-    period_s: float,
     size: int,
 ) -> Path:
     """Make the folder of the run; raises ValueError with the remedy for what cannot work."""

@@ -207,7 +207,6 @@ def begin(intent: dict, run_dir: Path) -> None:
         if not (run_dir / "record.json").exists():  # its launcher was killed
             tell(records.recover_one(run_dir))
         _move_aside(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "run.json", intent)
 
 

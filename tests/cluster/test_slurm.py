@@ -308,9 +308,7 @@ def test_lines_of_shell_bring_the_data_to_both_nodes(cluster, tmp_path):
     site = msgspec.structs.replace(systems.site(SYSTEM), setup=setup)
     folder = tmp_path / "runs" / "run"
     (folder / "job").mkdir(parents=True)
-    job = submit.Job(
-        {folder: config.make("fourcastnet", devices=2)}, nodes=2, minutes=10
-    )
+    job = submit.Job({folder: config.make("fourcastnet", devices=2)}, minutes=10)
     text = submit.script(job, site, "mine")
     program = "import os; print('data in', os.listdir(os.environ['ENERGYNN_ERA5']))"
     path = folder / "job" / "job.sh"
