@@ -61,7 +61,7 @@ def batch_job(folder, devices):
     original, slurm.call = slurm.call, lambda *_: "1"
     try:
         run_dir = folder / "runs" / "local" / config.run_id(made)
-        submit.submit(submit.Job({run_dir: made}, 1, 10), systems.site("local"), "x")
+        submit.submit(submit.Job({run_dir: made}, 10), systems.site("local"), "x")
     finally:
         slurm.call = original
     script = folder / "runs" / "local" / config.run_id(made) / "job" / "job.sh"
@@ -254,7 +254,7 @@ def kill_one(folder, started, before, drawn):
     if not victims:
         return ""
     victim = drawn.choice(victims)
-    words, killed_at = told([victim]), time.time_ns()
+    words, killed_at = told([victim]), time.monotonic_ns()
     with contextlib.suppress(psutil.NoSuchProcess):
         victim.kill()
     started.wait(
@@ -262,12 +262,11 @@ def kill_one(folder, started, before, drawn):
         # it may have been one that is not missed, as a loader's worker at the end of an epoch
     )
     last_ns = max(
-        samples.read_samples(path).wall_ns[-1]
-        for path in segment.glob("samples-*.jsonl")
+        samples.read_samples(path).t_ns[-1] for path in segment.glob("samples-*.jsonl")
     )
     ends = samples.events_of_kind(samples.read_events(segment), "rank_end")
     had_ended = [
-        end for end in ends if end["t_wall_ns"] < killed_at
+        end for end in ends if end["t_mono_ns"] < killed_at
     ]  # when all had, only the record was left to write
     assert len(had_ended) == 2 or last_ns > killed_at - 0.3e9, (
         f"{words}: samples were lost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import altair as alt
@@ -10,14 +9,14 @@ import numpy as np
 import pandas as pd
 
 from energynn import records
-from energynn.analysis import profiles, results, theme
+from energynn.analysis import profiles, theme
 from energynn.files import require_place
 from energynn.measure import samples
 from energynn.measure.energy import SECOND_PER_HOUR
 
 FORMATS = (".svg", ".html", ".png", ".pdf")
 STEPS = 600  # of time: more than a line has pixels
-TITLES = {"time_s": "time (s)", "power_W": "power (W)", "energy_Wh": "energy (Wh)"}
+TIME, POWER, ENERGY = "time (s)", "power (W)", "energy (Wh)"
 
 
 def save(run_dir: Path, path: Path) -> None:
@@ -35,100 +34,66 @@ def save(run_dir: Path, path: Path) -> None:
 
 
 def draw(run_dir: Path) -> alt.HConcatChart:
-    """Draw power, loss and error over time; beside them energy over time and error over energy.
-
-    What is known of one epoch only is no curve, and left out.
-    """
+    """Draw power, loss and error over time; beside them energy over time and error over energy."""
     record = records.read_record(run_dir)
-    power = _powers(run_dir, record)
+    length_s = record.get("training_time_s", 0.0)
+    step_s = max(length_s / STEPS, record.get("sampling_period_s", 0.0))
+    power = _powers(run_dir, record, step_s)
     if power.empty:
         raise ValueError(f"plot: {run_dir} has no power samples of a training")
-    energy = power.groupby("time_s", as_index=False)["energy_Wh"].max()
-    watts = _curve(power, "power_W").encode(alt.Color("component:N", title=None))
-    phases = _phases(run_dir, record)
-    over_time = [watts if phases.empty else _shade(phases) + watts]
-    beside = [_curve(energy, "energy_Wh")]
-    epochs = _epochs(run_dir, record)
-    if len(epochs) > 1:
-        epochs["energy_Wh"] = np.interp(epochs["time_s"], *energy.to_numpy().T)
+    energy = power.groupby(TIME, as_index=False)[POWER].sum()
+    energy[ENERGY] = energy[POWER].cumsum() * step_s / SECOND_PER_HOUR
+    epochs, phases = _epochs_and_phases(run_dir, record)
+    # shorter ones cannot be seen
+    phases = phases[phases["end"] - phases[TIME] > step_s]
+    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
+    shades = alt.Chart(phases).mark_rect(opacity=0.3)
+    shades = shades.encode(alt.X(f"{TIME}:Q"), alt.X2("end:Q", title=None), fill)
+    watts = _curve(power, TIME, POWER).encode(alt.Color("component:N", title=None))
+    over_time, beside = [shades + watts], [_curve(energy, TIME, ENERGY)]
+    if len(epochs):
+        epochs[ENERGY] = np.interp(epochs[TIME], energy[TIME], energy[ENERGY])
         known = [name for name in record["metrics"] if name in epochs]
         reached = ["training_loss", *known[:1]]
-        over_time += [_curve(epochs, name) for name in reached]
-        beside.append(_curve(epochs, reached[-1], "energy_Wh"))
+        over_time += [_curve(epochs, TIME, name) for name in reached]
+        beside.append(_curve(epochs, ENERGY, reached[-1]))
     what = record["config"].get("command", record["run_id"])
     against = "; ".join(record["invalid_reasons"])
     said = f"Its energy is {record['energy_total_provenance']}. "
     title = theme.titled(what, said + (against and f"Not valid as evidence: {against}"))
-    return alt.hconcat(alt.vconcat(*over_time), alt.vconcat(*beside), title=title)
+    left = alt.vconcat(*over_time).resolve_scale(x="shared")
+    return alt.hconcat(left, alt.vconcat(*beside), title=title)
 
 
-def _curve(table: pd.DataFrame, name: str, over: str = "time_s") -> alt.Chart:
-    is_sparse = name not in TITLES
-    y = alt.Y(f"{name}:Q", title=TITLES.get(name, name.replace("_", " ")))
+def _curve(table: pd.DataFrame, x: str, y: str) -> alt.Chart:
     chart = alt.Chart(table, width=370, height=150)
-    line = chart.mark_line(strokeWidth=1.4, color=theme.COLOURS[0], point=is_sparse)
-    return line.encode(
-        alt.X(f"{over}:Q", title=TITLES[over]).scale(zero=True, nice=False),
-        y.scale(zero=not is_sparse).axis(format="~g", tickCount=5),
-    )
+    line = chart.mark_line(color=theme.COLOURS[0], point=len(table) < 50)
+    return line.encode(alt.X(f"{x}:Q"), alt.Y(f"{y}:Q", title=y.replace("_", " ")))
 
 
-def _shade(phases: pd.DataFrame) -> alt.Chart:
-    fill = alt.Fill("phase:N", title=None).scale(range=theme.COLOURS[1:])
-    rectangles = alt.Chart(phases).mark_rect(opacity=0.3)
-    return rectangles.encode(alt.X("time_s:Q"), alt.X2("end_s:Q"), fill)
+def _powers(run_dir: Path, record: dict, step_s: float) -> pd.DataFrame:
+    """Tabulate the mean power of each component, with its provenance, in steps of time."""
+    power = profiles.load(run_dir, step_s)
+    power = power.rename(columns={"time_s": TIME, "power_W": POWER})
+    power = power.groupby([TIME, "component"], as_index=False)[POWER].sum()
+    known = [record.get(f"energy_{name}_provenance", "") for name in power["component"]]
+    return power.assign(component=power["component"] + ", " + known)
 
 
-def _powers(run_dir: Path, record: dict) -> pd.DataFrame:
-    """Tabulate the mean power of each component: time_s, component with its provenance, power_W,
-    and energy_Wh, of all together since the start.
-    """
-    time_s, least_s = (
-        record.get(name, 0.0) for name in ("training_time_s", "sampling_period_s")
-    )
-    period_s = max(time_s / STEPS, least_s)
-    parts = []
-    for component in results.COMPONENTS[:3]:
-        known = record.get(f"energy_{component}_provenance", "")
-        part = profiles.load(run_dir, component, period_s)
-        parts.append(part.assign(component=f"{component}, {known}"))
-    power = pd.concat(parts).astype({"time_s": float, "power_W": float})
-    power = power.round({"time_s": 6}).groupby(["time_s", "component"], as_index=False)
-    power = power["power_W"].sum()
-    energy_Wh = power["power_W"].cumsum() * period_s / SECOND_PER_HOUR
-    return power.assign(energy_Wh=energy_Wh)
-
-
-def _epochs(run_dir: Path, record: dict) -> pd.DataFrame:
-    """Tabulate what each epoch reached, and ``time_s``, its end; of a repeated one the last."""
-    rows = {}
-    for _, events, zero_ns in _starts(run_dir, record):
+def _epochs_and_phases(
+    run_dir: Path, record: dict
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tabulate what each epoch reached, of a repeated one the last, and the phases of rank 0."""
+    epochs, phases = {}, [pd.DataFrame(columns=["phase", TIME, "end"])]
+    for folder, begin_s, _ in profiles.segments(run_dir, record):
+        events = [each for each in samples.read_events(folder) if each["rank"] == 0]
+        start_ns = samples.times_of_hosts(events, "training_start")
+        zero_ns = min(start_ns.values(), default=0) - 1e9 * begin_s
         for event in samples.events_of_kind(events, "epoch"):
             time_s = (event["t_mono_ns"] - zero_ns) / 1e9
-            rows[event["epoch"]] = event | {"time_s": time_s}
-    return pd.DataFrame(rows.values())
-
-
-def _phases(run_dir: Path, record: dict) -> pd.DataFrame:
-    """Tabulate the phases of rank 0 that are long enough to be seen: phase, time_s and end_s."""
-    parts = [pd.DataFrame(columns=["phase", "time_s", "end_s"])]
-    for folder, _, zero_ns in _starts(run_dir, record):
-        found = samples.read_phases(folder)
-        if 0 in found:
-            kind, *ends_ns, names = found[0]
-            begin_s, end_s = (np.stack(ends_ns) - zero_ns) / 1e9
-            part = pd.DataFrame({"time_s": begin_s, "end_s": end_s})
-            part["phase"] = np.array(names)[kind]
-            parts.append(part[end_s - begin_s > record["training_time_s"] / STEPS])
-    return pd.concat(parts).replace("_", " ", regex=True)
-
-
-def _starts(run_dir: Path, record: dict) -> Iterator[tuple[Path, list[dict], float]]:
-    """For each start of a run: folder, events of rank 0, and when time is 0 on its clock in ns."""
-    begin_s = 0.0
-    parts = record["segments"] or [record]
-    for folder, part in zip(samples.segments(run_dir), parts, strict=False):
-        events = [each for each in samples.read_events(folder) if each["rank"] == 0]
-        for start in samples.events_of_kind(events, "training_start"):
-            yield folder, events, start["t_mono_ns"] - 1e9 * begin_s
-        begin_s += part["training_time_s"]
+            epochs[event["epoch"]] = event | {TIME: time_s}
+        if found := samples.read_phases(folder).get(0):
+            kind, begin_ns, end_ns, names = found
+            spans = pd.DataFrame({TIME: begin_ns - zero_ns, "end": end_ns - zero_ns})
+            phases.append((spans / 1e9).assign(phase=np.array(names)[kind]))
+    return pd.DataFrame(epochs.values()), pd.concat(phases)

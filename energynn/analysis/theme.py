@@ -5,7 +5,6 @@ provenance by shape.
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from pathlib import Path
 
@@ -14,11 +13,10 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-# Figures have the size of a screen; in print 1 px becomes 0.625 pt. PAGE_px is the width of a
-# page of the ACM format.
-PRINT_pt_per_px = 0.625
+# Figures have the size of a screen; paper/template.typ prints 1 px as 0.625 pt. PAGE_px is the
+# width of a page of the ACM format.
 PAGE_px = 806
-VEGA_LITE = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
+TEXT_px = 13  # 8 pt in print
 FONT = "Liberation Sans"  # the converter carries it: no system font is needed
 
 # Okabe and Ito (2008), "Color Universal Design"; yellow, which is weak on white, last.
@@ -65,14 +63,6 @@ RAMP = [
     "#a1d838",
     "#c8e020",
 ]
-# verdict of the ledger -> colour
-VERDICTS = {
-    "supported": "#00407A",
-    "contradicted": "#C8501E",
-    "inconclusive": "#E8B93A",
-    "no data": "#F0F0F0",
-}
-
 # provenance -> shape, drawn in the colour of its series. Hollow and filled shapes differ even in
 # grey and when small. Lengths in a path are in units of the symbol's radius. The inner outline
 # runs backwards: that leaves a hole.
@@ -95,13 +85,7 @@ MENUS_ABOVE = """<style>div.vega-embed { display: flex; flex-direction: column; 
 
 @alt.theme.register("energynn", enable=False)
 def _theme() -> alt.theme.ThemeConfig:
-    text = {
-        "labelFont": FONT,
-        "titleFont": FONT,
-        "labelFontSize": 11,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
+    text = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": "normal"}
     axis = {
         "gridColor": "#e6e6e6",
         "domainColor": "#333333",
@@ -112,7 +96,6 @@ def _theme() -> alt.theme.ThemeConfig:
         "labelSeparation": 6,
     }
     legend = {
-        "symbolSize": 100,
         "symbolOpacity": 1,
         "symbolStrokeWidth": 2,
         "labelLimit": 640,
@@ -128,16 +111,9 @@ def _theme() -> alt.theme.ThemeConfig:
         "axis": text | axis,
         "axisX": {"labelFlush": False},
         "legend": text | legend,
-        "title": {
-            "font": FONT,
-            "fontSize": 13,
-            "anchor": "start",
-            "frame": "group",
-            "offset": 10,
-        },
+        "title": {"anchor": "start", "frame": "group", "offset": 10},
         "range": {"category": COLOURS},
         "point": {"size": 100, "opacity": 1, "strokeWidth": 0},
-        "text": {"font": FONT, "fontSize": 11},
         "concat": {"spacing": 13},
         "mark": {"tooltip": {"content": "encoding"}},
     }
@@ -171,7 +147,10 @@ def provenance(
     }
     scale = alt.Scale(domain=list(present), range=list(present.values()))
     return alt.Shape(
-        field, type="nominal", scale=scale, legend=alt.Legend(title=title, columns=1)
+        field,
+        type="nominal",
+        scale=scale,
+        legend=alt.Legend(title=title, titleOrient="left"),
     )
 
 
@@ -210,21 +189,15 @@ def series(table: pd.DataFrame, columns: int = 3) -> alt.Color:
     )
 
 
-def titled(
-    title: str, said: str = "", width: int = PAGE_px, lines: int = 0
-) -> alt.Title:
-    """A panel's title with small grey lines under it: what is known there, and what is not.
-
-    ``said`` is broken to ``width`` px; with ``lines``, titles of neighbouring panels are level.
-    """
-    # a character of 10.5 px is 5 px wide on average
-    words = textwrap.wrap(said, int(width / 5))
-    words += [""] * (lines - len(words))
+def titled(title: str, said: str, width: int = PAGE_px) -> alt.Title:
+    """A title with grey lines under it, broken to ``width`` px: what a run's number is worth."""
+    # a character is half as wide as it is high, on average
+    words = textwrap.wrap(said, 2 * width // TEXT_px)
     return alt.Title(
         title,
         subtitle=words,
         subtitleColor=GREY,
-        subtitleFontSize=10.5,
+        subtitleFontSize=TEXT_px,
         subtitlePadding=3,
     )
 
@@ -252,34 +225,22 @@ def log_axis(
 
 def placeholder(message: str) -> alt.Chart:
     """Draw the words that say why there is nothing to see."""
-    text = alt.Chart(width=384, height=96).mark_text(
-        fontSize=13, color=GREY, lineBreak="\n"
-    )
-    return text.encode(text=alt.datum(message)).properties(data=alt.InlineData([{}]))
+    text = alt.Chart(alt.InlineData([{}]), width=384, height=96)
+    text = text.mark_text(color=GREY, lineBreak="\n")
+    return text.encode(text=alt.datum(message))
 
 
 def save(chart: alt.TopLevelMixin, name: str, build_dir: str | Path = "build") -> Path:
-    """Write the chart in print size as SVG, PNG (4 pixels per pt) and PDF.
+    """Write a chart, after ``enable``, as SVG, as PDF and as PNG of 2.5 times its pixels.
 
     Files lie in ``build_dir``/figures; the same data give the same SVG, byte for byte. Returns its
     path.
     """
-    with (
-        alt.theme.enable("energynn"),
-        alt.data_transformers.enable("default", max_rows=None),
-    ):
-        spec = chart.to_dict()
+    spec = chart.to_dict()
     path = save_spec(spec, name, build_dir).with_suffix(".svg")
-    svg = vl_convert.vegalite_to_svg(spec, VEGA_LITE)
-    size = r'(width|height)="([\d.]+)"'
-    svg = re.sub(
-        size,
-        lambda side: f'{side[1]}="{float(side[2]) * PRINT_pt_per_px:g}"',
-        svg,
-        count=2,
-    )
+    svg = vl_convert.vegalite_to_svg(spec)
     path.write_text(svg)
-    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=4, ppi=72))
+    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=2.5))
     path.with_suffix(".pdf").write_bytes(vl_convert.svg_to_pdf(svg))
     return path
 

@@ -313,13 +313,13 @@ def power_trace(
     for samples in hosts:
         begin_s = starts_ns.get(samples.host, samples.t_ns[0]) / 1e9
         for curve in energy.curves(samples):
-            first, last = (curve.t_s[[0, -1]] - begin_s) / period_s
-            edges_s = np.arange(np.ceil(first), np.floor(last) + 1) * period_s
+            first_s = np.ceil((curve.t_s[0] - begin_s) / period_s) * period_s
+            watts = curve.powers_W(begin_s + first_s, np.inf, period_s)
             name = (
                 curve.sensor["id"]
                 if len(hosts) == 1
                 else f"{samples.host}:{curve.sensor['id']}"
             )
-            watts = np.diff(curve.at(begin_s + edges_s)) / period_s
-            traces[name] = ((edges_s[1:] + edges_s[:-1]) / 2, watts)
+            middles_s = first_s + period_s * (np.arange(len(watts)) + 0.5)
+            traces[name] = (middles_s, watts)
     return traces

@@ -250,7 +250,8 @@ def impossible(
         limits[f"over_limit_{component}"] * limit_W or limits[f"most_{component}_W"]
     )
     if is_power:
-        lowest_W, highest_W = values.min(), _means(t_s, values).max()
+        lowest_W = values.min()
+        highest_W = one.powers_W(t_s[0], t_s[-1], 1.0).max(initial=0.0)
     else:
         new = np.append(0, np.flatnonzero(steps) + 1)
         added_W = steps[new[1:] - 1] / (np.diff(t_s[new]) + one.late_s)
@@ -269,12 +270,6 @@ def impossible(
             f"P: {name} showed {highest_W:.3g} W, at most {most_W:.3g} W can be drawn"
         )
     return reasons
-
-
-def _means(t_s: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Mean reading of each second that has any."""
-    seconds, which = np.unique(np.floor(t_s), return_inverse=True)
-    return np.bincount(which, values) / np.bincount(which)
 
 
 def _still(

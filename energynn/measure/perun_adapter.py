@@ -19,7 +19,7 @@ import numpy as np
 from energynn.launchers import ranks_of_this_host, write_whole_lines
 from energynn.measure.machine import cpu_name
 from energynn.measure.sampler_process import begin
-from energynn.measure.sensors import POWERCAP_VARIABLE
+from energynn.measure.sensors import POWERCAP
 from energynn.processes import end_forks_with_this, end_with_parent, require_an_end
 from energynn.reading import one_fault, require_file, require_plain_hdf5
 
@@ -99,6 +99,7 @@ def attach() -> None:
     """Register our sampler with the sampler process that perun will start (from perun_hook.py)."""
     import cpuinfo
     import perun
+    import perun.backend.powercap_rapl as powercap_rapl
 
     write_whole_lines()
     cpuinfo.get_cpu_info = processor
@@ -107,10 +108,7 @@ def attach() -> None:
     end_with_parent()
     end_forks_with_this()  # perun's sampler outlives a killed rank otherwise
     sys.excepthook = _end_all_ranks
-    if os.environ.get(POWERCAP_VARIABLE):
-        import perun.backend.powercap_rapl as powercap_rapl
-
-        powercap_rapl.RAPL_PATH = os.environ[POWERCAP_VARIABLE] + "/"
+    powercap_rapl.RAPL_PATH = f"{POWERCAP}/"
     perun.register_live_callback(_start_sampler, "energynn")
 
 

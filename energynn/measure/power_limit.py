@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 from energynn.measure import sensors
+
+ALLOWED = "only root may, in the range of `nvidia-smi -q -d POWER` (docs/gpu.md)"
 
 
 @contextmanager
@@ -41,23 +43,18 @@ def guard(limit_W: float, indices: list[int]) -> None:
     """Set the limit, say so or why not, and set the one of before when standard input ends."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pynvml, _ = sensors.list_gpus()
-    before, range_W = [], "no other"
+    set_limit = pynvml.nvmlDeviceSetPowerManagementLimit
     try:
-        for index in indices:
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            ends_mW = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(gpu)
-            range_W = " to ".join(f"{end_mW / 1e3:g}" for end_mW in ends_mW)
-            limit_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
-            pynvml.nvmlDeviceSetPowerManagementLimit(gpu, round(limit_W * 1e3))
-            before.append((gpu, limit_mW))
-        print("held", flush=True)
-        sys.stdin.read()
+        with ExitStack() as before:
+            for index in indices:
+                gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+                limit_mW = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu)
+                set_limit(gpu, round(limit_W * 1e3))
+                before.callback(set_limit, gpu, limit_mW)
+            print("held", flush=True)
+            sys.stdin.read()
     except Exception as error:  # whatever a driver throws
-        allowed = f"it takes {range_W} W, and only from root (docs/gpu.md)"
-        print(f"GPU {index}: {limit_W:g} W: {error}; {allowed}")
-    for gpu, limit_mW in before:
-        with suppress(Exception):  # the others get theirs
-            pynvml.nvmlDeviceSetPowerManagementLimit(gpu, limit_mW)
+        print(f"GPU {index}: {limit_W:g} W: {error}; {ALLOWED}")
 
 
 if __name__ == "__main__":

@@ -25,24 +25,22 @@ Instant = Annotated[int, msgspec.Meta(gt=-(2**62), lt=2**62)]
 
 
 class Sample(msgspec.Struct):
-    """One line of readings."""
+    """One line of readings; its wall clock is for people."""
 
     t: Instant
     v: list[float | None]
-    w: Instant = 0
 
 
 @dataclass
 class Samples:
     """Readings of one host.
 
-    t_ns, wall_ns: (samples,) of the monotonic and the wall clock; readings: (samples, sensors),
-    NaN where one failed; problems: what the sampler complained about.
+    t_ns: (samples,) of the monotonic clock; readings: (samples, sensors), NaN where one failed;
+    problems: what the sampler complained about.
     """
 
     header: dict
     t_ns: np.ndarray
-    wall_ns: np.ndarray
     readings: np.ndarray
     problems: list[str]
 
@@ -82,7 +80,6 @@ def read_samples(path: Path, begin_B: int = 0) -> Samples | None:
     return Samples(
         header=header,
         t_ns=np.array([sample.t for sample in samples], dtype=np.int64),
-        wall_ns=np.array([sample.w for sample in samples], dtype=np.int64),
         readings=readings.reshape(len(samples), len(header["sensors"])),
         problems=problems,
     )
@@ -96,12 +93,8 @@ def read_hosts(folder: Path) -> list[Samples]:
 
 def has_begun(folder: Path, host: str) -> bool:
     """Tell whether the sampler of a host has written its first sample."""
-    with (
-        suppress(FileNotFoundError),
-        open(folder / f"samples-{host}.jsonl", "rb") as file,
-    ):
-        return b'"v":[' in file.read(2**17)
-    return False
+    path = folder / f"samples-{host}.jsonl"
+    return path.exists() and b'"v":[' in path.read_bytes()
 
 
 # -------------------------------------------------------------------------------- events and phases

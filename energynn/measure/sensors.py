@@ -22,8 +22,8 @@ import psutil
 
 from energynn.measure import energy
 
-POWERCAP = "/sys/class/powercap"
-POWERCAP_VARIABLE = "ENERGYNN_POWERCAP"  # another powercap tree, for tests and drills
+# another powercap tree, for tests and drills
+POWERCAP = Path(os.environ.get("ENERGYNN_POWERCAP") or "/sys/class/powercap")
 HWMON = Path("/sys/class/hwmon")
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/gpus")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -103,9 +103,8 @@ def rapl_sensors() -> list[Sensor]:
 
     Counters outside of /sys are somebody's imitation of one: their provenance is ``simulated``.
     """
-    tree = Path(os.environ.get(POWERCAP_VARIABLE) or POWERCAP)
     sensors = []
-    for zone in sorted(tree.glob("intel-rapl:*")):
+    for zone in sorted(POWERCAP.glob("intel-rapl:*")):
         # intel-rapl-mmio shows the same counters again
         package = zone.name.split(":")[1]
         name = (zone / "name").read_text().strip()
@@ -120,7 +119,7 @@ def rapl_sensors() -> list[Sensor]:
             component,
             package,
             "energy",
-            _provenance(tree),
+            _provenance(POWERCAP),
             read=partial(_read_file, zone / "energy_uj"),
             to_SI=1e-6,
             wraps_at=float((zone / "max_energy_range_uj").read_text()),
@@ -296,24 +295,15 @@ def _read_gpu(pynvml, index: int, function: str) -> int:
 def visible_devices(names: list[str], value: str | None) -> tuple[list[int], list[str]]:
     """Return the devices that a variable as CUDA_VISIBLE_DEVICES leaves, and unknown entries.
 
-    An entry is a number, or the beginning of one device's name. None leaves all. CUDA C++
-    Programming Guide, "CUDA Environment Variables".
+    An entry is a number or a device's name. None leaves all.
     """
+    known = {str(number): number for number in range(len(names))}
     if value is None:
-        return list(range(len(names))), []
-    chosen, unknown = set(), []
-    for entry in filter(None, map(str.strip, value.split(","))):
-        prefix = entry.lower()
-        matches = [
-            number
-            for number, name in enumerate(names)
-            if entry == str(number) or name.lower().startswith(prefix)
-        ]
-        if len(matches) == 1:
-            chosen.add(matches[0])
-        else:
-            unknown.append(entry)
-    return sorted(chosen), unknown
+        return list(known.values()), []
+    known |= {name: number for number, name in enumerate(names)}
+    entries = set(filter(None, map(str.strip, value.split(","))))
+    chosen = {known[entry] for entry in entries & known.keys()}
+    return sorted(chosen), sorted(entries - known.keys())
 
 
 def power_semantics(gpu_name: str) -> str:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from energynn.files import write_json
@@ -20,7 +20,6 @@ from energynn.measure.samples import read_samples
 PERIOD_S = 0.04
 # of the samples file before a window: some seconds, with dozens of sensors
 MARGIN_B = 2**18
-_files: dict[int, Path] = {}  # of samples, by process: a fork begins its own
 _starting = threading.Lock()
 
 
@@ -37,7 +36,8 @@ class Window:
         self.start_ns = self.end_ns = 0
 
     def __enter__(self) -> Window:
-        self._file = _samples_file()
+        with _starting:
+            self._file = _start_sampler()
         self._begin_B = self._file.stat().st_size - MARGIN_B
         self.start_ns = time.monotonic_ns()
         return self
@@ -103,21 +103,18 @@ def window(name: str = "window") -> Window:
     return Window(name)
 
 
-def _samples_file() -> Path:
-    """Return what the sampler of this process writes; the first call starts it, as a child."""
-    process = os.getpid()
-    with _starting:
-        if process not in _files:
-            folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
-            intent = {
-                "cpu_model": machine.CPU_MODEL,
-                "config": {"sampling_period_s": PERIOD_S},
-            }
-            write_json(folder / "run.json", intent)
-            stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
-            atexit.register(_end, process, folder, stop_sampler)
-            _files[process] = folder / f"samples-{os.uname().nodename}.jsonl"
-        return _files[process]
+@cache
+def _start_sampler() -> Path:
+    """Start a sampler as a child of this process; return its file, which forks read, too."""
+    folder = Path(tempfile.mkdtemp(prefix="energynn-window-"))
+    intent = {
+        "cpu_model": machine.CPU_MODEL,
+        "config": {"sampling_period_s": PERIOD_S},
+    }
+    write_json(folder / "run.json", intent)
+    stop_sampler = start_sampler(folder, 1, [0])  # waits for no other rank
+    atexit.register(_end, os.getpid(), folder, stop_sampler)
+    return folder / f"samples-{os.uname().nodename}.jsonl"
 
 
 def _end(process: int, folder: Path, stop_sampler: Callable) -> None:

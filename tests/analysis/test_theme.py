@@ -6,8 +6,14 @@ import re
 import altair as alt
 import numpy as np
 import pandas as pd
+import pytest
 
 from energynn.analysis import theme
+
+
+@pytest.fixture(autouse=True)
+def _look():
+    theme.enable()
 
 
 def chart(width=240):
@@ -36,9 +42,9 @@ def test_the_same_data_give_the_same_svg(tmp_path):
         ".json",
     }
     assert theme.FONT in first.decode()
-    printed_pt = re.search(r'width="([\d.]+)"', first.decode())[1]
+    width_px = re.search(r'width="([\d.]+)"', first.decode())[1]
     pdf = (tmp_path / "b" / "figures" / "figure.pdf").read_bytes()
-    assert f"/MediaBox [0 0 {printed_pt} ".encode() in pdf
+    assert f"/MediaBox [0 0 {width_px} ".encode() in pdf
 
 
 def test_figures_for_a_browser_hold_no_nan_and_need_no_network(tmp_path):

@@ -59,12 +59,16 @@ def test_the_limit_is_set_back_whatever_ends_the_command(tmp_path, limits, numbe
 @pytest.mark.parametrize(
     "watts, gpus, said",
     [
-        ("701", [GPU], "GPU 0: 701 W: Invalid Argument; it takes 100 to 700 W, and"),
-        ("99", [GPU], "GPU 0: 99 W: Invalid Argument; it takes 100 to 700 W, and"),
+        (
+            "701",
+            [GPU],
+            "GPU 0: 701 W: Invalid Argument; only root may, in the range of",
+        ),
+        ("99", [GPU], "GPU 0: 99 W: Invalid Argument; only root may, in the range of"),
         (
             "200",
             [GPU | {"is_ours": False}],
-            "GPU 0: 200 W: Insufficient Permissions; it takes 100",
+            "GPU 0: 200 W: Insufficient Permissions; only root may",
         ),
         ("200", [], "no NVIDIA GPU is used; leave it out"),
     ],

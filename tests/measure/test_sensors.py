@@ -27,7 +27,7 @@ def no_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(sensors, "HWMON", tmp_path / "hwmon")
     monkeypatch.setattr(sampler_process, "AMD_DRIVER", tmp_path / "amdgpu")
     monkeypatch.setattr(sensors, "WATCH_S", 0.3)
-    monkeypatch.setenv(sensors.POWERCAP_VARIABLE, str(tmp_path / "powercap"))
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "powercap")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
@@ -91,7 +91,7 @@ def test_the_cpu_is_estimated_only_where_no_counter_moves(tmp_path, monkeypatch)
     dead = look()
     assert primary(dead) == ["cpu_estimate"] and dead.unaccounted == []
     assert "does not move" in dead.problems[0]
-    monkeypatch.setenv(sensors.POWERCAP_VARIABLE, str(tmp_path / "alive"))
+    monkeypatch.setattr(sensors, "POWERCAP", tmp_path / "alive")
     writer = powercap.constant_power(tmp_path / "alive", 100.0)
     # The same counters by another way, which count once; and a limit.
     copy = tmp_path / "alive" / "intel-rapl-mmio:0"
@@ -261,8 +261,8 @@ UUIDS = ["GPU-AA11", "GPU-AB22", "GPU-CC33"]
         ("2,0", [0, 2], []),
         (" 1 , 2 ", [1, 2], []),
         ("0,7,1", [0, 1], ["7"]),
-        ("gpu-ab22", [1], []),
-        ("GPU-A,GPU-C", [2], ["GPU-A"]),  # the beginning of two
+        ("GPU-AB22", [1], []),
+        ("GPU-A,GPU-CC33", [2], ["GPU-A"]),  # the beginning of a name is none
         ("MIG-77", [], ["MIG-77"]),
     ],
 )

@@ -10,7 +10,6 @@ import pytest
 
 from energynn import config, records
 from energynn.launch import start
-from energynn.measure import perun_adapter
 from tests.powercap import constant_power
 
 HOST_W = 300.0
@@ -33,10 +32,11 @@ def start_ranks(tmp_path, monkeypatch, powercap, hosts, **more):
     """Two ranks on one host, as launched, or on two; returns the folder and the process that
     started them.
     """
-    monkeypatch.setenv(perun_adapter.POWERCAP_VARIABLE, str(powercap))
+    monkeypatch.setenv("ENERGYNN_POWERCAP", str(powercap))
     tiny = dict(devices=2, embed_dim=32, depth=1, epochs=30, sampling_period_s=0.02)
     tiny = config.make("fourcastnet", **tiny | more)
     run_dir = tmp_path / "runs" / "local" / config.run_id(tiny)
+    run_dir.mkdir(parents=True)
     start.begin(start.prepare(tiny, run_dir), run_dir)
     intent = json.loads((run_dir / "run.json").read_text())
     command = start.ranks_command(run_dir, intent)

@@ -91,10 +91,6 @@ def nvmlDeviceGetEnforcedPowerLimit(handle):
     return _limits(handle)[-1][1]
 
 
-def nvmlDeviceGetPowerManagementLimitConstraints(handle):
-    return list(RANGE_MW)
-
-
 def nvmlDeviceSetPowerManagementLimit(handle, limit_mW):
     if not handle[1].get("is_ours", True):
         raise NVMLError_NoPermission()
