@@ -345,9 +345,9 @@ def _found_by_mpi(timeout: datetime.timedelta) -> tuple[int, int, int, dist.Stor
         store = dist.TCPStore(
             "127.0.0.1", 0, world.size, True, timeout, wait_for_workers=False
         )
-    address = (
-        os.environ.get("MASTER_ADDR", hosts[0]) if len(set(hosts)) > 1 else "127.0.0.1"
-    )
+    address = "127.0.0.1"
+    if len(set(hosts)) > 1:
+        address = os.environ.get("MASTER_ADDR", hosts[0])
     address, port = world.bcast((address, store.port) if store else None)
     store = store or dist.TCPStore(address, port, world.size, False, timeout)
     return world.rank, world.size, local_rank, store

@@ -196,9 +196,8 @@ def relative_l2_loss(forecast: Tensor, target: Tensor) -> Tensor:
     """Compute |forecast - target| / |target|, norms over channels and grid, mean over samples
     (published code).
     """
-    return (
-        (forecast - target).flatten(1).norm(dim=1) / target.flatten(1).norm(dim=1)
-    ).mean()
+    error = (forecast - target).flatten(1).norm(dim=1)
+    return (error / target.flatten(1).norm(dim=1)).mean()
 
 
 @torch.no_grad()
