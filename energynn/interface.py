@@ -21,13 +21,30 @@ UNITS = {name: name for name in ("Wh", "kWh", "kW", "W", "h", "m")} | {
 }
 TEXTS = [*observations.WHAT, "provenance", "run_dir"]
 # of a record, in a table of runs
-COLUMNS = ["started_at", "name", "run_id", "workload", "system", "devices", "status"]
-COLUMNS += ["valid", "why", "note", "training_time_s", "device_hours_training"]
-COLUMNS += [f"energy_{part}_J" for part in ("gpu", "cpu", "ram", "total")]
-COLUMNS += [
-    f"energy_total_{what}" for what in ("bound_J", "systematic_J", "provenance")
+COLUMNS = [
+    "started_at",
+    "name",
+    "run_id",
+    "workload",
+    "system",
+    "devices",
+    "status",
+    "valid",
+    "why",
+    "note",
+    "training_time_s",
+    "device_hours_training",
+    "energy_gpu_J",
+    "energy_cpu_J",
+    "energy_ram_J",
+    "energy_total_J",
+    "energy_total_bound_J",
+    "energy_total_systematic_J",
+    "energy_total_provenance",
+    "mean_power_total_W",
+    "samples_trained",
+    "optimizer_steps",
 ]
-COLUMNS += ["mean_power_total_W", "samples_trained", "optimizer_steps"]
 
 
 def load(runs_dir: str | Path = "runs") -> xr.Dataset:
