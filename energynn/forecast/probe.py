@@ -36,18 +36,22 @@ def target(workload: str, site: Site, parameters: dict) -> RunConfig:
 
 
 def shorter(run: RunConfig, batches: int, **changed) -> RunConfig:
-    """Make a run of one epoch of so many batches; longer, where its data cannot be cut."""
+    """Make a run of so many batches, or of a year or two; of epochs where its data are not cut."""
     plain = config.to_dict(run) | {"epochs": 1, "save_weights": False}
     plain |= {"accumulation_steps": 1, "sampling_period_s": PERIOD_S} | changed
     plain["global_batch_size"] = None
-    step = plain["local_batch_size"] * plain["devices"]
-    if "training_samples" not in plain:
-        return config.make(**plain | {"epochs": max(1, batches // FEW)})
-    most = run.epoch().training_samples or batches * step
-    samples = max(1, min(batches, most // step)) * step
-    return config.make(
-        **plain | {"training_samples": samples, "validation_samples": step}
-    )
+    if plain["dataset"] == "era5":
+        first = int(plain["training_years"][:4])
+        plain["training_years"] = f"{first}-{first + (batches > FEW)}"
+        plain["validation_years"] = plain["validation_years"][:4]
+    elif "training_samples" in plain:
+        step = plain["local_batch_size"] * plain["devices"]
+        most = run.epoch().training_samples or batches * step
+        plain["training_samples"] = max(1, min(batches, most // step)) * step
+        plain["validation_samples"] = step
+    else:
+        plain["epochs"] = max(1, batches // FEW)
+    return config.make(**plain)
 
 
 def planned(
@@ -117,7 +121,8 @@ def hand_over(probes: list[RunConfig], site: Site) -> str:
 
 def table(probes: list[RunConfig]) -> pd.DataFrame:
     """Show the probes, a row each, in the order in which they are made."""
-    shown = ["devices", "local_batch_size", "training_samples", "epochs"]
-    shown += ["step_period_s", "run_id"]
-    rows = [config.to_dict(run) | {"run_id": config.run_id(run)} for run in probes]
-    return pd.DataFrame(rows).reindex(columns=shown).dropna(axis="columns")
+    shown = ["devices", "local_batch_size", "training_samples", "training_years"]
+    shown += ["epochs", "step_period_s"]
+    plain = pd.DataFrame(map(config.asdict, probes))
+    table = plain.reindex(columns=shown).dropna(axis="columns")
+    return table.assign(run_id=list(map(config.run_id, probes)))

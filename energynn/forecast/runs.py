@@ -246,13 +246,13 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
             f"runs of several devices, stages or data: {recipes}; fit those of one"
         )
     first = chosen[0]
-    is_simulated = first.get("launcher") == "simulated"
-    if site.scheduler == "local" and not is_simulated:
+    if site.scheduler == "local" and first.get("launcher") != "simulated":
         site = here(site, first["machine"], first["device_kind"] == "gpu")
     groups = defaultdict(list)
     for record in chosen:
         groups[_config(record)].append(record)
     run = next(iter(groups))
+    of_energy = first.get("energy_total_provenance")
     training = first.get("dataset_samples", 0)
     evaluated = first.get("samples_evaluated", 0) // run.epochs
     evaluated -= training * run.epoch().evaluates_training_set
@@ -261,7 +261,7 @@ def own(found: list[dict], workload: str, site: Site) -> Runs:
         site,
         list(itertools.starmap(_taken, groups.items())),
         samples=(training, evaluated),
-        provenance="simulated" if is_simulated else "measured",
+        provenance="simulated" if of_energy == "simulated" else "measured",
     )
 
 
