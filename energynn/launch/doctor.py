@@ -129,7 +129,7 @@ def _gpu_findings() -> list[Finding]:
         driver, limit_W, fault = (
             gpu.get("driver"),
             gpu.get("limit_W"),
-            machine.fault_of_split(gpu),
+            gpu.get("fault", ""),
         )
         said = (
             f"{gpu['index']}: {gpu['name']}, driver {driver}, power limit {limit_W} W"

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import subprocess
+import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from energynn.files import IS_CHECKOUT, REPOSITORY, write_json
+from energynn.files import IS_CHECKOUT, REPOSITORY
 from energynn.launchers import PYTHON_VARIABLE, python_of_ranks
 from energynn.measure import sensors
 from energynn.measure.energy import THRESHOLDS
@@ -27,21 +28,16 @@ from energynn.reading import toml_table
 # machine: 280 W is the vendor's thermal design power of the AMD EPYC 9354 (32 cores), the CPU of
 # the paper's H100 nodes; about a third of full power at idle is what servers of this kind usually
 # draw. Change them in system.toml for your own machine.
-CPU_MODEL = {
-    "name": "idle-to-full-per-core",
-    "idle_W_per_core": 3.0,
-    "full_W_per_core": 8.75,
-    "source": "assumption: 280 W / 32 cores at full load (thermal design power, "
-    "AMD EPYC 9354), about a third at idle",
-}
-TOML_HEAD = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
+SYSTEM_TOML = """# Used only where the CPU has no energy sensor: `estimated` energy. Edit it.
 [cpu_model]
+name = "idle-to-full-per-core"
+idle_W_per_core = 3.0
+full_W_per_core = 8.75
+source = "assumption: 280 W / 32 cores at full load (thermal design power, AMD EPYC 9354), about a \
+third at idle"
 """
+CPU_MODEL = tomllib.loads(SYSTEM_TOML)["cpu_model"]
 CPU_INFO = Path("/proc/cpuinfo")
-SPLIT = (
-    "GPU {index} is split into parts (MIG), which have no energy each; "
-    "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
-)
 COMMIT = REPOSITORY / "build" / "commit"
 PACKAGES = (
     "torch torchvision perun mpi4py mpich openmpi numpy xarray papermill pillow".split()
@@ -107,7 +103,7 @@ def batch_job() -> dict:
 def gpus() -> list[dict]:
     """List number, name, UUID, driver and power limit of the GPUs of this job, as far as told.
 
-    ``is_split`` tells whether one is split into parts (MIG). Empty without NVML.
+    ``fault``: why a run cannot use one. Empty without NVML.
     """
     try:
         _, notes = sensors.list_gpus()
@@ -116,11 +112,6 @@ def gpus() -> list[dict]:
     uuids = [gpu.get("uuid", "") for gpu in notes]
     visible, _ = sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return [{"index": index} | notes[index] for index in visible]
-
-
-def fault_of_split(gpu: dict) -> str:
-    """Say what is wrong with a GPU as ``gpus`` describes it where it is split; "" elsewhere."""
-    return SPLIT.format(**gpu) if gpu.get("is_split") else ""
 
 
 def pin_to_gpu(uuid: str) -> None:
@@ -164,20 +155,13 @@ def git(*words: str) -> str:
 def git_state() -> tuple[str, bool]:
     """Return the commit of this checkout, and whether files outside runs/ and build/ differ.
 
-    Where git does not say it, the file of ``write_commit`` does; ("", False) without that, too.
+    Where git does not say it, build/commit does (`make gpu-carry`); ("", False) without that, too.
     """
     if commit := git("rev-parse", "HEAD"):
         return commit, bool(
             git("status", "--porcelain", "--", ".", ":!runs", ":!build")
         )
     return tuple(json.loads(COMMIT.read_text())) if COMMIT.is_file() else ("", False)
-
-
-def write_commit() -> None:
-    """Write down commit and state of this checkout for a machine that gets its files without
-    git.
-    """
-    write_json(COMMIT, git_state())
 
 
 Watts = Annotated[float, Meta(ge=0, lt=10_000)]
@@ -209,8 +193,7 @@ def load(runs_dir: Path, system: str) -> dict:
     path = runs_dir / system / "system.toml"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [f"{name} = {json.dumps(value)}\n" for name, value in CPU_MODEL.items()]
-        path.write_text(TOML_HEAD + "".join(lines))
+        path.write_text(SYSTEM_TOML)
     try:
         return msgspec.to_builtins(msgspec.convert(toml_table(path), System))
     except ValueError as error:

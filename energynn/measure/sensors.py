@@ -192,6 +192,10 @@ NVML_FUNCTIONS = {
     "energy": "nvmlDeviceGetTotalEnergyConsumption",
     "power": "nvmlDeviceGetPowerUsage",
 }
+SPLIT = (
+    "GPU {index} is split into parts (MIG), which have no energy each; "
+    "`sudo nvidia-smi -i {index} -mig 0` makes it whole again"
+)
 NOTHING_VISIBLE = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES
 
 
@@ -262,9 +266,8 @@ def list_gpus():
             notes["driver"] = pynvml.nvmlSystemGetDriverVersion()
             notes["limit_W"] = pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3
         with suppress(Exception):  # a GPU without such a mode raises
-            notes["is_split"] = bool(
-                _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]
-            )
+            if _read_gpu(pynvml, index, "nvmlDeviceGetMigMode")[0]:
+                notes["fault"] = SPLIT.format(index=index)
         gpus.append(notes)
     return pynvml, gpus
 
