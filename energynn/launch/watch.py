@@ -14,7 +14,7 @@ from energynn.measure.samples import (
     read_events,
     read_hosts,
     segments,
-    times_of_hosts,
+    times_of,
 )
 from energynn.reading import one_fault
 
@@ -29,7 +29,7 @@ def look(run_dir: Path) -> dict:
     folder = segments(run_dir)[-1]
     events = read_events(folder)
     starts, ends = (
-        times_of_hosts(events, f"training_{mark}") for mark in ("start", "end")
+        times_of(events, f"training_{mark}", "host") for mark in ("start", "end")
     )
     devices = [
         one for host in read_hosts(folder) for one in _devices(host, starts, ends)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tomllib
 from contextlib import suppress
@@ -67,18 +68,7 @@ def describe_machine() -> dict:
 def cpu_name() -> str:
     """Return the model of the processor, as the kernel names it."""
     model = re.search(r"model name\s*:\s*(.+)", CPU_INFO.read_text())
-    return model[1].strip() if model else platform.processor() or platform.machine()
-
-
-def facts_of_run(described: dict, on_gpu: bool) -> dict:
-    """Tell run.json of the machine, as ``describe_machine`` gives it, its job and its software."""
-    return {
-        "job": batch_job(),
-        "device_kind": "gpu" if on_gpu else "cpu core",
-        "device_name": described["gpus"][0]["name"] if on_gpu else described["cpu"],
-        "versions": versions(),
-        "machine": described,
-    }
+    return model[1].strip() if model else platform.machine()
 
 
 def batch_job() -> dict:
@@ -88,8 +78,11 @@ def batch_job() -> dict:
     """
     if "SLURM_JOB_ID" not in os.environ:
         return {}
-    told = [name for name in JOB_FACTS if name in os.environ]
-    facts = {name.removeprefix("SLURM_").lower(): os.environ[name] for name in told}
+    facts = {
+        name.removeprefix("SLURM_").lower(): os.environ[name]
+        for name in JOB_FACTS
+        if name in os.environ
+    }
     command = ["scontrol", "show", "job", "-o", facts["job_id"]]
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
@@ -109,8 +102,7 @@ def gpus() -> list[dict]:
         _, notes = sensors.list_gpus()
     except Exception:  # no library, no driver, no permission
         return []
-    uuids = [gpu.get("uuid", "") for gpu in notes]
-    visible, _ = sensors.visible_devices(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    visible, _ = sensors.visible_devices(notes, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return [{"index": index} | notes[index] for index in visible]
 
 
@@ -141,15 +133,10 @@ def versions() -> dict[str, str]:
 
 def git(*words: str) -> str:
     """Return what git prints of this checkout; "" without git or before the first commit."""
-    if not IS_CHECKOUT:
+    if not (IS_CHECKOUT and shutil.which("git")):
         return ""
     command = ["git", "-C", str(REPOSITORY), *words]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 def git_state() -> tuple[str, bool]:
@@ -157,7 +144,7 @@ def git_state() -> tuple[str, bool]:
 
     Where git does not say it, build/commit does (`make gpu-carry`); ("", False) without that, too.
     """
-    if commit := git("rev-parse", "HEAD"):
+    if commit := git("rev-parse", "--verify", "HEAD"):
         return commit, bool(
             git("status", "--porcelain", "--", ".", ":!runs", ":!build")
         )
